@@ -137,6 +137,7 @@ def fingerprint(experiment: Experiment) -> str:
     for section in ("device_args", "comm_args", "tracking_args"):
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
+    plain["calfat"]["dataset"].pop("download", None)  # each party fetches its own copy
     for key in ("threads", "cuda_graphs"):
         plain["calfat"]["runtime"].pop(key)
     for key in ("silo", "flower", "evaluators", "monitor", "evaluation", "loggers", "reported"):

@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 from calfat_plugin.errors import RunError
+from calfat_plugin.host.arguments import fingerprint
+from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.party import PartyDirectory, run_client
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, checked_experiment
 from tests.report.made import experiment
 from tests.silo.federation import Federation
 
@@ -117,3 +119,10 @@ def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
     assert PartyDirectory.open(request, tmp_path).path == directory.path
     PartyDirectory(tmp_path / "0-20261121-120000").results.unlink()
     assert PartyDirectory.open(request, tmp_path).path.name == "0-20261121-120000"
+
+
+def test_a_party_that_downloads_its_data_runs_the_same_as_the_others() -> None:
+    recipe = read_document("recipes/calfat_cifar10.yaml")
+    party, downloading = checked_experiment(recipe), checked_experiment(recipe, download=True)
+    assert fingerprint(party) == fingerprint(downloading)
+    assert fingerprint(party) != fingerprint(checked_experiment(recipe, seed=party.seed + 1))
