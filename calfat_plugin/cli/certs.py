@@ -29,9 +29,8 @@ certfile {folder}/broker.pem
 keyfile {folder}/broker.key
 require_certificate true
 allow_anonymous false
-# A party is called what its certificate says, rank-K.calfat, and cannot end the connection of another.
+# A party is called what its certificate says, rank-K.calfat. Two processes of one name each have a connection.
 use_identity_as_username true
-use_username_as_clientid true
 acl_file {folder}/mosquitto.acl
 """
 _OWNER = "# Started by root, the broker becomes whoever may read its key.\nuser {owner}\n"

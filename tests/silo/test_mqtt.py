@@ -30,7 +30,7 @@ from calfat_plugin.host.transports import mqtt as transports
 from calfat_plugin.host.transports.base import AnothersError, RefusedError, UnreachableError, encode
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
-from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, TLSSettings
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.hostile import GIGABYTES, MODEL, STATUS, UPDATE, Payload, message
@@ -483,6 +483,31 @@ def test_certificates_and_access_rules_keep_everyone_in_their_place(tmp_path: Pa
             assert "did not let rank 1 in before" in stranger.output(1)
         federation.finish()
         assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 2
+
+
+def test_two_processes_of_a_rank_both_have_a_connection(tmp_path: Path) -> None:
+    """The broker that ``calfat certs --broker`` sets up ends none of them: it is the server that refuses the second."""
+    (port,) = free_ports(1)
+    own = tmp_path / "certs"
+    made = CliRunner().invoke(main, ["certs", str(own), "--clients", "2", "--broker", f"127.0.0.1:{port}"])
+    assert made.exit_code == 0, made.output
+    tls = TLSSettings(ca=f"{own}/ca.pem", cert=f"{own}/rank-{{rank}}.pem", key=f"{own}/rank-{{rank}}.key")
+    heard: dict[str, list[str]] = {"first": [], "second": []}
+    with broker(tmp_path, port, (own / "mosquitto.conf").read_text()), ExitStack() as at_end:
+
+        def connected(rank: int, hears: list[str]) -> transports.Broker:
+            found = transports.Broker(
+                Silo(mqtt=MQTTSettings(**at(port)), tls=tls), rank, lambda sender, message: hears.append(sender)
+            )
+            at_end.callback(found.close)
+            found.wait(time.monotonic() + PATIENCE)
+            return found
+
+        server, *clients = connected(0, []), *(connected(1, hears) for hears in heard.values())
+        time.sleep(0.5)  # a connection that another of its name ends comes back a second later
+        assert all(client.is_there.is_set() for client in clients)
+        server.publish(1, "message", "id", b"", 60)
+        wait_for(lambda: heard == {"first": ["rank-0.calfat"], "second": ["rank-0.calfat"]}, "both hear it")
 
 
 def foreign(folder: Path) -> dict[str, str]:
