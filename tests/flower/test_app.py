@@ -233,3 +233,24 @@ def test_the_server_says_nothing_when_nobody_is_missing(
         1: 12,
     }
     assert said == []
+
+
+def test_a_node_that_goes_before_it_is_asked_is_asked_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: ModuleType
+) -> None:
+    """Flower then has None in the place of the message's id."""
+    document = read_document(str(Path(str(app.__file__)).with_name("recipe.yaml")))
+    experiment = checked_experiment(document, ["common_args.training_type=cross_silo"])
+    grid = grid_of(app, silos(tmp_path))
+    push, pull, gone = grid.push_messages, grid.pull_messages, [True]
+
+    def pushed(messages: list[Message]) -> list[str | None]:
+        return [None, *push(messages[1:])] if gone and gone.pop() else [*push(messages)]
+
+    def pulled(sent: list[str]) -> list[Message]:
+        assert None not in sent
+        return pull(sent)
+
+    monkeypatch.setattr(grid, "push_messages", pushed)
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    assert flower_server._Roll(grid, experiment, print).complete() == {2: 10, 0: 11, 1: 12}

@@ -95,8 +95,9 @@ class _Roll:
     def _ask(self, nodes: Collection[int]) -> None:
         messages = [Message(content({}), node, MessageType.QUERY) for node in nodes]
         for node, sent in zip(nodes, self._grid.push_messages(messages) if messages else (), strict=True):
-            self._asked[sent] = node
-            self._known.add(node)
+            if sent:  # else it has gone meanwhile
+                self._asked[sent] = node
+                self._known.add(node)
 
     def _enter(self, node: int, reply: Message) -> None:
         try:
