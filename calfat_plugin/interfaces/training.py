@@ -369,6 +369,9 @@ class LocalTrainer(ABC):
     def among(self, others: Mapping[int, LocalTrainer]) -> LocalTrainer:
         """Server side: the trainer that the server of a run with groups of clients uses; default: this one.
 
+        A group's own trainer is asked for neither ``personal_names`` nor ``evaluated_personal`` nor ``broadcast``: a
+        method that needs them has to be the run's trainer as well.
+
         Args:
             others: client id to its trainer, of the clients in a group.
         """
