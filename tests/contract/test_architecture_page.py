@@ -1,4 +1,4 @@
-"""docs/architecture.md names files that exist, and every package."""
+"""docs/architecture.md names files that exist, and every package; docs/host.md the patches of its host."""
 
 from __future__ import annotations
 
@@ -50,3 +50,9 @@ def test_every_package_has_a_row_with_its_files() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)", PAGE):
         assert (ROOT / "docs" / target).is_file(), target
+
+
+def test_the_page_of_the_host_names_the_patches() -> None:
+    page = (ROOT / "docs" / "host.md").read_text(encoding="utf-8")
+    code = (PACKAGE / "host" / "launch.py").read_text(encoding="utf-8")
+    assert set(listed(r"`(?:launch|patches)\.(\w+)`", page)) == set(listed(r"^@contextmanager\ndef (\w+)", code))
