@@ -26,6 +26,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
 from calfat_plugin.host.transports.base import AnothersError, RefusedError, UnreachableError, encode
 from calfat_plugin.host.transports.message import Message
@@ -424,6 +425,13 @@ def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
         found = federation.output(0).splitlines()[-1]
         assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
         assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
+
+
+def test_a_host_that_cannot_be_one_is_said() -> None:
+    found = transports.Broker(Silo(mqtt=MQTTSettings(broker="a..b:1883")), 1, lambda sender, message: None)
+    with pytest.raises(HostError, match=r"did not let rank 1 in before .*: .*label empty or too long"):
+        found.wait(time.monotonic() + 1)
+    found.close()
 
 
 def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ class Broker:
             self._lost.clear()
             try:
                 self._client.connect(address.host, address.port, _KEEPALIVE, clean_start=True, properties=properties)
-            except OSError as error:  # ssl.SSLError is one
+            except (OSError, ValueError) as error:  # ssl.SSLError, and what is said of a host that cannot be one
                 self._failure = str(error) or type(error).__name__
             else:
                 # Not loop_forever in this thread: whoever publishes would then write to the socket beside it.
