@@ -434,6 +434,17 @@ def test_a_host_that_cannot_be_one_is_said() -> None:
     found.close()
 
 
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\xff", "it is not UTF-8")])
+def test_a_password_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "secret-1"
+    if content is not None:
+        path.write_bytes(content)
+    settings = MQTTSettings(username="party-{rank}", password_file=str(tmp_path / "secret-{rank}"))
+    with pytest.raises(HostError) as raised:
+        transports.Broker(Silo(mqtt=settings), 1, lambda sender, message: None)
+    assert str(raised.value) == f"calfat.silo.mqtt.password_file: {path} cannot be read ({reason})."
+
+
 def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     (tmp_path / "passwords").write_text("")

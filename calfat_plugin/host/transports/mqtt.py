@@ -324,9 +324,11 @@ def _client(silo: Silo, rank: int) -> Any:
     if settings.username is not None:
         path = expanded(for_rank(str(settings.password_file), rank))
         try:
-            client.username_pw_set(for_rank(settings.username, rank), path.read_text().partition("\n")[0])
-        except OSError as error:
-            raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
+            password = path.read_text(encoding="utf-8").partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({reason}).") from None
+        client.username_pw_set(for_rank(settings.username, rank), password)
     if silo.tls is not None:
         client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
     elif settings.tls:
