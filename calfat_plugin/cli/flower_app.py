@@ -109,10 +109,10 @@ def _party(folder: Path, context: Context) -> tuple[Experiment, int]:
     """The experiment as this node runs it, and its client.
 
     Raises:
-        RunError: its configuration lacks something.
+        RunError: its configuration lacks something, or its client is no number.
     """
     node = context.node_config
-    if CLIENT not in node or FOLDER not in node:
+    if type(node.get(CLIENT)) is not int or FOLDER not in node:
         raise RunError(
             f"start it with --node-config '{CLIENT}=K {FOLDER}=\"/path\"': which client it is, counted from 0, and "
             f'where it keeps what never leaves it; {DATA}="/path" where its data are elsewhere than the recipe says.'
@@ -127,7 +127,11 @@ def _party(folder: Path, context: Context) -> tuple[Experiment, int]:
 def _document(folder: Path, config: Mapping[str, Any], *, simulated: bool) -> Document:
     """The recipe with the run's overrides; Flower decides on host and training type."""
     document = read_document(str(folder / str(config["recipe"])))
-    document = document.with_overrides(shlex.split(str(config["set"])))
+    try:
+        overrides = shlex.split(str(config["set"]))
+    except ValueError as error:
+        raise RunError(f"set of the app's configuration, {config['set']}: {error}.") from None
+    document = document.with_overrides(overrides)
     document = document.with_value(("common_args", "host"), "flower", "flwr run")
     kind = "simulation" if simulated else "cross_silo"
     return document.with_value(("common_args", "training_type"), kind, "flwr run")

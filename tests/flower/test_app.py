@@ -155,6 +155,7 @@ WRONG: dict[str, Any] = {
     "twice": lambda nodes: nodes[11].update({"partition-id": 2}),
     "no such client": lambda nodes: nodes[11].update({"partition-id": 3}),
     "no folder": lambda nodes: nodes[10].pop("folder"),
+    "no number": lambda nodes: nodes[10].update({"partition-id": "first"}),
 }
 
 
@@ -168,6 +169,11 @@ def test_a_node_that_cannot_be_a_client_is_named(
     with pytest.raises(HostError) as refused:
         run(app, grid_of(app, nodes))
     snapshot(str(refused.value))
+
+
+def test_a_set_that_cannot_be_split_is_said(app: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^set of the app's configuration, a='b: No closing quotation\.$"):
+        run(app, grid_of(app, silos(tmp_path)), set="a='b")
 
 
 def test_a_node_with_another_recipe_is_named(app: ModuleType, tmp_path: Path, snapshot: TextSnapshot) -> None:
