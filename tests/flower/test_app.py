@@ -171,6 +171,19 @@ def test_a_node_that_cannot_be_a_client_is_named(
     snapshot(str(refused.value))
 
 
+def test_the_error_of_a_node_is_seen_at_the_server(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes no more than 300 characters of a party's text: the beginning of a traceback."""
+
+    def fails(*arguments: Any) -> Answer:
+        raise RuntimeError("no 5 of 7")
+
+    monkeypatch.setattr(flower_app, "train_round", fails)
+    with pytest.raises(HostError, match=r"^round 1: client \d cannot train: RuntimeError\('no 5 of 7'\) Traceback "):
+        run(app, grid_of(app, silos(tmp_path)))
+
+
 def test_a_set_that_cannot_be_split_is_said(app: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"^set of the app's configuration, a='b: No closing quotation\.$"):
         run(app, grid_of(app, silos(tmp_path)), set="a='b")

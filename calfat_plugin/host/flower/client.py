@@ -40,8 +40,8 @@ def app_that(trains: Trains, says: Says | None = None) -> ClientApp:
             return answer()
         except CalfatError as error:
             return trouble(message, str(error), is_users=True)
-        except Exception:
-            return trouble(message, traceback.format_exc(), is_users=False)
+        except Exception as error:  # first, for a server may not take the whole text
+            return trouble(message, f"{error!r}\n{traceback.format_exc()}", is_users=False)
 
     app = ClientApp()
     app.train()(train)
