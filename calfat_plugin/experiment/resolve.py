@@ -407,7 +407,7 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
         options = plugin.options
         first = options.warmup + 1 if isinstance(options, AWPOptions) else getattr(options, "start_round", 1)
         if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
-            what = f"'{plugin.name}' begins to differ in round {first}, and the run has {rounds} rounds."
+            what = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
             yield f"{experiment.document.place(path)}: {dotted(path)}: {what}"
 
 

@@ -71,14 +71,14 @@ def test_a_method_that_would_begin_after_the_run_draws_a_warning(name, late, fir
         return experiment("fedpgd", plugin).warnings if name == "sfat" else experiment(plugin).warnings
 
     place = "test.yaml:2: calfat.aggregator" if name == "sfat" else "test.yaml:1: calfat.trainer"
-    assert warnings(late) == (f"{place}: '{name}' begins to differ in round {first}, and the run has 2 rounds.",)
+    assert warnings(late) == (f"{place}: '{name}' begins to differ in round {first}, and round 2 is the last.",)
     assert warnings({key: value - 1 for key, value in (late or {"start_round": 3}).items()}) == ()
 
 
 def test_a_groups_method_that_would_begin_after_the_run_draws_a_warning():
     groups = [{"ids": 0, "trainer": "fedgairat"}, {"ids": 1, "epochs": 2}]
     (warning,) = experiment("fedpgd", calfat__clients=groups).warnings
-    assert warning.endswith("calfat.clients[0]: 'fedgairat' begins to differ in round 60, and the run has 2 rounds.")
+    assert warning.endswith("calfat.clients[0]: 'fedgairat' begins to differ in round 60, and round 2 is the last.")
 
 
 def test_sfat_may_favour_all_clients_of_a_round():

@@ -63,11 +63,14 @@ def test_there_is_a_stand_in_for_every_data_set() -> None:
     assert set(WRITERS) == {entry.name for entry, _ in REGISTRY.offers(DatasetEntry)}
 
 
+FROM_THE_FIRST_ROUND = {"fedlat": "clean_rounds=0", "fedawp": "warmup=0", "fedgairat": "start_round=1"}
+
+
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_one_round(file: Path, warm: WarmServer, tmp_path: Path) -> None:
     experiment = assemble(read_document(file), REGISTRY)
-    changes = ("calfat.trainer.clean_rounds=0",) if experiment.trainer.name == "fedlat" else ()
-    run_one_round(warm, experiment, tmp_path, *changes)
+    at_once = FROM_THE_FIRST_ROUND.get(experiment.trainer.name)
+    run_one_round(warm, experiment, tmp_path, *([f"calfat.trainer.{at_once}"] if at_once else []))
 
 
 @pytest.mark.parametrize(
