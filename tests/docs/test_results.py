@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import re
@@ -180,6 +181,19 @@ def test_the_choice_of_rates_on_cifar10_is_that_of_its_record() -> None:
         row = expected.setdefault((method, seed), {"method": method, "pair": str(seed)})
         row[tried.removeprefix("learning_rate ")] = f"{100 * run.values[CHOICE]:.1f}"
     assert rows(table) == list(expected.values())
+
+
+def test_the_curves_at_the_papers_size_are_those_of_their_runs() -> None:
+    """The records are copies of the rounds.csv of the runs."""
+    (table,) = re.findall(r"<!-- cifar10: rounds -->\n+((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"))
+    expected = []
+    for method in ("CalFAT", "FedPGD"):
+        with (DOCS / "results" / f"cifar10_{method.lower()}_rounds.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                accuracies = [f"{100 * float(row[metric]):.1f}" for metric in ("natural", "pgd20")]
+                spent = [f"{float(row[of]):.0f}" for of in ("seconds", "peak_memory_mb")]
+                expected.append([method, row["round"], *accuracies, *spent])
+    assert [list(row.values()) for row in rows(table)] == expected
 
 
 def test_every_hypothesis_has_the_word_that_its_test_allows() -> None:
