@@ -146,14 +146,20 @@ def test_what_is_wrong_is_an_error_that_says_where(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Experiment] = []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
+    """The experiments of runs, each of which ends as soon as it would open its directory."""
+    found: list[Experiment] = []
 
     def stop(request: Request) -> None:
-        seen.append(request.experiment)
+        found.append(request.experiment)
         raise calfat.RunError("seen")
 
     monkeypatch.setattr(RunDirectory, "open", stop)
+    return found
+
+
+def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(seen: list[Experiment]) -> None:
     ours = {"threat": {"eps": 0.1, "step_size": 0.05}, "aggregator": "sfat", "trainer": {"preset": "release"}}
     recipe = {"train_args": {"epochs": 3}, "model_args": {"model": "cnn_small"}, "calfat": ours}
     for changes in (
@@ -182,15 +188,8 @@ def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeyp
     assert (nested.name, nested.trainer.name, nested.monitor.every) == ("mine", "fedpgd", 2)
 
 
-def test_an_empty_section_is_one_where_there_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_section_is_one_where_there_was_none(seen: list[Experiment]) -> None:
     """``ema: {}`` switches the average on, with its defaults; an empty section leaves what the recipe has."""
-    seen: list[Experiment] = []
-
-    def stop(request: Request) -> None:
-        seen.append(request.experiment)
-        raise calfat.RunError("seen")
-
-    monkeypatch.setattr(RunDirectory, "open", stop)
     ours = {"trainer": {"name": "fedpgd"}, "threat": {"eps": 0.1}}
     with pytest.raises(calfat.RunError, match="seen"):
         calfat.run(
