@@ -137,6 +137,7 @@ class Choose:
         own: for the cells of a selector: further keys, or other values of a key of ``grid``.
         finalists: how many values of a cell, the best by the first seed, are tried with the other seeds; None: all.
         extend: for a key of a grid whose chosen value is an end of it: the factor to the next value that is tried.
+        settings: what choice runs alone set, such as fewer rounds.
     """
 
     metric: tuple[str, ...]
@@ -146,6 +147,7 @@ class Choose:
     own: Mapping[Selector, Grid] = field(default_factory=dict)
     finalists: int | None = None
     extend: Mapping[KeyPath, float] = field(default_factory=dict)
+    settings: tuple[Setting, ...] = ()
 
     def grid_of(self, labels: tuple[str, ...]) -> Grid:
         """What the cell with these labels tries."""
