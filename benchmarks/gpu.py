@@ -6,7 +6,7 @@ Run it from the root of a checkout. It needs torch, torchvision and numpy, no Fe
 be installed, on any Python from 3.10. It writes ``gpu.json`` and ``gpu.md`` into FOLDER, after each part anew, so that
 a command that is cut off leaves what it has. Parts that are right come first, then those that measure, cheapest first;
 what does not fit into ``--limit`` is left out by name. It ends with status 1 if a result on the GPU is not that of the
-CPU, if a graph's is not that of its kernels, or if a part failed or was left out.
+CPU, or if a part failed or was left out.
 
 ``--device cpu --quick`` is a try of all parts in a minute, without a GPU.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_results
-from benchmarks.gpu_results import LOSS_TOLERANCE, Captures, differences, evaluated, same_in_graphs
+from benchmarks.gpu_results import LOSS_TOLERANCE, differences, evaluated
 from benchmarks.loops import CIFAR, PRECISIONS, Official, fit, images, network, ours
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, wait_for, with_official
 from benchmarks.work import METHODS, gemm, work_of
@@ -79,11 +79,6 @@ class Bench:
             self.wrong.append(f"'{what}' was left out: one repeat takes {seconds:.0f} s, which is more than is left")
         return max(0, repeats)
 
-    @property
-    def launched(self) -> tuple[str, ...]:
-        """How kernels can be launched here."""
-        return ("eager", "graphs") if gpu_results.graphs_on(self.device) is not None else ("eager",)
-
 
 # --- right results ----------------------------------------------------------------------------------------------------
 
@@ -102,37 +97,11 @@ def results(bench: Bench, precision: Precision) -> None:
         )
 
 
-def graphs(bench: Bench, method: str, precision: Precision) -> None:
-    """Compare a method's update from graphs with the one from kernels launched one by one."""
-    if "graphs" not in bench.launched:
-        return
-    found = same_in_graphs(method, bench.device, bench.few, precision)
-    complaint = f"{method}, {precision}: in graphs its update differs by {found.off:.2g}, more than {found.allowed:.2g}"
-    right = bench.verdict(found.off <= found.allowed, complaint)
-    if found.refuted:
-        right = bench.verdict(False, f"{method}, {precision}: {found.reasons}")
-    elif not found.captured:
-        right = bench.verdict(
-            False, f"{method}, {precision}: nothing was captured: {found.reasons or 'no reason given'}"
-        )
-    bench.row(
-        f"Updates from graphs against those from single kernels, `cnn`, {bench.few} images",
-        method=method,
-        **{"in": precision},
-        graphs=found.captured,
-        between_two_runs_without=f"{found.between:.2g}",
-        graphs_against_single=f"{found.off:.2g}",
-        within=right,
-        not_captured=found.reasons,
-    )
-
-
 def method_for_one_round(bench: Bench, name: str) -> None:
     """A round of one client: its time, and its loss on the GPU beside the CPU's."""
     base, data, few = network("cnn"), images(bench.count).to(bench.device), images(bench.few)
-    captures = Captures(bench.device)
     fit(name, base, few, bench.device)
-    seconds, _ = fit(name, base, data, bench.device, graphs=captures.graphs)
+    seconds, _ = fit(name, base, data, bench.device)
     there, here = (fit(name, base, few, where)[1].metrics["loss"] for where in (bench.device, gpu_results.CPU))
     off = abs(there - here) / abs(here)
     work = work_of(base, CIFAR)
@@ -154,29 +123,29 @@ def method_for_one_round(bench: Bench, name: str) -> None:
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-def default_run(bench: Bench, precision: Precision, launched: str) -> None:
+def default_run(bench: Bench, precision: Precision) -> None:
     """A round of the paper's default run in shape: CalFAT, ``cnn``, batch 128, K 10, all clients alike."""
-    name, base = f"{precision}, {launched}", network("cnn").to(bench.device)
+    base = network("cnn").to(bench.device)
     operations = CLIENTS * bench.count * work_of(base, CIFAR).of_method(METHODS["calfat"][1], 10)
     scale = IMAGES / (CLIENTS * bench.count)
-    client = _client(bench, precision, launched)
+    client = _client(bench, precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with float32_as(precision, bench.device), _watched(bench.device) as memory:
-        repeats = bench.fitting(f"default run, {name}", CLIENTS * client())
+        repeats = bench.fitting(f"default run, {precision}", CLIENTS * client())
         if not repeats:
             return
-        found = alternated({name: _round_of(client), "rate": gemm(bench.device, dtype)}, repeats)
+        found = alternated({precision: _round_of(client), "rate": gemm(bench.device, dtype)}, repeats)
         peak = memory()
-    seconds = found[name].times(scale)
+    seconds = found[precision].times(scale)
     floor = Spread(tuple(scale * operations / rate for rate in found["rate"].values))
-    bench.report.numbers.setdefault("default run", {})[name] = {
+    bench.report.numbers.setdefault("default run", {})[precision] = {
         "seconds a round": seconds.values,
         "floor": floor.values,
         "peak MB": peak,
     }
     bench.row(
         f"The paper's default run in shape: {CLIENTS} x {bench.count:,} images, times {scale:.3g} for {IMAGES:,}",
-        **{"in": name},
+        **{"in": precision},
         seconds_a_round=seconds,
         **{f"{ROUNDS}_rounds,_s": f"{ROUNDS * seconds.median:.4g}"},
         floor=floor,
@@ -185,29 +154,25 @@ def default_run(bench: Bench, precision: Precision, launched: str) -> None:
     )
 
 
-def small_client(bench: Bench, launched: str) -> None:
-    """A client of two batches: what its graphs cost where they hardly pay."""
+def small_client(bench: Bench) -> None:
+    """A client of two batches."""
     few = min(bench.count, 256)
-    client = _client(bench, "fp32", launched, few)
+    client = _client(bench, "fp32", few)
     client()
     bench.row(
         f"CalFAT, one client of {few} images, fp32",
-        launched=launched,
-        seconds=alternated({launched: client}, bench.repeats)[launched],
+        seconds=alternated({"client": client}, bench.repeats)["client"],
     )
 
 
-def evaluation(bench: Bench, launched: str) -> None:
+def evaluation(bench: Bench) -> None:
     """PGD-20 on a part of a test set."""
     count = min(bench.count, 2000)
-    captures = Captures(bench.device) if launched == "graphs" else None
-    attack = partial(evaluated, bench.device, count, captures.graphs if captures is not None else None)
+    attack = partial(evaluated, bench.device, count)
     attack()
     bench.row(
         f"PGD-20, {count:,} images in batches of {gpu_results.EVALUATED_AT_ONCE}",
-        launched=launched,
-        seconds=alternated({launched: attack}, bench.repeats)[launched],
-        not_captured=captures.reasons() if captures is not None else "",
+        seconds=alternated({"PGD-20": attack}, bench.repeats)["PGD-20"],
     )
 
 
@@ -216,14 +181,13 @@ def beside_official(bench: Bench) -> None:
     if bench.official is None:
         return
     official = bench.official.local_epoch(images(bench.count).to(bench.device))
-    kinds = {f"fp32, {launched}": _client(bench, "fp32", launched) for launched in bench.launched}
-    for client in kinds.values():
-        client()
+    ours = _client(bench, "fp32")
+    ours()
     repeats = bench.fitting("official code", official())
     if not repeats:
         return
     with float32_as("fp32", bench.device):
-        found = alternated({"official code": official, **kinds}, repeats)
+        found = alternated({"official code": official, "calfat-plugin": ours}, repeats)
     bench.report.keep("beside the official code, seconds a client", found)
     for name, seconds in found.items():
         bench.row(
@@ -234,11 +198,11 @@ def beside_official(bench: Bench) -> None:
         )
 
 
-def profiled(bench: Bench, launched: str) -> None:
+def profiled(bench: Bench) -> None:
     """torch.profiler's table of one client's local training, and how much of the time the GPU works."""
     from torch.profiler import ProfilerActivity, profile
 
-    client, gpu = _client(bench, "fp32", launched, bench.few), bench.device.type == "cuda"
+    client, gpu = _client(bench, "fp32", bench.few), bench.device.type == "cuda"
     client()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as found:
         client()
@@ -247,21 +211,19 @@ def profiled(bench: Bench, launched: str) -> None:
         busy = sum(each.self_device_time_total for each in averages) / 1e6
         bench.row(
             f"CalFAT, {bench.few} images: how much of the time the GPU works",
-            launched=launched,
             seconds=f"{seconds:.4g}",
             kernels=f"{busy:.4g}",
             share=f"{busy / seconds:.0%}",
         )
     by = "self_device_time_total" if gpu else "self_cpu_time_total"
     table = averages.table(sort_by=by, row_limit=15, max_name_column_width=50).strip()
-    bench.texts.append(f"**torch.profiler: CalFAT, {bench.few} images, {launched}**\n\n```text\n{table}\n```\n")
+    bench.texts.append(f"**torch.profiler: CalFAT, {bench.few} images**\n\n```text\n{table}\n```\n")
 
 
-def _client(bench: Bench, precision: Precision, launched: str, count: int | None = None) -> Callable[[], float]:
-    """What measures one client's round once, in one run's graphs where they are wanted."""
+def _client(bench: Bench, precision: Precision, count: int | None = None) -> Callable[[], float]:
+    """What measures one client's round once."""
     base, data = network("cnn").to(bench.device), images(count or bench.count).to(bench.device)
-    made = gpu_results.graphs_on(bench.device) if launched == "graphs" else None
-    return ours("calfat", base, data, bench.device, precision=precision, graphs=made)
+    return ours("calfat", base, data, bench.device, precision=precision)
 
 
 def _round_of(client: Callable[[], float]) -> Callable[[], float]:
@@ -270,7 +232,7 @@ def _round_of(client: Callable[[], float]) -> Callable[[], float]:
 
 @contextmanager
 def _watched(device: torch.device) -> Iterator[Callable[[], float | None]]:
-    """What gives the peak of memory so far, in MB: on a GPU all that torch holds there, pools of graphs included."""
+    """What gives the peak of memory so far, in MB: on a GPU all that torch holds there."""
     memory = PeakMemory(device)
     if device.type == "cuda":
         wait_for(device)
@@ -290,17 +252,12 @@ def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], None]]]:
     for precision in PRECISIONS:
         yield f"results, {precision}", partial(results, bench, precision)
     for method in METHODS:
-        yield f"graphs, {method}", partial(graphs, bench, method, "fp32")
-    yield "graphs, calfat in bf16", partial(graphs, bench, "calfat", "bf16")
-    for method in METHODS:
         yield f"method, {method}", partial(method_for_one_round, bench, method)
-    for launched in bench.launched:
-        yield f"small client, {launched}", partial(small_client, bench, launched)
-        yield f"evaluation, {launched}", partial(evaluation, bench, launched)
-        yield f"profile, {launched}", partial(profiled, bench, launched)
-    for launched in reversed(bench.launched):
-        for precision in PRECISIONS:
-            yield f"default run, {precision}, {launched}", partial(default_run, bench, precision, launched)
+    yield "small client", partial(small_client, bench)
+    yield "evaluation", partial(evaluation, bench)
+    yield "profile", partial(profiled, bench)
+    for precision in PRECISIONS:
+        yield f"default run, {precision}", partial(default_run, bench, precision)
     yield "official code", partial(beside_official, bench)
 
 

@@ -1,13 +1,10 @@
-"""What ``benchmarks.gpu`` compares: a GPU's results with the CPU's, and results from graphs with those without."""
+"""What ``benchmarks.gpu`` compares: a GPU's results with the CPU's."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +16,7 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
-from calfat_plugin.maths import graphs
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
-from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import Precision, float32_as, passes_in
 from calfat_plugin.threat import ThreatModel
 
@@ -40,36 +35,6 @@ TOLERANCES: dict[str, dict[Precision, float]] = {
     "update of a clean epoch, relative": {"fp32": 3e-3, "tf32": 0.3, "bf16": 0.6},
 }
 LOSS_TOLERANCE = 0.05  # of a method's mean loss, relative
-GRAPH_TOLERANCE = 1e-6  # of an update, relative; or three times the difference of two runs without graphs
-
-
-def graphs_on(device: torch.device) -> Graphs | None:
-    """What a run's graphs on this device share; None: it has none."""
-    return Graphs.wanted("auto", device)
-
-
-class Captures:
-    """A run's graphs, with the reasons why calls were not captured."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.graphs = graphs_on(device)
-        self._lines: list[str] = []
-        graphs.log.setLevel(logging.INFO)
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Keep what is logged meanwhile."""
-        handler = logging.Handler()
-        handler.emit = lambda record: self._lines.append(record.getMessage())  # type: ignore[method-assign]
-        graphs.log.addHandler(handler)
-        try:
-            yield
-        finally:
-            graphs.log.removeHandler(handler)
-
-    def reasons(self) -> str:
-        """In a cell of a table."""
-        return "; ".join(line.removeprefix("no CUDA graph of the ") for line in self._lines)
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -150,11 +115,9 @@ def moved(
     data: ImageData,
     device: torch.device,
     precision: Precision,
-    run: Graphs | None = None,
-    epochs: int = 1,
 ) -> Tensor:
     """The update of one client as one vector."""
-    _, update = fit(method, base, data, device, precision=precision, graphs=run, epochs=epochs)
+    _, update = fit(method, base, data, device, precision=precision)
     known = base.state_dict()
     parts = [
         state - known[name] if name in known else state
@@ -164,48 +127,7 @@ def moved(
     return torch.cat([part.flatten() for part in parts])
 
 
-@dataclass(frozen=True)
-class InGraphs:
-    """Updates with and without graphs.
-
-    Attributes:
-        captured: how many graphs there were.
-        off: relative difference of the update from graphs.
-        between: the same for two runs without graphs: 0 where every kernel is deterministic.
-        reasons: why calls were not captured.
-        refuted: whether a replay gave other numbers than single kernels, which ends capture.
-    """
-
-    captured: int
-    off: float
-    between: float
-    reasons: str
-    refuted: bool = False
-
-    @property
-    def allowed(self) -> float:
-        return max(GRAPH_TOLERANCE, 3 * self.between)
-
-
-def same_in_graphs(method: str, device: torch.device, count: int, precision: Precision) -> InGraphs:
-    """Train one client for two epochs with graphs, and twice without, with cuDNN's deterministic kernels."""
-    base, data, captures = network("cnn"), images(count), Captures(device)
-    assert captures.graphs is not None
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        first, second = (moved(method, base, data, device, precision, epochs=2) for _ in range(2))
-        with captures.noted():
-            found = moved(method, base, data, device, precision, captures.graphs, epochs=2)
-    finally:
-        torch.backends.cudnn.deterministic = before
-    graphs = captures.graphs
-    return InGraphs(
-        graphs.captured, relative(found, first), relative(second, first), captures.reasons(), refuted=graphs.off
-    )
-
-
-def evaluated(device: torch.device, count: int, run: Graphs | None) -> float:
+def evaluated(device: torch.device, count: int) -> float:
     """Seconds of PGD-20 on so many images."""
     model, data = network("cnn").to(device).eval(), images(count).to(device)
     wait_for(device)
@@ -219,7 +141,6 @@ def evaluated(device: torch.device, count: int, run: Graphs | None) -> float:
         batch_size=EVALUATED_AT_ONCE,
         device=device,
         seed=SEED,
-        graphs=run,
     )
     wait_for(device)
     return time.perf_counter() - started

@@ -26,7 +26,6 @@ from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.interfaces import InnerAttack, LocalTask, TrainSettings
-from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 from calfat_plugin.maths.precision import Precision
 from calfat_plugin.models.building import seeded
@@ -85,7 +84,6 @@ def task(
     *,
     steps: int = 10,
     precision: Precision = "fp32",
-    graphs: Graphs | None = None,
     epochs: int = 1,
     inner: InnerAttack = PGD,
 ) -> LocalTask:
@@ -104,7 +102,6 @@ def task(
         round=1,
         client=0,
         precision=precision,
-        graphs=graphs,
         inner=inner,
     )
 

@@ -137,7 +137,7 @@ class PGD(BudgetedAttack):
             if len(still_open) == 0:
                 continue  # for the draw alone
             x_open, y_open, start = x[still_open], wanted[still_open], start[still_open]
-            found, vanished = task.call("attack", partial(self._climb, task, threat), x_open, y_open, start)
+            found, vanished = self._climb(task, threat, x_open, y_open, start)
             if restart == 0:
                 task.tally("zero_gradients", int(vanished))
             x_adv = x_adv.index_copy(0, still_open, found)

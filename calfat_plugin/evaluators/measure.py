@@ -18,7 +18,6 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError, PluginError, one_line
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
-from calfat_plugin.maths.graphs import Graphs, eager, graphs_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
@@ -42,7 +41,6 @@ def measure(
     round: int = 0,
     correct: Tensor | None = None,
     targets: Tensor | None = None,
-    graphs: Graphs | None = None,
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
@@ -55,7 +53,6 @@ def measure(
         round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
         targets: see ``EvaluationTask``.
-        graphs: what captured CUDA graphs of the run share; None: there are none.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
         on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
@@ -98,8 +95,8 @@ def measure(
             if clients is not None and getattr(evaluator, "uses_clients", False):
                 task = replace(task, clients=lambda: clients)
             before = _versions(model)
-            with timed(label), graphs_of(graphs, model, label) as call:
-                result = evaluator.evaluate(replace(task, call=call), label)
+            with timed(label):
+                result = evaluator.evaluate(task, label)
             if _versions(model) != before:
                 raise ModelError(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
@@ -129,7 +126,6 @@ def on_model(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]
             model=model,
             clean_correct=correct,
             rows_at_once=rows_at_once,
-            call=eager,
             scratch=None,
             on_progress=lambda done, total, correct: None,
             on_examples=lambda where, x_adv: None,

@@ -71,7 +71,7 @@ class Panel(Evaluator):
         robust = task.clean_correct.cpu().clone()
         results = {}
         for position, (name, evaluator) in enumerate(threats.items()):
-            part = _part(task, name, position, len(threats), robust)
+            part = _part(task, position, len(threats), robust)
             results[name] = evaluator.evaluate(part, f"{label}/{name}")
         figures = {name: result.metrics.get(MEAN, result.accuracy) for name, result in results.items()}
         return EvaluationResult(
@@ -102,7 +102,7 @@ class Panel(Evaluator):
         yield CORRUPTIONS.name, Corruptions(CorruptionOptions())
 
 
-def _part(task: EvaluationTask, name: str, position: int, count: int, robust: Tensor) -> EvaluationTask:
+def _part(task: EvaluationTask, position: int, count: int, robust: Tensor) -> EvaluationTask:
     """The task of one threat of ``count``, which clears in ``robust`` what it breaks."""
     import torch
 
@@ -122,7 +122,6 @@ def _part(task: EvaluationTask, name: str, position: int, count: int, robust: Te
 
     return replace(
         task,
-        call=lambda what, function, *inputs: task.call(f"{what} in {name}", function, *inputs),
         scratch=None,  # what an earlier process broke would not be handed to ``judge`` again
         on_progress=progress,
         on_examples=judge,

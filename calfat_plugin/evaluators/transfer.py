@@ -15,7 +15,6 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
-from calfat_plugin.maths.graphs import eager
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class FromModel(PGD):
 
         assert self.source is not None
         with fast_passes(self.source, x) as rows:
-            on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows, call=eager)
+            on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows)
             found = super().craft(on_source, x, y, noise)
         return torch.where(found.isfinite(), found, x)
 

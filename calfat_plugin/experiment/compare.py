@@ -22,7 +22,6 @@ FREE = (
     "common_args.host",  # whatever runs the rounds: the same bits
     "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
-    "calfat.runtime.cuda_graphs",  # the same kernels, launched in another way
     "calfat.loggers",
     "calfat.reported.",
     "calfat.flower.",  # how many clients train at a time

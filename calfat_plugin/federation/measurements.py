@@ -21,7 +21,6 @@ from calfat_plugin.experiment.building import CheckedEvaluator
 from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import SetUpTask, State
-from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.keys import Plugin
@@ -53,7 +52,6 @@ class Measurements:
     ) -> None:
         self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
         self._num_classes = dataset.num_classes
-        self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
         self._test = dataset.test.to(device)
         self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)
         self._shape = dataset.in_channels, dataset.image_size
@@ -134,7 +132,6 @@ class Measurements:
                 device=self._device,
                 seed=experiment.seed,
                 round=round,
-                graphs=self._graphs,
                 scratch=scratch,
                 on_progress=on_progress,
                 clients=clients,

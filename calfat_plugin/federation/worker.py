@@ -23,7 +23,6 @@ from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalCorrection, LocalTask, LocalTrainer, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
-from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
@@ -70,9 +69,7 @@ class Worker:
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = personal_names(experiment, self._trainer, self._model)
         self._precision = chosen(experiment.runtime.precision, device)
-        self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
-        with_graphs = ", in CUDA graphs where their shapes repeat" if self._graphs is not None else ""
-        log.info("clients train in %s on %s%s", self._precision, device, with_graphs)
+        log.info("clients train in %s on %s", self._precision, device)
         if self._precision == "bf16" and not has_bf16_units(device):
             log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)
 
@@ -156,7 +153,6 @@ class Worker:
             awp=experiment.additions.awp,
             personal=self._personal,
             precision=self._precision,
-            graphs=self._graphs,
             on_batch=self.observer.client_progress,
         )
         with seeded_global_rng(derive_seed(seed, "ambient", round=round, client=client)), timed("training"):

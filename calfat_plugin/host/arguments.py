@@ -138,8 +138,7 @@ def fingerprint(experiment: Experiment) -> str:
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
     plain["calfat"]["dataset"].pop("download", None)  # each party fetches its own copy
-    for key in ("threads", "cuda_graphs"):
-        plain["calfat"]["runtime"].pop(key)
+    plain["calfat"]["runtime"].pop("threads")
     for key in ("silo", "flower", "evaluators", "monitor", "evaluation", "loggers", "reported"):
         plain["calfat"].pop(key, None)
     for plugin in plain["calfat"].get("plugins", {}).values():

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.datasets import ImageData
-    from calfat_plugin.maths.graphs import Caller
     from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
 
@@ -123,7 +122,6 @@ class EvaluationTask:
             shared.
         targets: (N,) int64 on the CPU, the wrong class that each example shall be taken for; None: any wrong one. In
             ``craft``, those of the batch, on its device. Only evaluators with ``takes_targets`` are given any.
-        call: calls a function of tensors, or replays a captured graph of it; see ``maths.graphs.Caller``.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
         on_progress: called with (examples done, examples in all, correct so far).
@@ -147,7 +145,6 @@ class EvaluationTask:
     clean_correct: Tensor
     targets: Tensor | None = None
     rows_at_once: int = sys.maxsize
-    call: Caller = lambda name, function, *inputs: function(*inputs)
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
     tally: Callable[[str, int], None] = lambda name, count: None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
-    from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.threat import ThreatModel
@@ -260,7 +259,6 @@ class LocalTask:
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
         precision: arithmetic of the model's passes.
-        graphs: what captured CUDA graphs of the run share; None: there are none.
         on_batch: called after each mini-batch.
     """
 
@@ -282,7 +280,6 @@ class LocalTask:
     awp: AWPOptions | None = None
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"
-    graphs: Graphs | None = None
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:

@@ -210,12 +210,6 @@ class RuntimeOptions:
         help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
         "the GPU has units for it, else fp32",
     )
-    cuda_graphs: str = option(
-        "never",
-        choices=("auto", "always", "never"),
-        help="capture attacks and training steps as CUDA graphs, same numbers; auto: on a GPU; always: refuse to "
-        "train without a GPU; never: the default until benchmarks/gpu.py has passed on a card",
-    )
 
 
 @dataclass(frozen=True)

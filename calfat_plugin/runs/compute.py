@@ -74,31 +74,11 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     return torch.device("cuda", (wanted.gpu_id + worker) % torch.cuda.device_count())
 
 
-def device_to_train(experiment: Experiment, warn: Callable[[str], None], worker: int = 0) -> torch.device:
-    """:func:`pick_device` for a process that trains clients.
-
-    Raises:
-        RecipeError: as there, or it wants CUDA graphs and there is no GPU to capture them on.
-    """
-    device = pick_device(experiment, warn, worker)
-    if experiment.runtime.cuda_graphs == "always" and device.type != "cuda":
-        raise experiment.document.error(
-            ("calfat", "runtime", "cuda_graphs"),
-            "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true "
-            "on a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
-        )
-    return device
-
-
 def new_profile(device: torch.device) -> Profile:
-    """A profile whose spans wait for what they gave the device to do, except while a graph of it is recorded."""
+    """A profile whose spans wait for what they gave the device to do."""
     import torch
 
-    def wait() -> None:
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(device)
-
-    return Profile(wait) if device.type == "cuda" else Profile()
+    return Profile(lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else Profile()
 
 
 def with_resolved_precision(experiment: Experiment) -> Experiment:

@@ -41,7 +41,7 @@ from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import READ_ERRORS, load_checkpoint, read_facts, save_checkpoint
-from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, using_threads
+from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -150,7 +150,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
 def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Callable[[str], None]) -> Worker:
     """What trains this client on its own data; the directory's environment.json then says where."""
     experiment, client = request.experiment, rank - 1
-    device = device_to_train(experiment, warn)
+    device = pick_device(experiment, warn)
     dataset = experiment.load_dataset(rank)
     data = dataset.train
     if experiment.partition.entry.name != SILO:
@@ -248,7 +248,7 @@ def _ready_to_train(
 ) -> Iterator[tuple[Experiment, Dataset, Mapping[int, ImageData], torch.device]]:
     """What the ``number``-th worker of a machine, counted from 0, needs to train any client, and perhaps to measure."""
     with using_threads(experiment):
-        device = device_to_train(experiment, lambda text: None, number)  # the server warns
+        device = pick_device(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
 
         with profiling(new_profile(device) if profile else None):

@@ -30,7 +30,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
@@ -63,7 +63,7 @@ def run(
         if request.workers:
             workers.prepare()
         snapshot, best = _restore(directory, experiment)
-        device = (pick_device if runtime.is_cross_silo else device_to_train)(experiment, warn)
+        device = pick_device(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept
-from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
@@ -71,9 +70,7 @@ class _Work:
         memory: what the inner attack's ``begin_round`` returned.
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
-        call: calls the attack and the step's backward, or replays a captured graph of them.
         count: how often an image went forward through the model so far.
-        recorded: names of what the method records in a step.
     """
 
     method: Method
@@ -83,13 +80,11 @@ class _Work:
     memory: Any
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
-    call: Caller
     count: _Count
-    recorded: list[str] = field(default_factory=list)
 
 
 class _Count:
-    """How often an image went forward through a model and its copies: a hook, and what replays of graphs hide from it.
+    """How often an image went forward through a model and its copies.
 
     Attributes:
         images: so far.
@@ -97,7 +92,6 @@ class _Count:
 
     def __init__(self) -> None:
         self.images = 0
-        self._of: dict[tuple[object, ...], int] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Count:
         """The same: what goes through a copy of the model counts."""
@@ -106,17 +100,6 @@ class _Count:
     def add(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The hook, called before a forward pass; a model may say in ``passes`` that one of its own takes several."""
         self.images += len(inputs[0]) * getattr(model, "passes", 1)
-
-    def of_replays(self, call: Caller) -> Caller:
-        """The same calls; each counts as the first one of its name and shapes, which is no replay."""
-
-        def counted(name: str, function: Callable[..., Any], *inputs: Tensor | None) -> Any:
-            key, before = (name, *(None if each is None else each.shape for each in inputs)), self.images
-            found = call(name, function, *inputs)
-            self.images = before + self._of.setdefault(key, self.images - before)
-            return found
-
-        return counted
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -149,11 +132,9 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         model.register_forward_pre_hook(count.add),
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
-        with graphs_of(_graphs_for(method, context, memory, task), model) as call:
-            call = call if call is eager else count.of_replays(call)
-            arithmetic = passes_in(task.precision, task.device)
-            work = _Work(method, task, loss, context, memory, rows, arithmetic, call, count)
-            metrics = _epochs(work, correction)
+        arithmetic = passes_in(task.precision, task.device)
+        work = _Work(method, task, loss, context, memory, rows, arithmetic, count)
+        metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
     own = {
@@ -345,7 +326,7 @@ def _craft(
 ) -> tuple[Tensor, Tensor | None]:
     """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself."""
     start, _ = _start(work, x_nat, y, examples, noise)
-    return work.call("attack", partial(_climb, work, examples), x_nat, y, start)
+    return _climb(work, examples, x_nat, y, start)
 
 
 def _start(
@@ -442,47 +423,8 @@ def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: T
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     """Leave the gradient of the step in the parameters; the loss for the record."""
-    if work.call is eager:
-        return _backward(work, batch)  # this very batch: its logits stay those before the step
-    inputs = batch.x_nat, batch.x_adv, batch.y, batch.attacked, batch.kappa, batch.index
-    value, *others = work.call("training step", partial(_step, work), *inputs)
-    recorded, gradients = others[: len(work.recorded)], others[len(work.recorded) :]
-    batch.recorded.update({name: each for name, each in zip(work.recorded, recorded, strict=True) if each is not None})
-    for parameter, gradient in zip(work.task.model.parameters(), gradients, strict=True):
-        parameter.grad = gradient  # where a graph was replayed, this is what it wrote
-    assert value is not None
-    return value
-
-
-def _step(
-    work: _Work, x_nat: Tensor, x_adv: Tensor, y: Tensor, attacked: Tensor | None, kappa: Tensor | None, index: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The loss, what the method recorded, and the gradient of each parameter."""
-    task = work.task
-    batch = TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, attacked, kappa, work.context, index)
-    value = _backward(work, batch)
-    work.recorded[:] = batch.recorded
-    return value, *batch.recorded.values(), *(parameter.grad for parameter in task.model.parameters())
-
-
-def _backward(work: _Work, batch: TrainBatch) -> Tensor:
     backward, awp = work.method.backward, work.task.awp
     work.task.model.zero_grad(set_to_none=True)
     with work.passes():
         value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
         return returned.loss(value, "backward returned")
-
-
-def _graphs_for(method: Method, context: Any, memory: Any, task: LocalTask) -> Graphs | None:
-    """The run's graphs, unless what is done between their calls could change what they have captured."""
-    reasons = {
-        "the losses see what begin_round returned": context is not None,
-        "take_steps is the method's own": method.has_own_steps,
-        "the model is linearised": getattr(task.model, "passes", 1) > 1,
-        "the inner attack remembers, or steps by itself": memory is not None or task.inner.has_own_steps,
-    }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
-    if task.graphs is None or reason is None:
-        return task.graphs
-    task.graphs.report(("training", (task.data.x.shape[1:],)), reason)
-    return None

@@ -196,17 +196,6 @@ def test_findings_say_which_threat_they_are_about(make_task):
     assert [warning["text"].split(":")[0] for warning in result.details["warnings"]] == [*BALLS, "corruptions"]
 
 
-def test_graphs_of_the_threats_have_names_of_their_own(digits_model, digits, make_task):
-    names = []
-
-    def call(name, function, *inputs):
-        names.append(name)
-        return function(*inputs)
-
-    Panel(SMALL).evaluate(make_task(digits_model, digits.subset(range(4)), call=call), "panel")
-    assert names == ["attack in linf", "attack in l2", "attack in l1"]
-
-
 def test_a_model_in_training_mode_is_refused(digits, make_task):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ModelError, match="training mode"):

@@ -30,10 +30,8 @@ from benchmarks import (
 )
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.threat import ThreatModel
 from tests.environment import bare
-from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.runs.processes import ROOT
 
 
@@ -242,35 +240,6 @@ def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest
         "logits, relative, tf32: 0.01 is more than 0.005",
     ]
     assert "**Wrong:** logits, relative, tf32" in (tmp_path / "gpu.md").read_text()
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_updates_from_graphs_are_compared_with_those_without(
-    right: bool,
-    tmp_path: Path,
-    cuda: Cuda,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gpu_results, "graphs_on", lambda device: Graphs(device))
-    only(monkeypatch, "graphs, mixfat", "graphs, standard", "evaluation", "small client")
-    if right:
-        gpu.main([*QUICK, str(tmp_path)])
-    else:
-        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
-        with pytest.raises(SystemExit) as raised:
-            gpu.main([*QUICK, str(tmp_path)])
-        in_graphs = [("mixfat", "attack"), ("standard", "training step")]
-        refuted = r"{}, fp32: the CUDA graph of the {} of \(\d, 3, 32, 32\) gives other numbers than single kernels .*"
-        lines = str(raised.value).splitlines()
-        assert [re.fullmatch(refuted.format(*of), line) is not None for of, line in zip(in_graphs, lines, strict=True)]
-        assert "'small client, graphs' failed" not in (tmp_path / "gpu.md").read_text()  # it has one batch
-        return
-    found = tables((tmp_path / "gpu.md").read_text())
-    assert [(row[0], *row[2:6]) for row in found["method"]] == [
-        ("standard", "1", "0", "0", "yes"),
-        ("mixfat", "2", "0", "0", "yes"),
-    ]
-    assert [row[0] for row in found["launched"]] == ["eager", "graphs"]
 
 
 ALONE = """

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
@@ -188,17 +187,6 @@ def test_more_rounds_after_one_that_would_have_drawn_anew(
 
 def test_another_number_of_threads(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2"))
-
-
-def test_cuda_graphs_without_a_gpu(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    """A run that has begun may continue without them: the numbers are the same."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    setting = ("--set", "calfat.runtime.cuda_graphs=always")
-    for more in ((*RUN, "--resume"), (*RUN[:-1], "new", "--workers", "2")):
-        snapshot(refused(warm, folder, *more, *setting))
-    assert not (folder / "new").exists()
-    assert warm.run(*RUN, "--resume", "--set", "calfat.runtime.cuda_graphs=never", cwd=folder).code == 0
 
 
 def test_another_arithmetic(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:

@@ -41,7 +41,6 @@ RATES = "grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}"
             (RATES, f"grid: {{{section}.{key}: [{first}, {second}]}}", "13: choose.grid")
             for section, key, first, second in (
                 ("calfat.silo", "min_clients", 1, 2),
-                ("calfat.runtime", "cuda_graphs", "never", "auto"),
                 ("device_args", "gpu_id", 0, 1),
             )
         ),

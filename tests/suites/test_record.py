@@ -202,7 +202,7 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
         (run, *_) = make_plan(load_suite(write_suite(tmp_path, text)), registry, overrides=overrides).runs
         return digest(run.experiment)
 
-    same = ["calfat.runtime.cuda_graphs=never", "data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
+    same = ["calfat.runtime.threads=2", "data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
     other = [
         *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3", "calfat.partition.seed=1"),
         *(
