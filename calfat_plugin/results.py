@@ -241,38 +241,6 @@ def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
     return EvaluationResult(**values)
 
 
-def evaluation_as_today(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry of a results file of format 1 (docs/run_directory.md), which counted as the CalFAT release does.
-
-    Its worst class and clients are of the other count, and go.
-    """
-    if "accuracy_strict" not in row:
-        return row
-    numbers = ("accuracy", "per_class")
-    gone = {"worst_class", "worst_clients", *(f"{name}_strict" for name in numbers)}
-    renamed = {name: row.get(f"{name}_strict") for name in numbers}
-    renamed |= {f"{name}_release": row.get(name) for name in numbers}
-    return {key: value for key, value in {**row, **renamed}.items() if key not in gone and value is not None}
-
-
-def best_as_today(
-    best: Mapping[str, Mapping[str, Any]], rounds: Sequence[Mapping[str, str]]
-) -> dict[str, Mapping[str, Any]]:
-    """Notes on the best rounds, each with the accuracy that its row has.
-
-    Args:
-        best: name of a checkpoint to ``round``, ``evaluator`` and ``accuracy``.
-        rounds: all rows of ``rounds.csv``, as ``rounds_csv.read_rounds`` gives them.
-    """
-    accuracies = {int(row["round"]): row for row in rounds}
-
-    def noted(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        found = accuracies.get(facts.get("round", 0), {}).get(str(facts.get("evaluator")))
-        return {**facts, "accuracy": float(found)} if found else facts
-
-    return {name: noted(facts) for name, facts in best.items()}
-
-
 def _as_json(value: Any, where: str) -> Any:
     import numpy  # here, not above: recipes are checked without it
 

@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -375,27 +375,10 @@ def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
                 float(row[name] or 0)
             if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
                 raise ValueError(f"seconds is {row['seconds']}")
-            rows.append(_as_today(row))
+            rows.append(row)
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     finally:
         csv.field_size_limit(limit)
     return rows
-
-
-def _as_today(row: Mapping[str, str]) -> dict[str, str]:
-    """A row of a version that counted as the CalFAT release does (docs/run_directory.md, Format 1).
-
-    Where both counts agree, they are of the same images, and so are the worst of them.
-    """
-    labels = [name.removesuffix("_strict") for name in row if name.endswith("_strict")]
-    labels = [label for label in labels if label in row and f"{label}_release" not in row]
-    changed = dict(row)
-    for label in labels:
-        changed[f"{label}_strict"], changed[label] = row[label], row[f"{label}_strict"]
-        if row[label] != row[f"{label}_strict"]:
-            worst = (f"{label}_worst_class", f"{label}_worst_clients")
-            changed |= {name: "" for name in worst if name in row}
-    names = {f"{label}_strict": f"{label}_release" for label in labels}
-    return {names.get(name, name): value for name, value in changed.items()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 WORST_SHARE = 10  # percent of the clients
 
@@ -81,9 +80,3 @@ def worst_of(accuracies: Mapping[int, float]) -> Worst | None:
     if not worst:
         return None
     return Worst(math.fsum(accuracy for accuracy, _ in worst) / len(worst), tuple(client for _, client in worst))
-
-
-def worst_as_json(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """``worst_class`` and ``worst_clients`` as ``results.json`` has them, those that are known."""
-    found = {"worst_class": worst_class(per_class), "worst_clients": worst_clients(per_class, class_counts)}
-    return {key: asdict(worst) for key, worst in found.items() if worst is not None}

@@ -12,12 +12,11 @@ from typing import Any
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT, best_as_today, evaluation_as_today
+from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -148,7 +147,7 @@ def read_run(path: Path) -> RunFiles:
         results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
-            str(file.relative_to(path)): with_evaluations_of_today(content)
+            str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
             if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
@@ -302,8 +301,6 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 def read_results(path: Path) -> Mapping[str, Any]:
     """Read ``results.json``; empty where there is none: the run is not finished.
 
-    Of an earlier version, accuracies are as today's, and worst classes and clients are added.
-
     Raises:
         RunError: it is damaged, or of a newer version than this one.
     """
@@ -313,29 +310,7 @@ def read_results(path: Path) -> Mapping[str, Any]:
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    return _with_worst(_as_today(found, path.with_name("rounds.csv")), path.with_name("partition.json"))
-
-
-def _as_today(results: Mapping[str, Any], rounds: Path) -> Mapping[str, Any]:
-    if (results.get("format") or 0) >= RESULTS_FORMAT:
-        return results
-    selected = {key: results[key] for key in ("validation_selected", "test_selected") if results.get(key)}
-    rows = read_rounds(rounds) if selected else ()
-    return {**with_evaluations_of_today(results), **{key: best_as_today(best, rows) for key, best in selected.items()}}
-
-
-def with_evaluations_of_today(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A file of evaluations, each as :func:`evaluation_as_today` gives it."""
-    evaluations = content.get("evaluations") or ()
-    return {**content, "evaluations": list(map(evaluation_as_today, evaluations))} if evaluations else content
-
-
-def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:
-    evaluations = results.get("evaluations") or ()
-    if all("worst_class" in evaluation for evaluation in evaluations):
-        return results
-    counts = _checked(partition, shapes.PARTITION).get("class_counts") or ()
-    return {**results, "evaluations": [{**worst_as_json(e.get("per_class") or (), counts), **e} for e in evaluations]}
+    return found
 
 
 def _number(text: str) -> float | None:

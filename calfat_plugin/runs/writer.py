@@ -17,7 +17,7 @@ from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, best_as_today, evaluation_as_json
+from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
@@ -65,7 +65,7 @@ class RunWriter:
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
         if robust:
             self._selectors["best-robust"] = robust[-1]
-        self.best: dict[str, Mapping[str, Any]] = best_as_today(best or {}, read_rounds(directory.rounds))
+        self.best: dict[str, Mapping[str, Any]] = dict(best or {})
         done = 0 if resume_from is None else resume_from.round
         checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
         self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)

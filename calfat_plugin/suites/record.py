@@ -33,9 +33,9 @@ from calfat_plugin.suites.schema import RELEASE, WORST
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
-_OTHER_COUNT = (
-    "its format is {}, and this version's is {}. In format 1 accuracies count as in the CalFAT release, and numbers of "
-    "both cannot stand in one table. Move the file away, and run the suite again."
+_OTHER_FORMAT = (
+    "its format is {}, and this version's is {}, so its numbers cannot stand in one table with new ones. Move the file "
+    "away, and run the suite again."
 )
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
@@ -193,9 +193,8 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
                 f"{','.join(_HEAD[:_FIRST])}. It is not overwritten: name another file with --record."
             )
         for row in reader:
-            if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:
-                raise RunError(f"{path}:{reader.line_num}: {_OTHER_COUNT.format(number, RESULTS_FORMAT)}")
-            row.setdefault("verdict", "")
+            if (number := int(row["format"])) != RESULTS_FORMAT:
+                raise RunError(f"{path}:{reader.line_num}: {_OTHER_FORMAT.format(number, RESULTS_FORMAT)}")
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calfat_plugin.maths.worst import Worst, worst_as_json, worst_class, worst_clients
+from calfat_plugin.maths.worst import Worst, worst_class, worst_clients
 
 
 def test_the_worst_class_is_the_first_of_equals_and_has_examples() -> None:
@@ -36,8 +36,3 @@ def test_nothing_is_made_up_where_classes_or_clients_are_not_known() -> None:
     assert worst_clients((0.5, 0.5), []) is None
     assert worst_clients((), [[1, 2]]) is None
     assert worst_clients((0.5,), [[1, 2]]) is None
-    assert worst_as_json((), []) == {}
-    assert worst_as_json((0.5, 0.25), [[1, 0]]) == {
-        "worst_class": {"accuracy": 0.25, "ids": (1,)},
-        "worst_clients": {"accuracy": 0.5, "ids": (0,)},
-    }

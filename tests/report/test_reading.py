@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +14,7 @@ from calfat_plugin.report.labels import method
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.write import write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
-from tests.report.test_pages import FINAL, full_run
+from tests.report.test_pages import full_run
 from tests.snapshot import TextSnapshot
 
 
@@ -49,63 +46,6 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     run = read_run(path)
     assert [number for number, _ in run.curve("heterogeneity")] == [1, 3, 4]
     assert (len(run.rounds), run.refused) == (4, 1)
-
-
-def test_worst_classes_and_clients_are_added_where_the_file_has_none(tmp_path: Path) -> None:
-    """A file of an earlier version, and one in which an evaluator of a plugin knows nothing of classes."""
-    path = made_run(tmp_path / "a", final={"natural": 0.9, "pgd20": 0.4}, counts=[[1] + 9 * [0], 9 * [0] + [1]])
-    now = json.loads((path / "results.json").read_text())["evaluations"]
-    assert now[1]["worst_class"] == now[1]["worst_clients"] | {"ids": [0]}  # whose one class is the worst
-    old = [{key: value for key, value in each.items() if not key.startswith("worst_")} for each in now]
-    change_json(path / "results.json", evaluations=old)
-    assert json.loads(json.dumps(read_run(path).evaluations)) == now
-    other = {"accuracy": 0.125, "ids": [7]}
-    change_json(path / "results.json", evaluations=[{**now[0], "worst_class": other}, {**old[1], "per_class": None}])
-    assert [each.get("worst_class") for each in read_run(path).evaluations] == [other, None]
-
-
-def test_a_run_that_counted_as_the_release_does_is_read_as_todays(tmp_path: Path) -> None:
-    """The same numbers under their names of before: nothing is lost but what was said of the worst."""
-    path = full_run(tmp_path / "a")
-    now = read_run(path)
-    for name in ("results.json", "attacks/best-robust.json", "attacks/best-robust-2.json"):
-        evaluations = json.loads((path / name).read_text())["evaluations"]
-        change_json(path / name, evaluations=list(map(as_before, evaluations)))
-    rounds = (path / "rounds.csv").read_text()
-    (path / "rounds.csv").write_text(rounds_as_before(rounds))
-    best = json.loads((path / "results.json").read_text())["test_selected"]
-    selected = {name: {**facts, "accuracy": 0.99} for name, facts in best.items()}
-    change_json(path / "results.json", format=1, test_selected=selected)
-    old = read_run(path)
-    assert json.loads(json.dumps(old.evaluations)) == json.loads(json.dumps(now.evaluations))
-    assert (old.attacks, old.results["test_selected"]) == (now.attacks, now.results["test_selected"])
-    kept = [{column: value for column, value in row.items() if "_worst_" not in column} for row in now.rounds]
-    assert [{column: row[column] for column in kept[0]} for row in old.rounds] == kept
-    assert {row[column] for row in old.rounds for column in row if "_worst_" in column} == {None}
-    (pgd20,) = (found for found in old.evaluations if found["label"] == "pgd20")
-    assert pgd20["accuracy"] == pgd20["accuracy_release"] - 0.01 == FINAL["pgd20"]
-
-
-def as_before(evaluation: dict[str, Any]) -> dict[str, Any]:
-    """An entry of a results file of format 1; its worst are those of the other count."""
-    found = {key: value for key, value in evaluation.items() if not key.startswith("worst_")}
-    for name in {"accuracy", "per_class"} & found.keys():
-        found[f"{name}_strict"], found[name] = found[name], found.pop(f"{name}_release", found[name])
-    return {**found, "worst_class": {"accuracy": 0.875, "ids": [9]}}
-
-
-def rounds_as_before(text: str) -> str:
-    """A ``rounds.csv`` of format 1."""
-    rows = list(csv.DictReader(text.splitlines()))
-    labels = [column.removesuffix("_release") for column in rows[0] if column.endswith("_release")]
-    for row in rows:
-        for label in labels:
-            row[label], row[f"{label}_release"] = row[f"{label}_release"], row[label]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().replace("_release,", "_strict,")
 
 
 def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
