@@ -37,6 +37,8 @@ _OTHER_COUNT = (
     "its format is {}, and this version's is {}. In format 1 accuracies count as in the CalFAT release, and numbers of "
     "both cannot stand in one table. Move the file away, and run the suite again."
 )
+#: Defaults that have changed since: a digest keeps the meaning that it had when rows were recorded.
+_DEFAULTS_THEN = {"calfat.partition.seed": 2021}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 _FIRST = 4  # of these; every version of a record begins with them
@@ -110,7 +112,7 @@ def _names(recipe: Mapping[str, Any]) -> str:
 def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
     """The values of all keys where a recipe says nothing but names; empty where some plugin needs an option."""
     try:
-        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run())
+        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run()) | _DEFAULTS_THEN
     except CalfatError:
         return {}
 
