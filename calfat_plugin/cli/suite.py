@@ -69,6 +69,7 @@ SOME_FAILED = 1
     "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
+@click.option("--latex-chosen", is_flag=True, help="A column of table.tex with the values that each row chose, too.")
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -85,6 +86,7 @@ def suite(
     record: Path | None,
     trust: bool,
     out: Path | None,
+    latex_chosen: bool,
     table: bool,
     dry_run: bool,
     download: bool,
@@ -97,6 +99,8 @@ def suite(
     with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         check_out(loaded, out)
+        if latex_chosen and loaded.choose is None:
+            raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")
         if versus is not None:
             check_versus(loaded, versus)
         registry = registry_of(loaded, overrides)
@@ -114,12 +118,12 @@ def suite(
             show(_plan_as_json(plan, workers))
             return
         if table:
-            _show_and_write(plan, [], out, versus, show)
+            _show_and_write(plan, [], out, latex_chosen, versus, show)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, trust, out, versus, show)
+        _run(now, jobs, workers, trust, out, latex_chosen, versus, show)
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
@@ -139,6 +143,7 @@ def _run(
     workers: str | None,
     trust: bool,
     out: Path | None,
+    latex_chosen: bool,
     versus: str | None,
     show: Callable[[Any], None],
 ) -> None:
@@ -166,7 +171,7 @@ def _run(
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, versus, show)
+    _show_and_write(plan, outcomes, out, latex_chosen, versus, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -257,10 +262,15 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
 
 
 def _show_and_write(
-    plan: SuitePlan, outcomes: list[RunOutcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
+    plan: SuitePlan,
+    outcomes: list[RunOutcome],
+    out: Path | None,
+    latex_chosen: bool,
+    versus: str | None,
+    show: Callable[[Any], None],
 ) -> None:
     console, summary = verbatim_console(), summarise(plan, outcomes)
-    folders = write_tables(summary, out)
+    folders = write_tables(summary, out, latex_chosen)
     if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):

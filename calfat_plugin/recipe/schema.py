@@ -63,7 +63,7 @@ class CommonArgs:
     )
     training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
     random_seed: int = option(
-        0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
+        0, low=0, high=2**32 - 1, help="seed of initial weights, partition, client sampling, batches and attacks"
     )
 
 

@@ -442,9 +442,9 @@ def final_per_class(run: RunFiles) -> Chart | None:
 
 
 def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
-    """The weakest class of every series."""
-    weakest = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
-    return f"Weakest class: {listing(weakest)}." if weakest else ""
+    """The worst class of every series, which are means over clients."""
+    worst = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
+    return f"Worst class of the mean: {listing(worst)}." if worst else ""
 
 
 def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:

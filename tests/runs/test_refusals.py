@@ -82,7 +82,7 @@ def test_another_recipe(warm: WarmServer, folder: Path, snapshot: TextSnapshot) 
     ("override", "change"),
     [
         ("data_args.partition_alpha=0.5", "data_args.partition_alpha: 0.3 when started, 0.5 now"),
-        ("calfat.partition.seed=1", "calfat.partition.seed: 2021 when started, 1 now"),
+        ("calfat.partition.seed=1", "calfat.partition.seed: None when started, 1 now"),
         ("data_args.partition_method=iid", "data_args.partition_method: 'dirichlet' when started, 'iid' now"),
         ("data_args.dataset=cifar10", "data_args.dataset: 'digits' when started, 'cifar10' now"),
     ],

@@ -54,6 +54,12 @@ def test_shared_runs_are_the_same_runs(name, registry):
         assert same_but_rounds(cell.experiment.as_run(), owner[cell.folder].experiment.as_run()) == []
 
 
+@pytest.mark.parametrize("name", SUITES)
+def test_only_the_suites_of_the_papers_setting_have_one_partition(name, registry):
+    seeds = {cell.experiment.partition.options.seed for cell in plan_of(name, registry).cells if not cell.skipped}
+    assert seeds == {2021 if name.startswith(("table", "fig")) else None}
+
+
 @pytest.mark.parametrize(
     ("name", "methods", "times"),
     [
