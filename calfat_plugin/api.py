@@ -135,11 +135,11 @@ def run(
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
         values["download=True"] = "calfat.dataset.download", True
-    for place, (key, value) in values.items():
-        steps = tuple(key.split("."))
+    changes = [(tuple(key.split(".")), value, place) for place, (key, value) in values.items()]
+    for steps, _, place in changes:
         if len(steps) < 2 or not all(steps):
             raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
-        document = document.with_value(steps, value, place)
+    document = document.with_values(changes)
     experiment = checked_experiment(document, plugins=_paths(plugins))
     runtime = runtime_of(experiment)
     if workers is None and (processes := runtime.num_processes) > 1:

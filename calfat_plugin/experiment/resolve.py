@@ -13,6 +13,7 @@ from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
+from calfat_plugin.experiment.implausible import implausible
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
@@ -64,6 +65,7 @@ def assemble(
     warnings: list[str] = []
     document = with_attack(with_defense(document, warnings), warnings)
     written = document
+    document.check_norm()
     if not group:  # of a preset in a group only the options count: what else a client trains by is the run's
         document = _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
@@ -394,6 +396,8 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
         yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
     yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
+    if trains:
+        yield from implausible(experiment)
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:

@@ -179,7 +179,10 @@ class Monitor:
 
     every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
-        None, low=1, help="evaluate on a fixed random subset of this many of its examples; null: all"
+        None,
+        low=1,
+        help="evaluate on a fixed random subset of this many of its examples; fewer than 100, by which the best "
+        "checkpoints would be chosen, warn; null: all",
     )
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
         Plugins(
@@ -242,7 +245,14 @@ class Reported:
     percent: Mapping[str, float] = key(
         Others(
             info=OptionInfo(
-                "<label>", float, False, None, True, help="accuracy in percent, as in the source", low=0, high=100
+                "<label>",
+                float,
+                False,
+                None,
+                True,
+                help="accuracy in percent, as in the source; fractions warn",
+                low=0,
+                high=100,
             )
         ),
         default_factory=dict,

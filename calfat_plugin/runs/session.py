@@ -18,6 +18,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import PluginError, RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.experiment.implausible import too_large_batches
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.arguments import ServerTask
@@ -69,6 +70,9 @@ def run(
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         groups = experiment.client_groups(dataset.train.y.numpy())
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
+        sizes = {client: len(shard) for client, shard in shards.items()}
+        if shards and (finding := too_large_batches(experiment, groups, sizes)):
+            warn(finding)
         counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
         data |= describe_groups(groups)
         info = RunInfo(

@@ -228,9 +228,9 @@ def resolve(
         RecipeError, PluginError: it cannot be; with file, line, key and the cell's name.
     """
     try:
-        document = suite.base_document
-        for setting in settings:
-            document = document.with_value(setting.path, setting.value, setting.place)
+        changes = [(setting.path, setting.value, setting.place) for setting in settings]
+        shared = len(suite.settings)  # they come first
+        document = suite.base_document.with_values(changes[:shared]).with_values(changes[shared:])
         experiment = assemble(document.with_overrides(overrides), registry)
         supported_runtime(experiment)
         return experiment

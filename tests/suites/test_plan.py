@@ -105,6 +105,39 @@ def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
     assert {run.cell.name for run in plan.runs} == {"CalFAT"}
 
 
+NORMS = SUITE.replace("trainer: fedpgd", "trainer: fedpgd, calfat.threat.norm: l2")
+
+
+@pytest.mark.parametrize("shared", ["", ", calfat.threat.eps: 0.2"])  # which is for the norm of the base recipe
+def test_an_axis_of_norms_needs_an_eps_of_each(tmp_path, registry, shared):
+    assert NORMS != SUITE
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, NORMS.replace("comm_round: 1", f"comm_round: 1{shared}"))
+    line = 1 + NORMS[: NORMS.index("calfat.threat.norm")].count("\n")
+    assert str(caught.value).startswith(f"tiny.yaml:{line}: calfat.threat.norm: l2 needs an eps beside it; ")
+    assert str(caught.value).endswith(" (In cell 'FedPGD' of tiny.yaml.)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("norm: l2", "norm: l2, calfat.threat.eps: 0.7"),
+        ("norm: l2", "eps: 0.7, calfat.threat.norm: l2"),
+        ("comm_round: 1", "comm_round: 1, calfat.threat.norm: l2, calfat.threat.eps: 0.7"),
+    ],
+)
+def test_a_suite_with_an_eps_for_its_norm_is_planned(tmp_path, registry, old, new):
+    threat = plan_of(tmp_path, registry, NORMS.replace(old, new)).cells[-1].experiment.threat
+    assert (threat.norm, float(threat.eps)) == ("l2", 0.7)
+
+
+def test_a_norm_for_all_cells_may_have_an_axis_of_eps(tmp_path, registry):
+    text = SUITE.replace("comm_round: 1", "comm_round: 1, calfat.threat.norm: l2")
+    text = text.replace("{}", "{calfat.threat.eps: 0.3}").replace("trainer: fedpgd", "threat.eps: 0.7")
+    threats = [cell.experiment.threat for cell in plan_of(tmp_path, registry, text).cells]
+    assert [(threat.norm, float(threat.eps)) for threat in threats] == [("l2", 0.3), ("l2", 0.7)]
+
+
 def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry, snapshot):
     with snapshot.raises(RecipeError):
         plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: none"))
