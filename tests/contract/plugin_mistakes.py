@@ -192,6 +192,15 @@ class Idle(FedPGD):
     """What its author meant to change is not there yet."""
 
 
+def negated(self: Any, batch: Any) -> Tensor:
+    return -AdversarialTrainer.attack_loss(self, batch)
+
+
+def over_images(self: Any, batch: Any) -> Tensor:
+    batch.x_nat.clamp_(max=0.9)
+    return cross_entropy(batch)
+
+
 def takes_steps_twice(self: Any, batch: Any, step: Any) -> Tensor:
     step(batch)
     last: Tensor = step(batch)
@@ -262,6 +271,13 @@ TRAINERS = (
         "a step has a length of its own, whatever the scale of the gradient",
         play(trainer(attack_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv, b.y).mean())),
     ),
+    (
+        "`attack_loss` is negated, and the last batch of a round is short",
+        "alarm",
+        "attack-goes-down",
+        play(trainer(attack_loss=negated), 2, train_args__batch_size=8, train_args__epochs=10),
+    ),
+    ("a step changes the clean images in place", "error", "in place", play(trainer(train_loss=over_images))),
     (
         "`take_steps` steps twice on one forward pass",
         "error",
@@ -397,6 +413,18 @@ def with_graph(self: Any, task: Any) -> Tensor:
     return found
 
 
+def twice_as_far(self: Any, task: Any) -> Tensor:
+    slope = task.gradient(task.x_nat)
+    found: Tensor = (task.x_nat + 2 * float(task.threat.eps) * slope.sign()).clamp(0, 1)
+    return found
+
+
+def whitened(self: Any, task: Any) -> Tensor:
+    task.x_nat.clamp_(max=0.9)
+    found: Tensor = task.climb(steps=2, step_size=0.05)
+    return found
+
+
 class Renamed(InnerAttack):
     def find(self, task: Any) -> Tensor:
         return task.climb(steps=1, step_size=0.1)  # type: ignore[no-any-return]
@@ -416,6 +444,14 @@ INNER_ATTACKS = (
         "expected torch.float32",
         play(inner(craft=lambda self, task: task.x_nat.double())),
     ),
+    ("`craft` leaves the ball", "error", "left the linf ball", play(inner(craft=twice_as_far))),
+    (
+        "`craft` returns the perturbation alone",
+        "error",
+        "left the linf ball",
+        play(inner(craft=lambda self, task: 0.05 * torch.ones_like(task.x_nat))),
+    ),
+    ("`craft` changes the clean images in place", "error", "in place", play(inner(craft=whitened))),
     ("`craft` does not detach its images", "harmless", "they are detached", play(inner(craft=with_graph))),
     (
         "`craft` takes more steps than the entry says",
@@ -452,6 +488,12 @@ class Momentum(FedAvg):
         return found
 
 
+def spoiled(task: Any) -> Aggregate:
+    for tensor in next(iter(task.updates.values())).state.values():
+        tensor.mul_(2)
+    return Aggregate(mean(task))
+
+
 def with_norm(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
     """A model with batch normalisation, which counts its batches in an integer."""
     return TinyModel(side=image_size[0], classes=num_classes, norm=True)
@@ -478,6 +520,15 @@ AGGREGATORS = (
         play(each(lambda old, new: new - old)),
     ),
     ("models are summed, and not divided", "alarm", "server-step", play(each(lambda old, new: 3 * new))),
+    (
+        "its weights are numbers of examples, and do not sum to 1",
+        "error",
+        "sum to",
+        play(
+            aggregator(lambda task: Aggregate(mean(task), weights={c: u.num_examples for c, u in task.updates.items()}))
+        ),
+    ),
+    ("updates are changed in place", "error", "in place", play(aggregator(spoiled))),
     (
         "buffers are left out",
         "error",
