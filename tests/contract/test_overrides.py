@@ -55,7 +55,7 @@ class Sends(Attacker):
 
 class Misspelt(FedPGD):
     def atack_loss(self, batch: Any) -> Any:
-        return super().attack_loss(batch)
+        return -super().atack_loss(batch)  # type: ignore[misc]  # that the method itself mentions it counts for nothing
 
     def train_loss(self, batch: Any) -> Any:
         return 2 * super().train_loss(batch)
