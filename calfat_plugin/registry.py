@@ -216,13 +216,15 @@ class Registry:
             raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
         known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
         callers = self._manager.get_hookcallers(plugin) or []
+        unmarked = sorted(hookspecs.unmarked(plugin))
         if not callers:
-            unmarked = sorted(name for name in known if callable(getattr(plugin, name, None)))
             where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
             raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
         for caller in callers:
             if caller.name not in known:
                 raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
+        if unmarked:
+            raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""

@@ -327,6 +327,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
     for plugin in experiment.picked:
         try:
             with experiment.attribute_errors_to(plugin):
+                returned.overrides(plugin.entry.build, plugin.entry)
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None

@@ -273,6 +273,8 @@ class Listeners:
         manager.check_pending()
         if not manager.get_hookcallers(plugin):
             raise PluginError("it implements no hook of a run's life; is @hookimpl missing?")
+        if silent := sorted(hookspecs.unmarked(plugin)):
+            raise PluginError(f"nothing calls its '{silent[0]}'; is @hookimpl missing above it?")
         self._managers[name] = manager
 
     def _call(self, hook: str, **arguments: Any) -> None:
