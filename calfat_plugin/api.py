@@ -64,7 +64,8 @@ class Run:
     def rounds(self) -> Any:
         """``rounds.csv`` as it is now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each round.
 
-        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
+        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan). Of more than
+        ten clients, a mapping has only those of its round (from ``clients.csv``).
         """
         texts = read_rounds(self.directory / "rounds.csv")
         words = text_columns()

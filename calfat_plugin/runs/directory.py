@@ -6,7 +6,7 @@
         recipe.yaml       as run, every default and derived value written out
         environment.json  versions, device, threads, commit
         partition.json    training examples per client and class (simulations only)
-        rounds.csv        a row a round
+        rounds.csv        a row a round; of many clients, their values are in clients.csv
         results.json      the final evaluation; its presence says that the run is finished
         checkpoints/      last, best-natural, best-robust; clients/ has what each client keeps (simulations)
         evaluation/       how far a final evaluation had come, until results.json is written
@@ -32,7 +32,7 @@ from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
-from calfat_plugin.rounds_csv import RoundsFile
+from calfat_plugin.rounds_csv import RoundsFile, clients_csv
 from calfat_plugin.runs.request import Request
 
 D = TypeVar("D", bound="RunDirectory")
@@ -207,7 +207,8 @@ class RunDirectory:
         if last_round > 0:
             self.rounds_file(experiment).keep_until(last_round)
         else:
-            self.rounds.unlink(missing_ok=True)
+            for path in (self.rounds, clients_csv(self.rounds)):
+                path.unlink(missing_ok=True)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
 
@@ -271,7 +272,8 @@ class RunDirectory:
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        files = [self.recipe, self.environment, self.partition, self.rounds, self.results, self.profile, self.log]
+        rounds = [self.rounds, clients_csv(self.rounds)]
+        files = [self.recipe, self.environment, self.partition, *rounds, self.results, self.profile, self.log]
         return [*files, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
