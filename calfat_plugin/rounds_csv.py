@@ -320,9 +320,10 @@ class RoundsFile:
         has_all = rounds == ["round", *map(str, range(1, last_round + 1))]
         rows = _rows_of(self.path, kept) if has_all else []
         if not has_all or any(not row.get(f"loss_{client}") for row in rows for client in row["clients"].split()):
+            path = self.paths[0] if has_all else self.path
             raise RunError(
-                f"{self.paths[0] if has_all else self.path}: the rows of rounds 1 to {last_round}, which the checkpoint "
-                "continues from, are not all there; the file was changed by hand. Start the run again without --resume."
+                f"{path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
+                "there; the file was changed by hand. Start the run again without --resume."
             )
         for path in self.paths:
             write_text(path, self._text(path, rows))

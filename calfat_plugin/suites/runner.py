@@ -98,7 +98,7 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
         words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    return words if run.state == "new" else [*words, "--resume"]
+    return [*words, "--overwrite" if run.state == "new" else "--resume"]
 
 
 def run_all(
