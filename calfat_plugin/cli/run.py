@@ -19,6 +19,7 @@ from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, war
 from calfat_plugin.cli.options import (
     download_option,
     host_option,
+    model_file_option,
     plugin_option,
     recipe_argument,
     seed_option,
@@ -45,6 +46,7 @@ from calfat_plugin.shipped import located
 @seed_option
 @host_option
 @plugin_option
+@model_file_option
 @download_option
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
@@ -70,6 +72,7 @@ def run(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
+    of_model: tuple[str, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
@@ -86,7 +89,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += of_host
+    overrides += (*of_host, *of_model)
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]
