@@ -64,7 +64,8 @@ class Run:
     def rounds(self) -> Any:
         """``rounds.csv`` as it is now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each round.
 
-        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
+        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan). Of more than
+        ten clients, a mapping has only those of its round (from ``clients.csv``).
         """
         texts = read_rounds(self.directory / "rounds.csv")
         words = text_columns()
@@ -105,6 +106,7 @@ def run(
     plugins: str | Path | Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     download: bool = False,
     progress: bool = True,
     workers: int | Literal["auto"] | None = None,
@@ -119,6 +121,7 @@ def run(
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
+        overwrite: replace the run in ``run_dir``, if it has not finished its first round.
         download: fetch a missing data set.
         progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
         workers: train the clients of a round in so many processes of this machine, with the same result; ``"auto"``: as
@@ -145,7 +148,8 @@ def run(
     if workers is None and (processes := runtime.num_processes) > 1:
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
-    request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
+    path = None if run_dir is None else Path(run_dir)
+    request = Request(experiment, path, resume, ["calfat_plugin.run"], overwrite=overwrite)
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else RunProgress()
     notes: list[str] = []
     if workers is not None:

@@ -91,12 +91,15 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> At
     return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
 
-def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> AttackPlan:
+def plan_model(
+    model: str | None, weights: Path, dataset: str, request: AttackRequest, model_file: Sequence[str] = ()
+) -> AttackPlan:
     """Attack a model of the user's own.
 
     Args:
         model: ``package.module:factory``, or the name of a model that a recipe can name.
         weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
+        model_file: instead of ``model``, what ``--model-file`` means (``recipe.plugin_files.model_overrides``).
 
     Raises:
         RunError: there is no such file.
@@ -104,14 +107,15 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
     """
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
-    document = Document("calfat attack", {}, {})
+    document = Document("calfat attack", {}, {}).with_overrides(model_file)
     for path, value, place in (
         (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
         (("model_args", "model"), model, f"--model {model}"),
         (("device_args", "using_gpu"), True, "calfat attack"),
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
-        document = document.with_value(path, value, place)
+        if value is not None:
+            document = document.with_value(path, value, place)
     return _plan(weights, None, with_plugins(document, request.plugins), request)
 
 

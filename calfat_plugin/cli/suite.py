@@ -16,7 +16,7 @@ from rich.console import Console
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
+from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
@@ -51,6 +51,7 @@ SOME_FAILED = 1
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
 @plugin_option
+@model_file_option
 @click.option(
     "--only",
     multiple=True,
@@ -81,6 +82,7 @@ def suite(
     seeds: str | None,
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
+    of_model: tuple[str, ...],
     only: tuple[str, ...],
     versus: str | None,
     record: Path | None,
@@ -96,6 +98,7 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
+    overrides += of_model
     with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         check_out(loaded, out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -189,21 +191,30 @@ class _Reader:
         name = self.document.get(what.named_by)
         name = getattr(default, what.named_by[1]) if name is None else name
         options = section_at(self.document, path)
-        if what.kind is entries.ModelEntry and ":" in name:
-            if not all(name.partition(":")):
+        if what.kind is entries.ModelEntry:
+            module, colon, network = name.partition(":")
+            if file := self.registry.model_files.get(module):
+                return self._own_model(path, f"{module}:{file.network(network)}", options)
+            if colon and not (module and network):
                 text = f"got '{name}', expected the name of a model, or package.module:factory of your own."
                 raise self.document.error(what.named_by, text)
-            return self._own_model(path, name, options)
+            if colon:
+                return self._own_model(path, name, options)
         return self._resolved(path, what.kind, name, options, name_at=what.named_by)
 
     def _own_model(self, path: KeyPath, name: str, options: Mapping[str, Any]) -> Plugin[entries.ModelEntry]:
-        """A user's own ``package.module:factory``, which takes no options from the recipe."""
+        """A user's own ``package.module:factory``, which takes no options, and of the images' facts those that it asks
+        for."""
 
         def build(**arguments: Any) -> Any:
             from calfat_plugin.models.building import factory_at
 
-            made: Any = factory_at(name)(**arguments)
-            return made
+            factory: Any = factory_at(name)
+            with suppress(ValueError):  # of what has no signature
+                taken = inspect.signature(factory).parameters
+                if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+                    arguments = {key: value for key, value in arguments.items() if key in taken}
+            return factory(**arguments)
 
         entry = entries.ModelEntry("own", build=build, summary=f"built by {name}")
         fail = failing_at(self.document, path)

@@ -474,6 +474,7 @@ class Recipe(CalfatSection):
             for name, values in self.host_sections.items()
         }
         sections["train_args"]["client_num_per_round"] = self.clients_per_round
+        sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
         # What has no effect is not written: read again, the file would draw a warning.
         del sections["train_args"]["federated_optimizer"]
         sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}

@@ -225,7 +225,7 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and every client behind it."""
-    clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
+    clients = dict.fromkeys(column for row in run.rounds for column in row if column.startswith("loss_"))
     by_round: dict[int, dict[str, float]] = {}
     for column in clients:
         for number, loss in run.curve(column):

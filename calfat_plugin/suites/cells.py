@@ -184,7 +184,7 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     directory, experiment = RunDirectory(run.directory), run.experiment
     if run.recorded is not None:
         return run.recorded.state, ""
-    if not directory.recipe.exists():
+    if not directory.recipe.exists() or not (directory.last_checkpoint.exists() or directory.worth_keeping()):
         return "new", ""
     try:
         then = _as_started(directory.recipe, read_text(directory.recipe, "recipe"), experiment.registry)

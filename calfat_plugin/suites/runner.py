@@ -96,10 +96,10 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
         if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
     for file in run.experiment.plugins.values():
-        words += ["--plugin", str(file.path)]
+        words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    return words if run.state == "new" else [*words, "--resume"]
+    return [*words, "--overwrite" if run.state == "new" else "--resume"]
 
 
 def run_all(

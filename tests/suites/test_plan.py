@@ -31,13 +31,14 @@ def plan_of(tmp_path, registry, text=SUITE, **asked):
 
 
 def begin(plan, *, results=False):
-    """Make the directory of the first run as `calfat run` does."""
+    """Make the directory of the first run as `calfat run` does, with a finished round."""
     run = plan.runs[0]
     document = plan.suite.base_document
     for setting in run.cell.settings:
         document = document.with_value(setting.path, setting.value, setting.place)
     document = document.with_overrides(plan.overrides).with_value(("common_args", "random_seed"), run.seed, "--seed")
     directory = RunDirectory.create(assemble(document, plan.cells[0].experiment.registry), run.directory)
+    directory.last_checkpoint.touch()
     if results:
         directory.results.write_text("{}", encoding="utf-8")
 
@@ -211,6 +212,18 @@ def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry, snapsho
     text = SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 4, train_args.learning_rate: 0.1}")
     with snapshot.raises(RunError):
         plan_of(tmp_path, registry, text)
+
+
+def test_a_run_that_finished_no_round_begins_anew_also_with_another_recipe(tmp_path, registry):
+    begin(plan_of(tmp_path, registry))
+    run = plan_of(tmp_path, registry).runs[0]
+    RunDirectory(run.directory).last_checkpoint.unlink()
+    plan = plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
+    assert plan.runs[0].state == "new"
+    assert command(plan, plan.runs[0])[-3:] == ["--run-dir", str(run.directory), "--overwrite"]
+    (run.directory / "notes.txt").touch()  # of somebody else: nothing is removed
+    with pytest.raises(RunError, match="differs from the suite's current one"):
+        plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
 
 
 def test_a_cosine_of_fewer_rounds_is_refused_once(tmp_path, registry):
