@@ -125,10 +125,9 @@ def test_no_validation_and_no_test_example_is_in_a_clients_share(partition: str,
     assert (rows(dataset.validation) & rows(dataset.test)) == set()
 
 
-@pytest.mark.parametrize(("partition_seed", "alike"), [("null", False), ("7", True)])
-def test_the_choice_follows_the_seed_of_the_partition(partition_seed: str, alike: bool) -> None:
+@pytest.mark.parametrize(("options", "alike"), [("{}", False), ("{seed: 7}", True)])
+def test_the_choice_follows_the_seed_of_the_partition(options: str, alike: bool) -> None:
     lines = ("validation_share: 0.2", "max_train_examples: 500", "max_test_examples: 100")
-    options = f"{{seed: {partition_seed}}}"
     first, second = (experiment(*lines, seed=seed, options=options).load_dataset() for seed in (0, 1))
     assert (len(first.train), len(first.test)) == (400, 100)
     for name in ("train", "test", "validation"):

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, eps_chart, final_per_class, learning_curves
+from calfat_plugin.report.comparison import group_runs, results_table
 from calfat_plugin.report.labels import WORST_DEFINED
 from calfat_plugin.report.numbers import NOTHING
-from calfat_plugin.report.reading import read_run
+from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
 from tests.report.made import made_run
 from tests.report.pages import Page
@@ -200,6 +201,18 @@ def test_a_suites_page_has_every_metric_that_the_suite_declares(tmp_path: Path) 
     assert "Accuracy of the final global models in percent: PGD-20, natural and fgsm on all 359 test examples." in text
     assert f"Not in percent, but as measured: cost. {WORST_DEFINED} One partition, seeds of training alone: " in text
     assert "Worst class of each run, mean over seeds: calfat 20.0 %." in text
+
+
+def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path) -> None:
+    for trainer, passes in (("calfat", 10.0), ("fedpgd", 20.0)):
+        for seed in (0, 1):
+            path = run(tmp_path / trainer / str(seed), f"calfat.trainer={trainer}", SEEDS[seed], natural=0.5)
+            content = json.loads((path / "results.json").read_text())
+            (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
+    groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
+    (block,) = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))["blocks"]
+    shown = [{key: score[key] for key in ("mean", "rival")} for score in block["rows"][1]["scores"][:2]]
+    assert shown == [{"mean": "80.00", "rival": "+0.00"}, {"mean": "20.5", "rival": ""}]
 
 
 def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(tmp_path: Path) -> None:
