@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from calfat_plugin.entries import Citation, DatasetEntry
-from calfat_plugin.errors import OptionError
+from calfat_plugin.errors import DataError, OptionError
 from calfat_plugin.options import option
 
 
@@ -63,6 +64,32 @@ def check_crop(crop_padding: int, side: int) -> None:
     """
     if crop_padding >= side:
         raise OptionError(f"crop_padding: got {crop_padding}, expected less than size, {side}; crops would be black.")
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Options of images in memory."""
+
+    sha256: str | None = option(
+        None, help="digest of the images and labels; `calfat.run(data=...)` sets it; null: none are given"
+    )
+
+
+def refuse_to_read_memory(root: Path, sha256: str | None) -> NoReturn:
+    """The ``build`` of images in memory where no program passes them.
+
+    Raises:
+        DataError: always.
+    """
+    which = "" if sha256 is None else f" of SHA-256 {sha256}"
+    raise DataError(
+        f"data set memory: the images{which} were in the memory of a Python program, and no file has them. Pass them "
+        "from Python: calfat.run(recipe, data=data) runs and resumes, and "
+        "calfat.trust(calfat.load_model(run_directory), data, eps=eps), or calfat.evaluate, measures."
+    )
+
+
+MEMORY = "memory"
 
 
 def class_folders(classes: str | None) -> tuple[str, ...] | None:
@@ -177,5 +204,11 @@ ENTRIES = (
         config=FolderOptions,
         summary="your own images: `train/CLASS/*.png` and `test/CLASS/*.png`, or another format",
         per_party=True,
+    ),
+    DatasetEntry(
+        MEMORY,
+        build=refuse_to_read_memory,
+        config=MemoryOptions,
+        summary="images that a Python program passes: calfat.run(recipe, data=...)",
     ),
 )

@@ -363,6 +363,8 @@ class Server:
                         parameter_names=self._parameter_names,
                         num_clients=self.experiment.num_clients,
                         round=round,
+                        seed=derive_seed(self.experiment.seed, "aggregator", round=round),
+                        num_classes=self.dataset.num_classes,
                         unattacked=self._unattacked(usable),
                     )
                 )

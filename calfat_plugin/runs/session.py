@@ -192,9 +192,10 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
     """
     return {
         "class_names": list(dataset.class_names),
+        "image_shape": list(dataset.train.x.shape[1:]),
         "class_counts": [shard.y.bincount(minlength=dataset.num_classes).tolist() for shard in shards.values()],
-        "dataset_sha256": _digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
-        "partition_sha256": _digest(shards.values()),
+        "dataset_sha256": data_digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
+        "partition_sha256": data_digest(shards.values()),
     }
 
 
@@ -206,7 +207,7 @@ def describe_groups(groups: Mapping[int, ClientGroup]) -> dict[str, Any]:
     return {"groups": members, "attackers": attackers_among(groups)} if members else {}
 
 
-def _digest(parts: Iterable[ImageData]) -> str:
+def data_digest(parts: Iterable[ImageData]) -> str:
     """SHA-256 of images and labels, in their order."""
     digest = hashlib.sha256()
     for part in parts:

@@ -17,7 +17,7 @@ from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.testing.federation import TinyFederation, check_federation
-from calfat_plugin.testing.tiny import TinyModel, require, same_bits, tiny_experiment, unchanged
+from calfat_plugin.testing.tiny import NUM_CLASSES, TinyModel, require, same_bits, tiny_experiment, unchanged
 
 _TOLERANCE = 1e-6  # of a sum of weights, and of a parameter
 
@@ -95,7 +95,9 @@ def _task(count: int) -> AggregationTask:
         for client in range(count)
     }
     names = [name for name, _ in model.named_parameters()]
-    return AggregationTask(dict(model.state_dict()), updates, {}, names, num_clients=3, round=1)
+    return AggregationTask(
+        dict(model.state_dict()), updates, {}, names, num_clients=3, round=1, num_classes=NUM_CLASSES
+    )
 
 
 def _combined(server: Server, task: AggregationTask) -> Aggregate:
