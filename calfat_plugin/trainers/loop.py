@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import Batch, Examples, batches, num_batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import UpdateError
+from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept
 from calfat_plugin.maths.losses import cross_entropy, falling
@@ -409,7 +409,7 @@ def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Ten
             loss = partial(_climbed, method, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
             inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
-            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned")
+            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
 
 
@@ -423,8 +423,16 @@ def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: T
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     """Leave the gradient of the step in the parameters; the loss for the record."""
-    backward, awp = work.method.backward, work.task.awp
-    work.task.model.zero_grad(set_to_none=True)
+    backward, awp, model = work.method.backward, work.task.awp, work.task.model
+    model.zero_grad(set_to_none=True)
     with work.passes():
-        value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
-        return returned.loss(value, "backward returned")
+        value = returned.loss(
+            backward(batch) if awp is None else perturbed_backward(backward, batch, awp), "backward returned"
+        )
+    if all(parameter.grad is None for parameter in model.parameters()):  # ends at the first, as a rule
+        raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
+    if not model.training:
+        raise PluginError(
+            "a step left the model in evaluation mode; modes are the loop's, so call model.train() again."
+        )
+    return value
