@@ -426,9 +426,8 @@ def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     backward, awp, model = work.method.backward, work.task.awp, work.task.model
     model.zero_grad(set_to_none=True)
     with work.passes():
-        value = returned.loss(
-            backward(batch) if awp is None else perturbed_backward(backward, batch, awp), "backward returned"
-        )
+        value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
+        value = returned.loss(value, "backward returned")
     if all(parameter.grad is None for parameter in model.parameters()):  # ends at the first, as a rule
         raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
     if not model.training:
