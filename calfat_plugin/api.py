@@ -304,6 +304,7 @@ def trust(
         _path(target),
         checkpoint,
         model,
+        (),
         _path(weights),
         dataset,
         attacks=(),
