@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from calfat_plugin.disk import expanded, read_bytes
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.options import option
-from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.sections import options_at, section_at
 
 PLUGINS: KeyPath = ("calfat", "plugins")
@@ -64,7 +64,7 @@ class PluginFile:
     @property
     def override(self) -> str:
         """As the value of ``--set``."""
-        return f"{'.'.join((*PLUGINS, self.name))}={json.dumps(self.as_run())}"
+        return f"{dotted((*PLUGINS, self.name))}={json.dumps(self.as_run())}"
 
     def network(self, name: str) -> str:
         """Name of the network that ``model_args.model`` means.
