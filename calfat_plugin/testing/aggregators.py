@@ -16,6 +16,7 @@ from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.federation import TinyFederation, check_federation
 from calfat_plugin.testing.tiny import NUM_CLASSES, TinyModel, require, same_bits, tiny_experiment, unchanged
 
@@ -26,6 +27,7 @@ def check_aggregator(
     name: str,
     *,
     registry: Registry | None = None,
+    device: str | torch.device = "cpu",
     trainer: str = "fedpgd",
     extras: bool = False,
     unanimous: bool = True,
@@ -41,6 +43,8 @@ def check_aggregator(
     Args:
         name: as recipes name it.
         registry: where it is; None: among the built-ins and what is installed.
+        device: where clients train and the server evaluates, ``cpu``, ``cuda`` or ``cuda:N``; models and updates are
+            on the CPU all the same.
         trainer: local trainer of the federation.
         extras: whether it needs what its ``correction`` makes clients send beside their models; made-up updates lack
             that, so only the federation is played.
@@ -52,8 +56,9 @@ def check_aggregator(
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it.
     """
+    where = named_device(str(device), "device")
     experiment = tiny_experiment(registry, trainer=trainer, aggregator={"name": name, **options})
-    server = TinyFederation(experiment).server
+    server = TinyFederation(experiment, device=where).server
     for count in (3, 1) if not extras else ():
         task = _task(count)
         states = [task.global_state, *(update.state for update in task.updates.values())]
@@ -67,8 +72,8 @@ def check_aggregator(
         for part in ("state", "server_state", "broadcast"):
             same = same_bits(getattr(found, part), getattr(again, part))
             require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
-    _check_agreement(name, TinyFederation(experiment), unanimous)
-    check_federation(experiment)
+    _check_agreement(name, TinyFederation(experiment, device=where), unanimous)
+    check_federation(experiment, where)
 
 
 def _check_agreement(name: str, federation: TinyFederation, unanimous: bool) -> None:
