@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _FEW_STEPS = 3  # an attack of fewer may be overfitted; as many show it
 _PROBED_EVERY, _PROBED_IMAGES, _FEWEST_PROBED = 4, 32, 8  # rounds, and images at most and at least: it costs little
+_LOOKED_AT = 64  # images at the end of a round, for the sign of the attack
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
 # aggregator's
@@ -204,15 +206,19 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    meter, looks, last = LossMeter(task, sum(lengths)), {}, sum(lengths) - 1
+    meter = LossMeter(task, sum(lengths))
+    pairs: list[Tensor] = []
+    first_looked_at, last, overfit = _first_looked_at(work, lengths), sum(lengths) - 1, None
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
             with timed("attack"):
                 batch = _attacked(work, drawn, noise, moving=True)
+            if meter.done >= first_looked_at:
+                pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
-                looks = {FELL: _falling(work, batch), OVERFIT: _overfit(work, batch)}
+                overfit = _overfit(work, batch)
             with timed("outer step"):
                 value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
                 if method.has_own_steps:  # a step has checked its own
@@ -220,6 +226,8 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(drawn.y), batch.recorded)
+    fell = falling(*torch.cat(pairs, dim=1)) if pairs else 0
+    looks = {FELL: fell or None, OVERFIT: overfit}
     return meter.means() | {name: value for name, value in looks.items() if value is not None}
 
 
@@ -358,23 +366,28 @@ def _start(
     return start, None
 
 
-def _falling(work: _Work, batch: TrainBatch) -> int | None:
-    """For how many images the attack lowers the loss of the true label; None where no wrong sign shows.
+def _first_looked_at(work: _Work, lengths: list[int]) -> int:
+    """From which batch of the round on, counted from 0, :func:`_true_losses` are taken.
 
-    Only images that the client's model has right count: of others an attack on a divergence may go anywhere. The rounds
-    1, 2, 4, 8 ... are looked at, so that it costs nothing to speak of.
+    The last ones hold enough images together, or all that the client has. Of the rounds 1, 2, 4, 8 ... alone, so that
+    it costs nothing to speak of.
     """
-    task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
-    if task.round & (task.round - 1) or task.inner.has_own_steps:
-        return None
-    y = batch.y[rows]
-    if not len(y):  # of a last batch, say, of whose images none is attacked
-        return None
+    task = work.task
+    if not work.method.attacks or task.round & (task.round - 1) or task.inner.has_own_steps:
+        return sum(lengths)
+    enough = 1 + math.ceil(_LOOKED_AT / task.settings.batch_size)  # the last one of an epoch may be short
+    return sum(lengths) - min(enough, lengths[0])
+
+
+def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
+    """(2, N) losses of the true label, clean and attacked; 0 for images that the client's model has wrong.
+
+    Of others an attack on a divergence may go anywhere.
+    """
     with _looking(work), torch.no_grad():
-        clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
-    right = clean.argmax(dim=1) == y
-    losses = (cross_entropy(logits[right], y[right], reduction="none") for logits in (clean, attacked))
-    return falling(*losses) or None
+        clean, attacked = (work.loss.attack_logits(work.task.model(x)) for x in (batch.x_nat, batch.x_adv))
+    losses = torch.stack([cross_entropy(logits, batch.y, reduction="none") for logits in (clean, attacked)])
+    return losses.where(clean.argmax(dim=1) == batch.y, 0)
 
 
 def _overfit(work: _Work, batch: TrainBatch) -> float | None:
