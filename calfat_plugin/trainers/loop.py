@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import Batch, Examples, batches, num_batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import UpdateError
+from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept
 from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
@@ -31,6 +31,7 @@ from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.additions import perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.inspection import INSPECTED, inspected
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
 if TYPE_CHECKING:
@@ -197,8 +198,14 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
     lengths, max_norm = _lengths(task), task.settings.max_grad_norm
     optimizer, schedule = methods_optimizer(method, task, sum(lengths), needs_sgd=correction.needs_sgd)
 
+    meter, trained = LossMeter(task, sum(lengths)), False
+    inspecting: Callable[..., AbstractContextManager[None]] | None = None
+
     def step(batch: TrainBatch) -> Tensor:
-        value = _gradient(work, batch)
+        nonlocal trained
+        with nullcontext() if inspecting is None else inspecting(batch, trained=trained):
+            value = _gradient(work, batch)
+        trained = True
         correction.after_backward(model)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -206,15 +213,18 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    meter = LossMeter(task, sum(lengths))
     pairs: list[Tensor] = []
     first_looked_at, last, overfit = _first_looked_at(work, lengths), sum(lengths) - 1, None
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
+            clean = drawn.x.clone() if meter.done < INSPECTED else None
             with timed("attack"):
                 batch = _attacked(work, drawn, noise, moving=True)
+            inspecting = None
+            if clean is not None:
+                inspecting = partial(inspected, clean=clean, made=batch.x_adv, number=meter.done + 1)
             if meter.done >= first_looked_at:
                 pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
@@ -438,19 +448,23 @@ def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Ten
     with attack_mode(task.model):
         for part in micro_batches(len(y), work.rows):
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
-            loss = partial(_climbed, method, batch, None if kappa is None else kappa[part])
+            loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
             inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned")
     return x_adv, kappa
 
 
-def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
+def _climbed(work: _Work, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
     """The loss of an iterate, and one more for ``kappa`` where it is classified correctly."""
     if kappa is not None:  # on the device: nothing waits for it
         kappa.add_(logits.argmax(dim=1) == batch.y)
-    batch.logits_adv = logits
-    return returned.loss(method.attack_loss(batch), "attack_loss returned")
+    batch.logits_adv, version = logits, batch.x_nat._version
+    value = returned.loss(work.method.attack_loss(batch), "attack_loss returned")
+    if batch.x_nat._version != version:  # seen here, it is no mistake of the inner attack
+        where = f"client {work.task.client}, round {work.task.round}"
+        raise PluginError(f"{where}: attack_loss changed x_nat in place. Work on a copy: x_nat.clone().")
+    return value
 
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
