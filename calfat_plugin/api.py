@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import sys
@@ -10,19 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from calfat_plugin.analyses.on_tensors import experiment_of, images_of
 from calfat_plugin.cli.finished_model import planned
 from calfat_plugin.cli.progress import RunProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
-from calfat_plugin.errors import OptionError, RecipeError, RunError, one_line
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.datasets.entries import MEMORY
+from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.judging.examine import TrustObserver, examine
+from calfat_plugin.judging.examine import FILE, TrustObserver, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, parse_document, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from calfat_plugin.datasets import Dataset
+    from calfat_plugin.analyses.on_tensors import Images, Labels
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +69,8 @@ class Run:
     def rounds(self) -> Any:
         """``rounds.csv`` as it is now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each round.
 
-        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
+        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan). Of more than
+        ten clients, a mapping has only those of its round (from ``clients.csv``).
         """
         texts = read_rounds(self.directory / "rounds.csv")
         words = text_columns()
@@ -105,9 +111,11 @@ def run(
     plugins: str | Path | Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     download: bool = False,
     progress: bool = True,
     workers: int | Literal["auto"] | None = None,
+    data: Dataset | None = None,
 ) -> Run:
     """Run a recipe in this process, as ``calfat run`` does. Ctrl-C keeps finished rounds; ``resume`` continues them.
 
@@ -119,10 +127,14 @@ def run(
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
+        overwrite: replace the run in ``run_dir``, if it has not finished its first round.
         download: fetch a missing data set.
         progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
         workers: train the clients of a round in so many processes of this machine, with the same result; ``"auto"``: as
             many as fit. None: in this one.
+        data: a data set in memory, such as ``load_dataset(train=..., test=...)`` makes, in place of the recipe's. The
+            run's recipe then has ``data_args.dataset: memory`` with the SHA-256 of the images and labels; to resume it,
+            pass the same data.
 
     Raises:
         CalfatError: with what to do about it. Finished rounds stay on disk.
@@ -135,17 +147,38 @@ def run(
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
         values["download=True"] = "calfat.dataset.download", True
-    for place, (key, value) in values.items():
-        steps = tuple(key.split("."))
+    if data is not None:
+        if not isinstance(data, Dataset) or data.validation is not None:
+            found = "one with a validation split" if isinstance(data, Dataset) else f"a {type(data).__name__}"
+            raise OptionError(
+                f"data: got {found}; expected a calfat.Dataset, as calfat.load_dataset(train=(x, y), test=(x, y)) "
+                "makes it. data_args.validation_share takes a validation split from it."
+            )
+        data = dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
+        values["data"] = "data_args.dataset", MEMORY
+        values["the digest of data"] = "calfat.dataset", {"sha256": session.data_digest((data.train, data.test))}
+    changes = [(tuple(key.split(".")), value, place) for place, (key, value) in values.items()]
+    for steps, _, place in changes:
         if len(steps) < 2 or not all(steps):
             raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
-        document = document.with_value(steps, value, place)
+    document = document.with_values(changes)
     experiment = checked_experiment(document, plugins=_paths(plugins))
     runtime = runtime_of(experiment)
+    if data is not None:
+        if workers is not None or runtime.trains_elsewhere or runtime.num_processes > 1:
+            kind = f"{experiment.common.host}, {experiment.common.training_type}, {experiment.comm.backend}"
+            raise RunError(
+                f"data: this run has further processes ({kind if workers is None else f'workers={workers}'}), which "
+                "have no part in the memory of this one. Simulate in this process (fedml, simulation, sp, no workers), "
+                "or offer the data as a data set plugin (plugins=...)."
+            )
+        entry = dataclasses.replace(experiment.dataset.entry, build=lambda root, sha256: data)
+        experiment = dataclasses.replace(experiment, dataset=dataclasses.replace(experiment.dataset, entry=entry))
     if workers is None and (processes := runtime.num_processes) > 1:
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
-    request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
+    path = None if run_dir is None else Path(run_dir)
+    request = Request(experiment, path, resume, ["calfat_plugin.run"], overwrite=overwrite)
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else RunProgress()
     notes: list[str] = []
     if workers is not None:
@@ -164,7 +197,9 @@ def run(
 
 
 def trust(
-    target: str | Path | None = None,
+    target: str | Path | nn.Module | None = None,
+    x: Images | None = None,
+    y: Labels | None = None,
     *,
     full: bool = False,
     transfer: str | Path | Sequence[str | Path] = (),
@@ -188,14 +223,19 @@ def trust(
     """Judge whether a robust accuracy may be believed, as ``calfat trust`` does, with the names of its options.
 
     The evidence is in ``trust.json`` of the run, beside the weights, or in ``output``; a stopped call continues there.
+    Of a module it is kept in ``output`` alone, if that is given.
 
     Args:
-        target: a run directory, or one of its checkpoints; or ``model``, ``weights`` and ``dataset``.
+        target: a run directory, or one of its checkpoints; or ``model``, ``weights`` and ``dataset``; or a torch module
+            as ``evaluate`` takes it, of which copies are asked, on the device where it is.
+        x: of a module: the images to try it on, as ``evaluate`` takes them. The training images of a ``Dataset``, or
+            else what ``examples`` leave of these images, help to train the surrogate.
+        y: (N,) the labels of ``x``, if that has none.
         full: run every check, and AutoAttack on all images, also if the verdict is clear.
         transfer: a run directory or checkpoint of another model, or several, whose adversarial examples are tried, too.
         plugins: a file with plugins, or several.
         trust_plugins: whether plugin files of the run may be executed that this user has not run before.
-        eps: the budget, such as 0.1 or ``"8/255"``; None: the recipe's.
+        eps: the budget, such as 0.1 or ``"8/255"``; None: the recipe's. A module needs it.
         norm: of the budget; None: the recipe's, else ``linf``.
         step_size: of the attacks, a number or a multiple of eps such as ``"eps/10"``; None: the recipe's.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
@@ -220,10 +260,51 @@ def trust(
 
     if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
+    how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": Warner()}
+    if target is not None and not isinstance(target, (str, Path)):
+        others = {
+            "plugins": plugins or None,
+            "checkpoint": checkpoint,
+            "model": model,
+            "weights": weights,
+            "dataset": dataset,
+            "data_dir": data_dir,
+            "download": download or None,
+            "device": device,
+        }
+        if given := [name for name, value in others.items() if value is not None]:
+            raise OptionError(
+                f"{given[0]}: is for a model on disk. This one, a {type(target).__name__}, is judged as it is in "
+                "memory, on the device where it is; leave it out."
+            )
+        if x is None or eps is None:
+            raise OptionError(
+                f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget, such as "
+                "calfat.trust(module, data, eps=8/255)."
+            )
+        experiment = experiment_of([], eps, norm or "linf", step_size, batch_size or 500, seed or 0)
+        with TemporaryDirectory() as folder:
+            return examine_module(
+                target,
+                images_of(x, y),
+                x.train if isinstance(x, Dataset) else None,
+                _paths(transfer),
+                experiment,
+                examples=examples,
+                trust=lambda file: trust_plugins,
+                output=_path(output) or Path(folder) / FILE,
+                **how,
+            ).verdict
+    if x is not None or y is not None:
+        raise OptionError(
+            "x, y: are for a module in memory, and the target is on disk, where its recipe or dataset names the "
+            "images. Leave them out, or judge calfat.load_model(target)."
+        )
     plan = planned(
         _path(target),
         checkpoint,
         model,
+        (),
         _path(weights),
         dataset,
         attacks=(),
@@ -241,8 +322,7 @@ def trust(
     )
     for message in plan.experiments[0].warnings:
         warnings.warn(message, stacklevel=2)
-    command = ["calfat_plugin.trust"]
-    return examine(plan, _paths(transfer), full=full, output=_path(output), command=command, observer=Warner()).verdict
+    return examine(plan, _paths(transfer), output=_path(output), **how).verdict
 
 
 def _exact(given: str | float) -> str:
@@ -260,19 +340,49 @@ def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def load_dataset(
-    name: str, *, root: str | Path | None = None, plugins: str | Path | Sequence[str | Path] = (), **options: Any
+    name: str | None = None,
+    *,
+    train: Images | tuple[Images, Labels] | None = None,
+    test: Images | tuple[Images, Labels] | None = None,
+    root: str | Path | None = None,
+    plugins: str | Path | Sequence[str | Path] = (),
+    **options: Any,
 ) -> Dataset:
-    """A data set whole, as a recipe that names it gets it: ``train`` and ``test`` with ``x`` and ``y``.
+    """A data set whole, ``train`` and ``test`` with ``x`` and ``y``: as a recipe that names it gets it, or in memory.
 
     Args:
-        name: of a data set; ``calfat plugins`` lists them.
+        name: of a data set; ``calfat plugins`` lists them. Of one in memory: what errors call it.
+        train: of one in memory the training images as ``evaluate`` takes them: ``(x, y)`` with x (N, C, H, W) in [0, 1]
+            or uint8 and y (N,) labels from 0, or an ``ImageData`` or a ``DataLoader``. The classes are 0 to the largest
+            label; ``Dataset`` takes other numbers of classes, their names, and an augmentation.
+        test: the test images, likewise.
         root: the folder that holds data sets and receives downloads; None: ``data_args.data_cache_dir``'s default.
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         options: of the data set, as ``calfat.dataset`` takes them, such as ``download=True``.
 
     Raises:
-        CalfatError: there is no such data set or option, or its files are missing or damaged.
+        CalfatError: there is no such data set or option, its files are missing or damaged, or images and labels do not
+            fit.
     """
+    if train is not None or test is not None:
+        splits: dict[str, ImageData] = {}
+        for split, given in (("train", train), ("test", test)):
+            if given is None:
+                raise OptionError(f"{split} is missing: a data set in memory has train=(x, y) and test=(x, y).")
+            x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+            try:
+                splits[split] = images_of(x, y).to("cpu")
+            except DataError as error:
+                raise DataError(f"{split}: {error}") from None
+        if root is not None or plugins or options:
+            raise OptionError(
+                "root, plugins and options are of a data set on disk. Of one in memory, calfat.Dataset takes "
+                "class_names, num_classes and augment."
+            )
+        num_classes = 1 + max(int(data.y.max()) for data in splits.values())
+        return Dataset(MEMORY if name is None else name, splits["train"], splits["test"], num_classes)
+    if name is None:
+        raise OptionError("there is no data set: give its name, or train=(x, y) and test=(x, y).")
     document = with_plugins(Document("load_dataset", {"calfat": {}}), _paths(plugins))
     document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
     if root is not None:

@@ -61,14 +61,14 @@ class HostError(CalfatError):
     """The host (FedML or Flower) is missing, of an untested version, or cannot do what a recipe asks."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text.
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.61) -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text; ``cutoff``: how near, up to 1.
 
     Case is ignored, so ``FedAvg`` finds ``fedavg``. Where none is near, an abbreviation of just one of them finds it:
     ``aa`` finds ``autoattack``. The word itself, which was wrong, is no hint.
     """
     by_lower, word = {name.lower(): name for name in known if name != word}, word.lower()
-    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.61) or [
+    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff) or [
         name for name in by_lower if len(word) > 1 and name[:1] == word[0] and _in_order(word, name)
     ]
     return f" Did you mean '{by_lower[near[0]]}'?" if len(near) == 1 else ""

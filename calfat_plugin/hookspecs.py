@@ -15,7 +15,7 @@ called again for that run; the run itself continues.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -226,3 +226,9 @@ def calfat_run_stopped(run: RunInfo, error: BaseException) -> None:
         run: the run: name, directory, recipe, rounds.
         error: what ended it.
     """
+
+
+def unmarked(plugin: Any) -> set[str]:
+    """The functions of a plugin that have a hook's name and no ``@hookimpl``: nothing calls them."""
+    named = ((name, getattr(plugin, name, None)) for name in globals() if name.startswith("calfat_"))
+    return {name for name, found in named if callable(found) and not hasattr(found, f"{PROJECT}_impl")}

@@ -78,6 +78,7 @@ class Registry:
 
     Attributes:
         failures: installed plugins that could not be loaded, and damaged distributions, and why.
+        model_files: module name to file with networks (``--model-file``), of those that were loaded.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,7 @@ class Registry:
         self._providers: dict[str, Provider] = {}
         self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
         self.failures: list[Failure] = []
+        self.model_files: dict[str, PluginFile] = {}
 
     @classmethod
     def load(
@@ -115,7 +117,10 @@ class Registry:
             registry._add(plugin, provider, name)
         for file in files.values():
             version = f"{_SHA256}{file.sha256[:12]}"
-            registry._add(file.load(), Provider(str(file.path), version, file.name), str(file.path))
+            provider = Provider(str(file.path), version, file.name)
+            registry._add(file.load(), provider, str(file.path), needs_hooks=not file.model)
+            if file.model:
+                registry.model_files[file.name] = file
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
             registry._discover({_normal(name) for name in blocked if name.strip()}, files)
@@ -187,11 +192,11 @@ class Registry:
         self._providers[provider.key] = provider
         self._manager.register(plugin, name=provider.key)
 
-    def _add(self, plugin: Any, provider: Provider, who: str) -> None:
+    def _add(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
         """Add a plugin that somebody asked for: what is wrong with it is an error, not a report."""
         try:
             self._register(plugin, provider)
-            self._check_hooks(plugin)
+            self._check_hooks(plugin, needs_hooks=needs_hooks)
         except (PluginError, pluggy.PluginValidationError) as error:
             raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
 
@@ -210,19 +215,21 @@ class Registry:
             except (Exception, SystemExit) as error:  # a third party's import may raise anything
                 self._fail(provider, error)
 
-    def _check_hooks(self, plugin: Any) -> None:
+    def _check_hooks(self, plugin: Any, *, needs_hooks: bool = True) -> None:
         """Refuse a hook that no specification knows: pluggy alone would never call it."""
         if isinstance(plugin, type):
             raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
         known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
         callers = self._manager.get_hookcallers(plugin) or []
-        if not callers:
-            unmarked = sorted(name for name in known if callable(getattr(plugin, name, None)))
+        unmarked = sorted(hookspecs.unmarked(plugin))
+        if not callers and needs_hooks:
             where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
             raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
         for caller in callers:
             if caller.name not in known:
                 raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
+        if unmarked:
+            raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""

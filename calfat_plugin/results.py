@@ -29,6 +29,11 @@ OVERFIT = "overfit"
 OVERFITTED_ATTACK = "overfitted-attack"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
+#: Behind an evaluator's label and a colon in a metric of a suite: its accuracy by the release's convention; and whom
+#: the model fails, with its key in ``results.json``.
+RELEASE = "release"
+WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
+BESIDE = (RELEASE, *WORST)
 #: Keys of an evaluation that are not written where there is nothing.
 _OPTIONAL = ("metrics", "worst_class", "worst_clients")
 
@@ -271,6 +276,37 @@ def best_as_today(
         return {**facts, "accuracy": float(found)} if found else facts
 
     return {name: noted(facts) for name, facts in best.items()}
+
+
+def evaluator_of(metric: str) -> str:
+    """The evaluator of ``pgd20:worst-class``: ``pgd20``; any other metric itself."""
+    label, _, beside = metric.rpartition(":")
+    return label if beside in BESIDE else metric
+
+
+def release_of(metric: str) -> str:
+    """An evaluator's accuracy by the release's convention: ``pgd20:release``; a metric of another kind itself."""
+    return f"{metric}:{RELEASE}" if evaluator_of(metric) == metric else metric
+
+
+def measured(results: Mapping[str, Any], metric: str) -> float | None:
+    """What a run measured, of its ``results.json``; None where it has no such metric.
+
+    Args:
+        results: the content of the file.
+        metric: an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of
+            whom the model fails (``pgd20:worst-class``); or a plugin's figure.
+    """
+    found = dict(results.get("metrics") or {})
+    for evaluation in results.get("evaluations", ()):
+        beside = evaluation.get("metrics") or {}
+        found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
+        worst = {name: evaluation.get(key) for name, key in WORST.items()}
+        found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
+        found[evaluation["label"]] = evaluation["accuracy"]
+        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
+    number = found.get(metric)
+    return None if number is None else float(number)
 
 
 def _as_json(value: Any, where: str) -> Any:

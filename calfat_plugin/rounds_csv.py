@@ -1,5 +1,6 @@
 """``rounds.csv``, a row a round: its columns, each declared once, how rows are written, and how they are read.
 
+Of many clients, their columns are in ``clients.csv`` beside it, a value a row; whoever reads rows finds them there.
 What is added to :data:`COLUMNS` is written and read, and refused as a label of an evaluator; it is on the page, and
 given to loggers and suites, as its declaration says. ``python tests/runs/columns.py`` adds it to docs/run_directory.md.
 """
@@ -21,6 +22,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.results import OVERFITTED_ATTACK, EvaluationResult, RoundRecord
 
 LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
+MOST_IN_COLUMNS = 10  #: clients that have columns of their own in ``rounds.csv``
+_CLIENTS_HEADER = ("round", "client", "column", "value")
 _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 _LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
@@ -282,29 +285,29 @@ class RoundsFile:
         metrics: what plugins measure (``RoundRecord.metrics``).
 
     Attributes:
+        paths: the files that a round is written to: ``clients.csv`` where clients are many, and ``path``.
         in_results: the columns of which ``results.json`` has a number.
     """
 
     def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
-        self.path, self.labels = path, tuple(labels)
-        self._columns = columns_of(labels, range(num_clients), metrics)
+        self.path, self.labels, self._metrics = path, tuple(labels), tuple(metrics)
+        wide = num_clients <= MOST_IN_COLUMNS
+        self.paths = [path] if wide else [clients_csv(path), path]
+        columns = columns_of(labels, range(num_clients) if wide else (), metrics)
+        self.columns = [column.name for column in columns]  # the header
         of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
-        found = (column for column in self._columns if column.in_results)
+        found = (column for column in columns if column.in_results)
         self.in_results = [column for column in found if not column.name.startswith(of_evaluators)]
-
-    @property
-    def columns(self) -> list[str]:
-        """The header."""
-        return [column.name for column in self._columns]
 
     def append(self, record: RoundRecord) -> None:
         """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not."""
-        found = ((column, column.found(record)) for column in self._columns)
-        row = ["" if value is None else column.written(value) for column, value in found]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([row] if self.path.exists() else [self.columns, row])
-        with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        columns = columns_of(self.labels, record.clients, self._metrics)
+        found = ((column, column.found(record)) for column in columns)
+        row = {column.name: "" if value is None else column.written(value) for column, value in found}
+        for path in self.paths:
+            text = self._text(path, [row], header=not path.exists())
+            with reporting_disk_errors(path), path.open("a", encoding="utf-8") as file:
+                file.write(text)
 
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
@@ -312,18 +315,38 @@ class RoundsFile:
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
-        kept = _text_of(self.path).splitlines(keepends=True)[: last_round + 1]
-        rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
-        if rounds != ["round", *map(str, range(1, last_round + 1))]:
+        kept = _whole_lines(self.path)[: last_round + 1]
+        rounds = [line.partition(",")[0] for line in kept]
+        has_all = rounds == ["round", *map(str, range(1, last_round + 1))]
+        rows = _rows_of(self.path, kept) if has_all else []
+        if not has_all or any(not row.get(f"loss_{client}") for row in rows for client in row["clients"].split()):
+            path = self.paths[0] if has_all else self.path
             raise RunError(
-                f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
+                f"{path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
+        for path in self.paths:
+            write_text(path, self._text(path, rows))
+
+    def _text(self, path: Path, rows: Sequence[Mapping[str, str]], *, header: bool = True) -> str:
+        """What one of the files says of rounds."""
+        lines: list[Sequence[str]]
+        if path == self.path:
+            lines = [self.columns, *([row.get(name, "") for name in self.columns] for row in rows)]
+        else:
+            names = [column.name.removesuffix(CLIENT) for column in COLUMNS if column.place == CLIENT]
+            of_clients = ((row, client, name) for row in rows for client in row["clients"].split() for name in names)
+            lines = [
+                _CLIENTS_HEADER,
+                *(
+                    (row["round"], client, name.removesuffix("_"), value)
+                    for row, client, name in of_clients
+                    if (value := row.get(name + client))
+                ),
+            ]
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_rows_of(self.path, kept))
-        write_text(self.path, text.getvalue())
+        csv.writer(text, lineterminator="\n").writerows(lines if header else lines[1:])
+        return text.getvalue()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -335,9 +358,7 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
     Raises:
         RunError: it cannot be read, or is damaged.
     """
-    lines = _text_of(path).splitlines(keepends=True)
-    # The last line may be without its end: it is being written, or was cut by a crash.
-    return _rows_of(path, [line for line in lines if line.endswith("\n")])
+    return _rows_of(path, _whole_lines(path))
 
 
 def seconds_of(path: Path) -> float:
@@ -348,6 +369,11 @@ def seconds_of(path: Path) -> float:
 def last_used(path: Path) -> dict[int, int]:
     """Client to the last round in which its update was used; without clients whose updates never were."""
     return {int(client): int(row["round"]) for row in read_rounds(path) for client in row["clients"].split()}
+
+
+def clients_csv(path: Path) -> Path:
+    """The file of the clients of a ``rounds.csv``; it is there where they are more than :data:`MOST_IN_COLUMNS`."""
+    return path.with_name("clients.csv")
 
 
 def _text_of(path: Path) -> str:
@@ -381,7 +407,28 @@ def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     finally:
         csv.field_size_limit(limit)
+    if rows and "loss_0" not in rows[0]:
+        _add_clients(rows, clients_csv(path))
     return rows
+
+
+def _add_clients(rows: Sequence[dict[str, str]], path: Path) -> None:
+    """Give rows what ``clients.csv`` has of their rounds, as the columns of clients; it may have more rounds."""
+    by_round = {row["round"]: row for row in rows}
+    for number, line in enumerate(_whole_lines(path)):
+        round, *fields = line.rstrip("\n").split(",")
+        if round in by_round:
+            try:
+                client, column, value = fields
+                int(client), float(value)
+            except ValueError as error:
+                raise RunError(f"{path}: row {number} is damaged ({error}). {_REMEDY}") from None
+            by_round[round][f"{column}_{client}"] = value
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
+    return [line for line in _text_of(path).splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _as_today(row: Mapping[str, str]) -> dict[str, str]:

@@ -37,6 +37,11 @@ class Bounds(NamedTuple):
 UNIT_RANGE = Bounds()
 
 
+def lacks_eps(norm: str) -> str:
+    """What is said of a norm without an eps that was meant for it."""
+    return f"{norm} needs an eps beside it; the same eps is another budget in each norm."
+
+
 @dataclass(frozen=True)
 class ThreatModel:
     """``calfat.threat``: the budget of training and of evaluation.
@@ -57,8 +62,14 @@ class ThreatModel:
         OptionError: a value is of the wrong type, out of range or in the wrong unit.
     """
 
-    norm: Norm = option("linf", help="norm of the ball", positional=True)
-    eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit=PIXELS, positional=True)
+    norm: Norm = option("linf", help="norm of the ball; another one needs its own eps beside it", positional=True)
+    eps: Fraction = option(
+        Fraction(8, 255),
+        low=0,
+        help="radius of the ball; 0, which is natural training, warns",
+        unit=PIXELS,
+        positional=True,
+    )
     step_size: Fraction = option(
         QUARTER,
         low=0,

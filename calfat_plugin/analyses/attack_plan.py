@@ -17,7 +17,7 @@ import yaml
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.document import EPS, NORM, Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import check_device
@@ -25,8 +25,6 @@ from calfat_plugin.runs.loaded_run import Trust, distrust, find_checkpoint, near
 from calfat_plugin.threat import ThreatModel
 
 NATURAL = "natural"
-_THREAT = ("calfat", "threat")
-_NORM = (*_THREAT, "norm")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -93,12 +91,15 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> At
     return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
 
-def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> AttackPlan:
+def plan_model(
+    model: str | None, weights: Path, dataset: str, request: AttackRequest, model_file: Sequence[str] = ()
+) -> AttackPlan:
     """Attack a model of the user's own.
 
     Args:
         model: ``package.module:factory``, or the name of a model that a recipe can name.
         weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
+        model_file: instead of ``model``, what ``--model-file`` means (``recipe.plugin_files.model_overrides``).
 
     Raises:
         RunError: there is no such file.
@@ -106,41 +107,43 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
     """
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
-    document = Document("calfat attack", {}, {})
+    document = Document("calfat attack", {}, {}).with_overrides(model_file)
     for path, value, place in (
         (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
         (("model_args", "model"), model, f"--model {model}"),
         (("device_args", "using_gpu"), True, "calfat attack"),
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
-        document = document.with_value(path, value, place)
+        if value is not None:
+            document = document.with_value(path, value, place)
     return _plan(weights, None, with_plugins(document, request.plugins), request)
 
 
 def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> AttackPlan:
     if request.device is not None:
         check_device(request.device, "--device")
-    if request.norm is not None and not request.eps:
-        raise OptionError(f"--norm {request.norm} needs --eps beside it; the same eps is another budget in each norm.")
     step_size = request.step_size and _number(StepSize, "--step-size", request.step_size).text
     step_place = f"--step-size {request.step_size}"
-    if request.norm not in (None, document.get(_NORM) or ThreatModel.norm) and step_size is None:
+    if request.norm not in (None, document.get(NORM) or ThreatModel.norm) and step_size is None:
         step_size, step_place = QUARTER.text, f"--norm {request.norm}"
     document = _with_attacks(document, request)
     registry = Registry.for_recipe(document)
-    for path, value, flag in (
+    options = (
         (("calfat", "evaluation", "batch_size"), request.batch_size, "--batch-size"),
         (("common_args", "random_seed"), request.seed, "--seed"),
         (("data_args", "data_cache_dir"), request.data_dir, "--data-dir"),
         (("calfat", "dataset", "download"), request.download or None, "--download"),
-        (_NORM, request.norm, "--norm"),
-    ):
-        if value is not None:
-            document = document.with_value(path, value, f"{flag} {value}" if value is not True else flag)
+        (NORM, request.norm, "--norm"),
+    )
+    document = document.with_values(
+        (path, value, f"{flag} {value}" if value is not True else flag)
+        for path, value, flag in options
+        if value is not None
+    )
     if step_size is not None:
-        document = document.with_value((*_THREAT, "step_size"), step_size, step_place)
+        document = document.with_value((*NORM[:-1], "step_size"), step_size, step_place)
     budgets = sorted({_number(parse_number, "--eps", text): text for text in request.eps}.items())
-    documents = [document.with_value((*_THREAT, "eps"), exact_text(eps), f"--eps {text}") for eps, text in budgets]
+    documents = [document.with_value(EPS, exact_text(eps), f"--eps {text}") for eps, text in budgets]
     experiments = tuple(assemble(each, registry, trains=False) for each in documents or [document])
     return AttackPlan(weights, run, experiments, request)
 

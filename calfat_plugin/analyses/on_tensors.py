@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.runs.loaded_run import model_loader
+from calfat_plugin.runs.loaded_run import Trust, model_loader
 from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
@@ -22,10 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
-    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.datasets import Dataset, ImageData
+    from calfat_plugin.interfaces import SetUpTask
 
     Labels: TypeAlias = Tensor | ArrayLike
-    Images: TypeAlias = Tensor | ArrayLike | DataLoader[Any] | ImageData
+    Images: TypeAlias = Tensor | ArrayLike | DataLoader[Any] | ImageData | Dataset
 
 Number = float | str | Fraction
 Budgets = list[Any] | tuple[Any, ...]
@@ -79,8 +83,8 @@ def evaluate(
 
     Args:
         model: in evaluation mode; it takes pixels in [0, 1] and returns raw logits (N, C).
-        x: (N, C, H, W) images, floats in [0, 1] or uint8; or a ``DataLoader`` of (images, labels) batches, or an
-            ``ImageData`` such as the ``test`` of a data set, without ``y``.
+        x: (N, C, H, W) images, a tensor or an array, floats in [0, 1] or uint8 in 0..255; or a ``DataLoader`` of
+            (images, labels) batches, an ``ImageData``, or a ``Dataset``, whose ``test`` it is then, without ``y``.
         y: (N,) labels, whole numbers from 0.
         evaluators: as recipes write them: names such as ``"pgd20"``, or mappings with a name and options.
         eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
@@ -96,17 +100,28 @@ def evaluate(
 
     Raises:
         CalfatError: something does not fit; the text says what.
+
+    Warns:
+        UserWarning: a finding about these numbers, as ``calfat attack`` prints it (masked gradients and the like).
     """
+    third = [y] if isinstance(y, (str, Mapping)) else y
+    if not evaluators and isinstance(third, (list, tuple)) and any(isinstance(each, (str, Mapping)) for each in third):
+        raise OptionError(
+            f"y: got {one_line(y)}; expected labels. Evaluators go by keyword: evaluate(model, data, "
+            f"evaluators={one_line(y)}), or evaluate(model, x, y, evaluators={one_line(y)})."
+        )
     picks = [evaluators] if isinstance(evaluators, str) else evaluators
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
     budgets = _budgets(eps)
-    experiments = {each: _experiment(picks, each, norm, step_size, batch_size, seed) for each in budgets}
-    data = _images(x, y)
+    experiments = {each: experiment_of(picks, each, norm, step_size, batch_size, seed) for each in budgets}
+    data = images_of(x, y)
     found = {
         each: _measure(experiment, model, data, targets, on_progress=on_progress or _ignore)
         for each, experiment in experiments.items()
     }
+    for alarm in find_alarms(chain.from_iterable(results.values() for results in found.values())):
+        warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=2)
     return found if budgets is eps else found[eps]
 
 
@@ -156,8 +171,9 @@ def attack(
     Args:
         name: an evaluator as recipes write it, such as ``"pgd20"``.
         model: in evaluation mode; it takes pixels in [0, 1] and returns raw logits (N, C).
-        x: (N, C, H, W) images, floats in [0, 1] or uint8; or a ``DataLoader`` of (images, labels) batches that does not
-            shuffle, or an ``ImageData``, without ``y``.
+        x: (N, C, H, W) images, a tensor or an array, floats in [0, 1] or uint8 in 0..255; or a ``DataLoader`` of
+            (images, labels) batches that does not shuffle, an ``ImageData``, or the ``test`` of a ``Dataset``, without
+            ``y``.
         y: (N,) labels, whole numbers from 0.
         eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
         norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
@@ -176,12 +192,12 @@ def attack(
     from calfat_plugin.datasets import pixels
 
     budgets = _budgets(eps)
-    experiments = {each: _experiment([name], each, norm, step_size, batch_size, seed) for each in budgets}
+    experiments = {each: experiment_of([name], each, norm, step_size, batch_size, seed) for each in budgets}
     for experiment in experiments.values():
         ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
         if not evaluator.gives_examples:
             raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
-    data = _images(x, y, keeps_order=True)
+    data = images_of(x, y, keeps_order=True)
     found = {each: pixels(data.x).clone() for each in experiments}
     for each, experiment in experiments.items():
 
@@ -204,7 +220,7 @@ def _ignore(*arguments: object) -> None:
     pass
 
 
-def _experiment(
+def experiment_of(
     evaluators: Sequence[str | Mapping[str, Any]],
     eps: Number | None,
     norm: Norm,
@@ -238,19 +254,18 @@ def _experiment(
     return experiment
 
 
-def _images(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:
-    """Images and labels, checked; integers of any width become labels, floats of any width pixels.
+def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:
+    """Images and labels, checked.
 
     Raises:
         DataError: they are no images with their labels, or pixels lie outside [0, 1].
     """
-    import torch
     from torch.utils.data import DataLoader, RandomSampler
 
-    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.datasets.data import check_pixels
 
-    if isinstance(x, (DataLoader, ImageData)):
+    if isinstance(x, (DataLoader, ImageData, Dataset)):
         if y is not None:
             raise DataError(
                 f"y is given beside a {type(x).__name__}, which has labels of its own; leave one of them out."
@@ -259,18 +274,11 @@ def _images(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageD
             raise DataError(
                 "the DataLoader shuffles, so nobody could tell whose examples are whose; take shuffle=False."
             )
-        x, y = (x.x, x.y) if isinstance(x, ImageData) else _loaded(x)
+        data = x.test if isinstance(x, Dataset) else x if isinstance(x, ImageData) else ImageData(*_loaded(x))
     elif y is None:
         raise DataError("y is missing: the labels of the images. A DataLoader or an ImageData has them with it.")
-    try:
-        images, labels = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"x and y must be tensors or arrays of numbers: {error}.") from None
-    if images.is_floating_point():
-        images = images.float()
-    if not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool):
-        labels = labels.to(images.device, torch.int64)
-    data = ImageData(images, labels)
+    else:
+        data = ImageData(x, y)
     if not len(data):
         raise DataError("there are no images in x.")
     check_pixels(data)
@@ -327,21 +335,19 @@ def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
     return found.long()
 
 
-def _measure(
-    experiment: Experiment,
-    model: nn.Module,
-    data: ImageData,
-    targets: Labels | None,
-    *,
-    on_progress: Callable[[str, int, int, int], None] = _ignore,
-    on_examples: Callable[[Tensor, Tensor], None] = _ignore,
-) -> dict[str, EvaluationResult]:
+def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
+    """What evaluators of this model are set up with, on the device where it is; ``trust`` as for ``model_loader``.
+
+    Raises:
+        ModelError: it is no module, in training mode, or cannot take these images.
+        DataError: the labels are not those of its classes.
+    """
     import torch
     from torch import nn
 
     from calfat_plugin.datasets import pixels
     from calfat_plugin.evaluators.base import refuse_training_mode
-    from calfat_plugin.evaluators.measure import logits_of, measure
+    from calfat_plugin.evaluators.measure import logits_of
     from calfat_plugin.interfaces import SetUpTask
 
     if not isinstance(model, nn.Module):
@@ -355,7 +361,21 @@ def _measure(
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
     shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
-    task = replace(shape, load_model=model_loader(None, shape, device))
+    return replace(shape, load_model=model_loader(None, shape, device, trust))
+
+
+def _measure(
+    experiment: Experiment,
+    model: nn.Module,
+    data: ImageData,
+    targets: Labels | None,
+    *,
+    on_progress: Callable[[str, int, int, int], None] = _ignore,
+    on_examples: Callable[[Tensor, Tensor], None] = _ignore,
+) -> dict[str, EvaluationResult]:
+    from calfat_plugin.evaluators.measure import measure
+
+    task = set_up_task_of(model, data)
     evaluators = experiment.ready_evaluators(experiment.evaluators, task)
     for label, evaluator in evaluators:
         if targets is not None and evaluator.gives_examples and not evaluator.takes_targets:
@@ -366,11 +386,11 @@ def _measure(
         model,
         data,
         evaluators,
-        num_classes=num_classes,
-        targets=None if targets is None else _targets(targets, data, num_classes),
+        num_classes=task.num_classes,
+        targets=None if targets is None else _targets(targets, data, task.num_classes),
         threat=experiment.threat,
         batch_size=experiment.evaluation.batch_size,
-        device=device,
+        device=task.device,
         seed=experiment.seed,
         on_progress=on_progress,
         on_examples=on_examples,

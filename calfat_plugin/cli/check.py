@@ -12,7 +12,14 @@ import yaml
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
-from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
+from calfat_plugin.cli.options import (
+    host_option,
+    model_file_option,
+    plugin_option,
+    recipe_argument,
+    seed_option,
+    set_option,
+)
 from calfat_plugin.errors import OptionError, RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
@@ -26,6 +33,7 @@ from calfat_plugin.runs.request import checked_experiment
 @seed_option
 @host_option
 @plugin_option
+@model_file_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 @click.option("--strict", is_flag=True, help="Take every warning for an error.")
 @json_option
@@ -35,12 +43,13 @@ def check(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
+    of_model: tuple[str, ...],
     show: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
-    overrides += of_host
+    overrides += (*of_host, *of_model)
     document = read_document(recipe)  # once: it may be a pipe
     with json_output(as_json):  # a plugin may print
         if "axes" in document.data:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest, plan_model, plan_run
-from calfat_plugin.cli.options import Decorator
+from calfat_plugin.cli.options import Decorator, model_file_option
 from calfat_plugin.errors import OptionError
 from calfat_plugin.threat import Norm
 
@@ -27,8 +27,9 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
     ),
     click.option(
-        "--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs the next two."
+        "--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs weights and data set."
     ),
+    model_file_option,
     click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
     click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),
@@ -52,6 +53,7 @@ def planned(
     target: Path | None,
     checkpoint: str | None,
     model: str | None,
+    of_model: tuple[str, ...],
     weights: Path | None,
     dataset: str | None,
     **request: Any,
@@ -63,7 +65,9 @@ def planned(
         CalfatError: as ``attack_plan`` says.
     """
     asked = AttackRequest(**request)
-    own = {"--model": model, "--weights": weights, "--dataset": dataset}
+    if model is not None and of_model:
+        raise OptionError("--model and --model-file each name a model; leave one out.")
+    own = {"--model-file" if of_model else "--model": of_model or model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:
             raise OptionError(
@@ -71,10 +75,10 @@ def planned(
                 "--weights and --dataset, not both."
             )
         return plan_run(target, checkpoint, asked)
-    if model is None or weights is None or dataset is None:
+    if not (model or of_model) or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
-            f"--model, --weights and --dataset (missing: {missing})."
+            f"--model (or --model-file), --weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, asked)
+    return plan_model(model, weights, dataset, asked, of_model)

@@ -51,7 +51,7 @@ def server_app(folder: Path) -> ServerApp:
         experiment = checked_experiment(_document(folder, config, simulated=simulated))
         run_dir = expanded(str(config["run-dir"])) if config["run-dir"] else None
         request = Request(experiment, run_dir, bool(config["resume"]), _COMMAND)
-        directory = RunDirectory.open(request)
+        directory = RunDirectory.open(request, expanded(str(config["runs"])))
         with choose_progress(Console(file=sys.stdout), plain=True) as progress:
             runtime = runtime_on(request.experiment, grid)
             session.run(request, directory, progress, progress.warn, runtime)

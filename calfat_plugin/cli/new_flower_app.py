@@ -46,9 +46,10 @@ clientapp = "calfat_app:client"
 recipe = "recipe.yaml"
 # As `calfat run` has it: SECTION.KEY=VALUE, separated by spaces.
 set = ""
-# Where the server writes; empty: a new folder in runs/, which is where it was started.
-run-dir = {run_dir}
-# true: go on with the unfinished run in run-dir.
+# Where the server writes: each run makes a folder in here, or writes to run-dir if that is not empty.
+runs = {runs}
+run-dir = ""
+# true: continue the newest unfinished run of this seed in runs, or the one in run-dir.
 resume = false
 """
 
@@ -67,11 +68,12 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
     experiment = checked_experiment(read_document(recipe), [*overrides, "common_args.host=flower"], seed)
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
     described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
-    texts = {"name": name, "description": described, "publisher": publisher, "run_dir": str(folder.absolute() / "run")}
+    texts = {"name": name, "description": described, "publisher": publisher, "runs": str(folder.absolute() / "runs")}
     project = _PROJECT.format(**{key: _toml(text) for key, text in texts.items()})
     named = experiment.document.with_value(("calfat", "name"), experiment.name, "its file")
     text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
-    files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text}
+    ignored = "/runs/\n"  # else Flower sends their JSON and YAML files to the nodes
+    files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text, ".gitignore": ignored}
     write_new_folder(folder, files, "Choose another folder.")
     nodes = experiment.num_clients
     click.echo(

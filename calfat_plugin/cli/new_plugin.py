@@ -36,7 +36,7 @@ class Kind:
 
 KINDS = {
     "trainer": Kind("local trainer", "a loss on adversarial and on clean examples, mixed.", "share=0.25"),
-    "aggregator": Kind("aggregator", "a part of the way to the clients' mean.", "step=0.5"),
+    "aggregator": Kind("aggregator", "a part of the way to the clients' mean.", "step=0.5, unanimous=False"),
     "evaluator": Kind("evaluator", "the worst of several random points of the ball.", "draws=2"),
     "dataset": Kind("data set", "stripes in four directions."),
     "model": Kind("model", "two layers on the flat image.", "width=5"),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from calfat_plugin.recipe.plugin_files import PluginFile
+from calfat_plugin.recipe.plugin_files import PluginFile, model_overrides
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.shipped import shipped_files
 
@@ -55,6 +55,13 @@ plugin_option: Decorator = click.option(
     multiple=True,
     metavar="FILE",
     help="A Python file with plugins, which need not be installed; repeatable.",
+)
+model_file_option: Decorator = click.option(
+    "--model-file",
+    "of_model",
+    metavar="FILE[:NAME]",
+    callback=lambda ctx, param, text: () if text is None else model_overrides(text),  # for the overrides
+    help="A Python file with the network: a class or function NAME, or the only one.",
 )
 
 

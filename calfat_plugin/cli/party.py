@@ -117,6 +117,8 @@ def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
     from calfat_plugin.runs.party import run_client
 
     if runtime.is_mpi_job and request.run_dir is not None:  # all of a job are given the same folder
+        if request.overwrite:
+            RunDirectory(request.run_dir).refuse_to_overwrite()
         below = request.run_dir / f"rank-{rank}"
         resume = request.resume and (below / "recipe.yaml").exists()
         request = dataclasses.replace(request, run_dir=below, resume=resume)
@@ -136,5 +138,8 @@ def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint
     if not located(words[0]).is_file():
         raise RunError(f"{words[0]}: every process of this run reads the recipe; save it in a file instead of a pipe.")
     hint.directory, hint.is_ours = RunDirectory(directory), False
+    if request.overwrite:
+        hint.directory.refuse_to_overwrite()  # before a client removes its part of a run that is kept
+        words.append("--overwrite")
     if status := run_all(runtime, words, directory, resume=request.resume):
         sys.exit(status)

@@ -19,6 +19,7 @@ from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, war
 from calfat_plugin.cli.options import (
     download_option,
     host_option,
+    model_file_option,
     plugin_option,
     recipe_argument,
     seed_option,
@@ -45,6 +46,7 @@ from calfat_plugin.shipped import located
 @seed_option
 @host_option
 @plugin_option
+@model_file_option
 @download_option
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
@@ -52,6 +54,7 @@ from calfat_plugin.shipped import located
 @click.option(
     "--resume", is_flag=True, help="Resume the newest unfinished run of this recipe and seed, or the one in --run-dir."
 )
+@click.option("--overwrite", is_flag=True, help="Replace the run in --run-dir, if it has not finished its first round.")
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
 @click.option("--local", is_flag=True, help="Start all processes of a cross-silo run, or of MPI, on this machine.")
@@ -69,9 +72,11 @@ def run(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
+    of_model: tuple[str, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
+    overwrite: bool,
     role: str | None,
     rank: int | None,
     local: bool,
@@ -84,7 +89,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += of_host
+    overrides += (*of_host, *of_model)
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]
@@ -101,7 +106,8 @@ def run(
         experiment = checked_experiment(read_document(recipe), overrides, seed, download=download, plugins=plugins)
         warn(*experiment.warnings)
         runtime = runtime_of(experiment)
-        request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)
+        typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        request = Request(experiment, run_dir, resume, typed, profile=profile, overwrite=overwrite)
         if workers is not None:
             request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
         elif role is not None or rank is not None or local or runtime.num_processes > 1:

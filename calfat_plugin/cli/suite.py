@@ -16,7 +16,7 @@ from rich.console import Console
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
+from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
@@ -51,6 +51,7 @@ SOME_FAILED = 1
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
 @plugin_option
+@model_file_option
 @click.option(
     "--only",
     multiple=True,
@@ -69,6 +70,7 @@ SOME_FAILED = 1
     "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
+@click.option("--latex-chosen", is_flag=True, help="A column of table.tex with the values that each row chose, too.")
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -80,11 +82,13 @@ def suite(
     seeds: str | None,
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
+    of_model: tuple[str, ...],
     only: tuple[str, ...],
     versus: str | None,
     record: Path | None,
     trust: bool,
     out: Path | None,
+    latex_chosen: bool,
     table: bool,
     dry_run: bool,
     download: bool,
@@ -94,9 +98,12 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
+    overrides += of_model
     with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         check_out(loaded, out)
+        if latex_chosen and loaded.choose is None:
+            raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")
         if versus is not None:
             check_versus(loaded, versus)
         registry = registry_of(loaded, overrides)
@@ -114,12 +121,12 @@ def suite(
             show(_plan_as_json(plan, workers))
             return
         if table:
-            _show_and_write(plan, [], out, versus, show)
+            _show_and_write(plan, [], out, latex_chosen, versus, show)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, trust, out, versus, show)
+        _run(now, jobs, workers, trust, out, latex_chosen, versus, show)
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
@@ -139,6 +146,7 @@ def _run(
     workers: str | None,
     trust: bool,
     out: Path | None,
+    latex_chosen: bool,
     versus: str | None,
     show: Callable[[Any], None],
 ) -> None:
@@ -166,7 +174,7 @@ def _run(
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, versus, show)
+    _show_and_write(plan, outcomes, out, latex_chosen, versus, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -257,10 +265,15 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
 
 
 def _show_and_write(
-    plan: SuitePlan, outcomes: list[RunOutcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
+    plan: SuitePlan,
+    outcomes: list[RunOutcome],
+    out: Path | None,
+    latex_chosen: bool,
+    versus: str | None,
+    show: Callable[[Any], None],
 ) -> None:
     console, summary = verbatim_console(), summarise(plan, outcomes)
-    folders = write_tables(summary, out)
+    folders = write_tables(summary, out, latex_chosen)
     if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):

@@ -14,7 +14,7 @@ from rich.text import Text
 from calfat_plugin.cli.progress import Lines, clock
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.peer_text import printable
-from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.numbers import counted, interval_of
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
@@ -26,7 +26,6 @@ from calfat_plugin.suites.tables import (
     columns,
     count,
     headings,
-    interval_of,
     measured,
     names,
     notes,

@@ -41,29 +41,53 @@ NO_AUGMENTATION = Augmentation()
 class ImageData:
     """Images and their labels, resident on one device.
 
+    Both may be given as arrays, which are copied, or as tensors of another width: floats become float32, whole labels
+    int64, on the device of the images.
+
     Attributes:
         x: (N, C, H, W), uint8 in 0..255, or float32 in [0, 1].
         y: (N,) int64 class ids.
 
     Raises:
-        DataError: shapes or types are other than these.
+        DataError: shapes or types are other than these, or the channels come last.
     """
 
     x: Tensor
     y: Tensor
 
+    if TYPE_CHECKING:
+
+        def __init__(self, x: Tensor | npt.ArrayLike, y: Tensor | npt.ArrayLike) -> None: ...
+
     def __post_init__(self) -> None:
-        kinds = (str(self.x.dtype), str(self.y.dtype))
-        if (
-            self.x.ndim != 4
-            or self.y.shape != self.x.shape[:1]
-            or kinds[0] not in ("torch.uint8", "torch.float32")
-            or kinds[1] != "torch.int64"
-        ):
-            raise DataError(
-                f"images are {tuple(self.x.shape)} {kinds[0]} and labels {tuple(self.y.shape)} "
-                f"{kinds[1]}; expected (N, C, H, W) uint8 or float32, and (N,) int64."
+        import numpy as np  # here, not above: recipes are checked without both
+        import torch
+
+        try:
+            x, y = (
+                each if isinstance(each, torch.Tensor) else torch.tensor(np.ascontiguousarray(each))
+                for each in (self.x, self.y)
             )
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"x and y must be tensors or arrays of numbers: {error}.") from None
+        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        is_image = x.ndim == 4 and (x.is_floating_point() or x.dtype == torch.uint8)
+        if not is_image or y.shape != x.shape[:1] or not whole:
+            raise DataError(
+                f"images are {tuple(x.shape)} {x.dtype} and labels {tuple(y.shape)} {y.dtype}; expected (N, C, H, W) "
+                "uint8 or floats, and (N,) whole numbers."
+            )
+        number, height, width, last = x.shape
+        if min(height, width) > last and (last == 3 or (last == 1 and height == width)):
+            raise DataError(
+                f"images are {tuple(x.shape)}, with the channels last; expected (N, C, H, W), here "
+                f"({number}, {last}, {height}, {width}). Of an array give x.transpose(0, 3, 1, 2), of a tensor "
+                "x.permute(0, 3, 1, 2)."
+            )
+        if x.is_floating_point():
+            x = x.detach().float() if x.requires_grad else x.float()
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y.to(x.device, torch.int64))
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -112,6 +136,12 @@ class Dataset:
             raise DataError(
                 f"data set {self.name}: training images are {shapes[0]}, test images {shapes[1]}; "
                 "expected one shape (C, H, W)."
+            )
+        channels, _, width = shapes[0]
+        if width in (1, 3) and channels not in (1, 3):
+            raise DataError(
+                f"data set {self.name}: its images are (N, C, H, W) = (N, {channels}, {shapes[0][1]}, {width}), which "
+                "looks like channels last: permute(0, 3, 1, 2)."
             )
         if len(self.class_names) != self.num_classes:
             raise DataError(

@@ -21,7 +21,7 @@ from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import Norm, ThreatModel
+from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -161,7 +161,7 @@ class BudgetOptions:
 
     def __post_init__(self) -> None:
         if self.norm is not None and self.eps is None:
-            raise OptionError(f"norm: {self.norm} needs an eps beside it; the same eps is another budget in each norm.")
+            raise OptionError(f"norm: {lacks_eps(self.norm)}")
         for name, value in self.lengths().items():
             follows_eps = isinstance(value, StepSize) and value.factor is not None
             if value is not None and value > 1 and not follows_eps and self.norm not in ("l2", "l1"):

@@ -12,11 +12,13 @@ import numpy as np
 from calfat_plugin import returned
 from calfat_plugin.errors import OptionError, PluginError
 from calfat_plugin.interfaces import (
+    ActiveCorrection,
     ClientLoss,
     EvaluationTask,
     Evaluator,
     InnerAttack,
     InnerTask,
+    LocalCorrection,
     LossModifier,
     MiniBatch,
     SetUpTask,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Generator, Tensor, nn
 
-    from calfat_plugin.entries import EvaluatorEntry, InnerAttackEntry, ModifierEntry
+    from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, InnerAttackEntry, ModifierEntry
     from calfat_plugin.interfaces import LocalTask
 
 T = TypeVar("T")
@@ -55,7 +57,13 @@ def build_plugin(
         ) from None
     except ValueError:  # written in C: it has no signature
         pass
-    return returned.instance(build(*arguments, **options), wanted, f"build({call}) returned")
+    try:
+        made = build(*arguments, **options)
+    except TypeError as error:
+        if "abstract class" not in str(error):
+            raise
+        raise PluginError(f"its build makes no object: {error}.") from None  # a factory's class: see returned.overrides
+    return returned.instance(made, wanted, f"build({call}) returned")
 
 
 def checked_split(
@@ -160,7 +168,33 @@ class CheckedModifier(LossModifier):
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
         with returned.attribute_errors_to(self._who, self._entry.config):
-            return returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")
+            loss = returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")
+            returned.overrides(loss)
+            _try(loss, class_counts)
+            return loss
+
+
+def _try(loss: ClientLoss, class_counts: Tensor) -> None:
+    """Refuse losses that take or give other shapes than two rows of logits have, or change these in place."""
+    logits, y = class_counts.float().new_zeros((2, len(class_counts))), class_counts.new_zeros(2)
+    for name in ("attack_logits", "kl_logits", "margin_logits"):
+        returned.like(getattr(loss, name)(logits), logits, f"{name} of its loss returned")
+    returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
+    if logits._version:
+        raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
+
+
+class CheckedCorrection(LocalCorrection):
+    """An aggregator's part of local training, whose errors are named after it and not after the trainer beside it."""
+
+    def __init__(self, correction: LocalCorrection, entry: AggregatorEntry, who: str) -> None:
+        self._correction, self._entry, self._who = correction, entry, who
+
+    def begin(self, task: LocalTask) -> ActiveCorrection:
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            active = returned.instance(self._correction.begin(task), ActiveCorrection, "begin returned")
+            returned.overrides(active)
+            return active
 
 
 class CheckedInnerAttack(InnerAttack):

@@ -137,12 +137,16 @@ class Experiment(Recipe):
         """A plugin, from its options and further arguments; see ``building.build_plugin``.
 
         Raises:
-            PluginError: it cannot be built.
+            PluginError: it cannot be built, or overrides nothing.
         """
         from calfat_plugin.experiment.building import build_plugin
 
         with self.attribute_errors_to(pick):
-            return build_plugin(pick.entry.load(), wanted, pick.options, *arguments, names=names)
+            build = pick.entry.load()
+            returned.overrides(build, pick.entry)
+            made = build_plugin(build, wanted, pick.options, *arguments, names=names)
+            returned.overrides(made, pick.entry)
+            return made
 
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier.
@@ -277,7 +281,9 @@ class Experiment(Recipe):
         if entry.uses_alpha:
             arguments["alpha"] = self.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")), self.attribute_errors_to(self.partition):
-            shards = build_plugin(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
+            shards = build_plugin(
+                entry.load(), object, labels.copy(), clients, names="labels, num_clients", **arguments
+            )
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
 
     def _partition_options(self) -> dict[str, Any]:

@@ -92,11 +92,12 @@ def _with_group(without: Document, document: Document, path: KeyPath, given: Map
     if threat is not None and not isinstance(threat, Mapping):
         raise document.error((*path, "threat"), f"got {describe(threat)}, expected a section such as {{eps: 4/255}}.")
     changes |= {("calfat", "threat", key): value for key, value in (threat or {}).items()}
-    variant = without
-    for key, value in changes.items():
+
+    def place(key: KeyPath) -> str:
         where = (*path, key[-1]) if key[0] == "train_args" else (*path, *key[1:])
-        variant = variant.with_value(key, value, f"{document.place(where)}: {dotted(path)}")
-    return variant
+        return f"{document.place(where)}: {dotted(path)}"
+
+    return without.with_values((key, value, place(key)) for key, value in changes.items())
 
 
 def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], AbstractContextManager[None]]) -> None:

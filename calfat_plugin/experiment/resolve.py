@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
+from calfat_plugin.experiment.implausible import implausible
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
@@ -64,6 +67,7 @@ def assemble(
     warnings: list[str] = []
     document = with_attack(with_defense(document, warnings), warnings)
     written = document
+    document.check_norm()
     if not group:  # of a preset in a group only the options count: what else a client trains by is the run's
         document = _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
@@ -187,21 +191,30 @@ class _Reader:
         name = self.document.get(what.named_by)
         name = getattr(default, what.named_by[1]) if name is None else name
         options = section_at(self.document, path)
-        if what.kind is entries.ModelEntry and ":" in name:
-            if not all(name.partition(":")):
+        if what.kind is entries.ModelEntry:
+            module, colon, network = name.partition(":")
+            if file := self.registry.model_files.get(module):
+                return self._own_model(path, f"{module}:{file.network(network)}", options)
+            if colon and not (module and network):
                 text = f"got '{name}', expected the name of a model, or package.module:factory of your own."
                 raise self.document.error(what.named_by, text)
-            return self._own_model(path, name, options)
+            if colon:
+                return self._own_model(path, name, options)
         return self._resolved(path, what.kind, name, options, name_at=what.named_by)
 
     def _own_model(self, path: KeyPath, name: str, options: Mapping[str, Any]) -> Plugin[entries.ModelEntry]:
-        """A user's own ``package.module:factory``, which takes no options from the recipe."""
+        """A user's own ``package.module:factory``, which takes no options, and of the images' facts those that it asks
+        for."""
 
         def build(**arguments: Any) -> Any:
             from calfat_plugin.models.building import factory_at
 
-            made: Any = factory_at(name)(**arguments)
-            return made
+            factory: Any = factory_at(name)
+            with suppress(ValueError):  # of what has no signature
+                taken = inspect.signature(factory).parameters
+                if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+                    arguments = {key: value for key, value in arguments.items() if key in taken}
+            return factory(**arguments)
 
         entry = entries.ModelEntry("own", build=build, summary=f"built by {name}")
         fail = failing_at(self.document, path)
@@ -325,6 +338,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
     for plugin in experiment.picked:
         try:
             with experiment.attribute_errors_to(plugin):
+                returned.overrides(plugin.entry.build, plugin.entry)
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None
@@ -394,6 +408,8 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
         yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
     yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
+    if trains:
+        yield from implausible(experiment)
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:

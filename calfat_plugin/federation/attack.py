@@ -34,7 +34,7 @@ class Attackers:
     """
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
-        self._experiment, self._names = experiment, names
+        self._experiment, self._names, self._reported = experiment, names, set[str]()
         self._groups = {client: groups[client] for client in attackers_among(groups)}
         self.ids = frozenset(self._groups)
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
@@ -67,7 +67,8 @@ class Attackers:
                 if not honest:
                     continue  # nobody to look at: it sends what it trained
                 task = replace(task, honest=lambda: honest)
-            with self._experiment.attribute_errors_to(picked):
-                state = returned.tensors(self._built[client].sent(task), "sent returned")
+            who, attacker = self._experiment.who(picked), self._built[client]
+            with self._experiment.attribute_errors_to(picked), returned.stateless(attacker, who, self._reported):
+                state = returned.tensors(attacker.sent(task), "sent returned", on="cpu")
             sent[client] = replace(updates[client], state=state)
         return sent

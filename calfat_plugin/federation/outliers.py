@@ -15,6 +15,7 @@ from statistics import median
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.maths.averaging import Drift
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import OVERFITTED_ATTACK
@@ -31,6 +32,9 @@ _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 DOMINANT = 0.9
 #: Share of images above which a client's model has learnt to pass one step of eps, and not three shorter ones.
 OVERFITTED = 0.4
+#: Cosine of the server's step to the median of its clients' below which, and multiple of the longest of these above
+#: which, it is reported. Averages and robust rules stay within the longest; momentum turns a step, but not around.
+AGAINST, BEYOND = -0.5, 3.0
 _QUOTED = 5  # findings of a kind that the page quotes
 _CLIENTS = re.compile(r"clients? \d+(, \d+)*")
 _LARGE_UPDATE = "large-update"
@@ -42,6 +46,8 @@ _ADVICE = {
     "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
     OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks that model, and what it learns is not "
     "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
+    "server-step": "combine returns the next model, near those of the clients: has its step the wrong sign, or is what "
+    "it returns an update, or a sum?",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
 
@@ -213,6 +219,27 @@ def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
         for client, loss in losses.items()
         if client not in kept and (kept or math.isfinite(loss))
     )
+
+
+def step_alarms(moved: Drift, *, remembers: bool) -> tuple[str, ...]:
+    """A sentence where the server's step is none that an aggregator takes: away from its clients, or far beyond them.
+
+    Args:
+        moved: of a round, with its step.
+        remembers: whether the aggregator keeps something between rounds, as a server's optimiser does: its steps have a
+            length of their own.
+    """
+    (length, cosine), longest = moved.step, max(moved.norms)
+    if cosine < AGAINST:
+        return (
+            f"server-step: the global model moved against its clients (cosine to their median update {cosine:.2f})",
+        )
+    if not remembers and length > BEYOND * longest > 0:
+        return (
+            f"server-step: the global model moved by {length:.3g}, {length / longest:.3g} times the longest update of "
+            "its clients",
+        )
+    return ()
 
 
 def alarms_of(path: Path) -> tuple[Alarm, ...]:

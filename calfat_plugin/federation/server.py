@@ -28,7 +28,14 @@ from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, overfit_alarms, weight_alarms
+from calfat_plugin.federation.outliers import (
+    UpdateHistory,
+    attack_alarms,
+    loss_alarms,
+    overfit_alarms,
+    step_alarms,
+    weight_alarms,
+)
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker, personal_names
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
@@ -124,6 +131,7 @@ class Server:
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
         self._worker = {} if worker is None else {"worker": cache(worker)}
         self._client_models: Mapping[int, State] = {}
+        self._reported: set[str] = set()
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.average: State = {}
         self.server_state: State = {}
@@ -226,9 +234,9 @@ class Server:
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
         with self.experiment.attribute_errors_to(self.experiment.trainer):
-            extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned")
+            extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned", on="cpu")
         self.broadcast = {**aggregate.broadcast, **extras}
-        moved = drift([update.state for update in usable.values()], previous, names)
+        moved = drift([update.state for update in usable.values()], previous, names, outcome=self.state)
         norms = dict(zip(usable, moved.norms, strict=True))
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
@@ -241,6 +249,7 @@ class Server:
             *loss_alarms(_sent("loss", usable)),
             *attack_alarms(_sent(FELL, with_attack), len(with_attack)),
             *overfit_alarms(_sent(OVERFIT, usable)),
+            *step_alarms(moved, remembers=bool(aggregate.server_state)),
         )
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
@@ -354,6 +363,8 @@ class Server:
                         parameter_names=self._parameter_names,
                         num_clients=self.experiment.num_clients,
                         round=round,
+                        seed=derive_seed(self.experiment.seed, "aggregator", round=round),
+                        num_classes=self.dataset.num_classes,
                         unattacked=self._unattacked(usable),
                     )
                 )
@@ -405,11 +416,12 @@ class Server:
         given |= {f"the extras of client {client}": update.extras for client, update in task.updates.items()}
         given |= {"the global model": task.global_state, "server_state": task.server_state}
         with self.experiment.attribute_errors_to(pick):
-            with returned.untouched(given, f"round {task.round}: combine"):
-                made = self._aggregator.combine(task)
-            aggregate = returned.instance(made, Aggregate, "combine returned", "Return Aggregate(state=...).")
+            stateless = returned.stateless(self._aggregator, self.experiment.who(pick), self._reported)
+            with stateless, returned.untouched(given, f"round {task.round}: combine"):
+                found = self._aggregator.combine(task)
+            aggregate = returned.instance(found, Aggregate, "combine returned", "Return Aggregate(state=...).")
             for name in ("state", "server_state", "broadcast"):
-                returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds")
+                returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds", on="cpu")
             weights = returned.shares(aggregate.weights, task.updates, "its aggregate's weights hold")
             metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
         return replace(aggregate, metrics=metrics, weights=weights)

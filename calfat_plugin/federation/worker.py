@@ -18,6 +18,7 @@ from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.building import CheckedCorrection
 from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
@@ -57,16 +58,18 @@ class Worker:
     ) -> None:
         self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
         self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
-        self._dataset = dataset
+        self._dataset, self._reported = dataset, set[str]()
         self._trainer = experiment.build_trainer()
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         groups = {group.name: experiment.trained_by(group) for group in self._groups.values()}
         self._trainers = {name: each.build_trainer() for name, each in groups.items()}
         self._inner = experiment.build_inner()
         self._inners = {name: each.build_inner() for name, each in groups.items()}
-        aggregator = experiment.build_aggregator()
-        with experiment.attribute_errors_to(experiment.aggregator):
-            self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
+        aggregator, pick = experiment.build_aggregator(), experiment.aggregator
+        with experiment.attribute_errors_to(pick):
+            correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
+            returned.overrides(correction)
+        self._correction = CheckedCorrection(correction, pick.entry, experiment.who(pick))
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = personal_names(experiment, self._trainer, self._model)
         self._precision = chosen(experiment.runtime.precision, device)
@@ -172,20 +175,22 @@ class Worker:
         attacker = build_attacker(self.experiment, group)
         with self.experiment.attribute_errors_to(group.attacker):
             poisoned = attacker.poisoned(data, self._dataset.num_classes)
-            return returned.instance(poisoned, ImageData, "poisoned returned")
+            return returned.examples(poisoned, data, self._dataset.num_classes, "poisoned returned")
 
     def _trained(self, task: LocalTask, group: ClientGroup | None) -> LocalUpdate:
         trainer = self.experiment.trained_by(group).trainer
         local = self._trainer if group is None else self._trainers[group.name]
         try:
             with self.experiment.attribute_errors_to(trainer):
-                update = returned.instance(local.fit(task), LocalUpdate, "fit returned")
-                returned.tensors(update.extras, "its update's extras hold")
-                returned.tensors(update.client_state, "its update's client_state holds")
+                with returned.stateless(local, self.experiment.who(trainer), self._reported):
+                    found = local.fit(task)
+                update = returned.instance(found, LocalUpdate, "fit returned")
+                for name in ("state", "extras", "client_state"):
+                    returned.tensors(getattr(update, name), f"its update's {name} holds", on="cpu")
                 declared = {**trainer.entry.metrics, "loss": "mean training loss"}
                 also = (FELL, OVERFIT, PASSES)
-                found = returned.metrics(update.metrics, declared, "its update has the metric", also=also)
-                return replace(update, metrics=found)
+                metrics = returned.metrics(update.metrics, declared, "its update has the metric", also=also)
+                return replace(update, metrics=metrics)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise

@@ -57,6 +57,8 @@ class AggregationTask:
             replaced after the aggregation.
         num_clients: clients in total (not only this round's).
         round: 1-based round number.
+        seed: of what the aggregator draws, the round's own, derived from the run's: ``generator(task.seed, "noise")``.
+        num_classes: C.
         unattacked: clients of the round whose method trains without an attack.
         monitored: gives the server's images, when called; only for entries that set ``uses_monitored_data``.
     """
@@ -67,6 +69,8 @@ class AggregationTask:
     parameter_names: Sequence[str]
     num_clients: int
     round: int
+    seed: int = 0
+    num_classes: int = 0
     unattacked: frozenset[int] = frozenset()
     monitored: Callable[[], MonitoredData] = _no_data
 

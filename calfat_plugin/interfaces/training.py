@@ -294,6 +294,11 @@ class LocalTask:
     graphs: Graphs | None = None
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
 
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_counts)
+
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """The model's trainable parameters that are not personal, by name: what aggregators work on."""
         return {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import AttackObserver, device_of, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
-from calfat_plugin.errors import OptionError
+from calfat_plugin.analyses.on_tensors import set_up_task_of
+from calfat_plugin.errors import CalfatError, ModelError, OptionError
 from calfat_plugin.exact import exact_text
-from calfat_plugin.experiment import assemble
+from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.evidence import CLAIM, Evidence
@@ -26,6 +28,7 @@ from calfat_plugin.runs.loaded_run import LoadedRun, Trust, find_checkpoint, rec
 if TYPE_CHECKING:
     from torch import nn
 
+    from calfat_plugin.datasets import ImageData
     from calfat_plugin.judging.record import Record
     from calfat_plugin.judging.trial import Trial
 
@@ -77,47 +80,129 @@ def examine(
     Raises:
         CalfatError: with what to fix; nothing is written then.
     """
+    experiment = plan.experiments[0]
+    _refuse_no_budget(experiment)
+    with using_threads(experiment):
+        run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
+        trial = _trial(plan, run, transfer)
+        facts = {**facts_of(run), "dataset": run.dataset.name}
+        beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
+        how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
+        return _judge(trial, experiment.registry, facts, output or beside, available=len(run.dataset.test), **how)
+
+
+def examine_module(
+    model: nn.Module,
+    data: ImageData,
+    more: ImageData | None,
+    transfer: Sequence[Path],
+    experiment: Experiment,
+    *,
+    examples: int | None,
+    trust: Trust,
+    full: bool,
+    output: Path,
+    command: list[str],
+    observer: TrustObserver,
+) -> TrustReport:
+    """Judge a module in memory, on the device where it is; copies of it are asked, and it stays as it was.
+
+    Args:
+        data: images to be tried, or to take so many ``examples`` from.
+        more: further images for the surrogate; None: what ``examples`` leave of ``data``.
+        experiment: the budget, the seed and the batch size.
+        trust: as for ``recipe_of``, about the plugin files of ``transfer``.
+        output: the file.
+
+    Raises:
+        CalfatError: with what to fix; nothing is written then.
+    """
+    import numpy as np
+
+    from calfat_plugin.evaluators.base import fixed_subset
+    from calfat_plugin.judging.trial import Trial
+
+    _refuse_no_budget(experiment)
+    try:
+        pristine = deepcopy(model)
+        task = set_up_task_of(deepcopy(pristine), data, trust)
+    except CalfatError:
+        raise
+    except Exception as error:  # somebody else's model may fail in any way
+        raise ModelError(
+            f"the model cannot be copied ({type(error).__name__}: {error}), and its copies are what is asked. Let "
+            "copy.deepcopy take it, or give model, weights and dataset in its place."
+        ) from error
+    where, available = fixed_subset(len(data), examples or EXAMPLES), len(data)
+    if where is not None:
+        more = data.subset(np.setdiff1d(np.arange(available), where.numpy())) if more is None else more
+        data = data.subset(where.numpy())
+    trial = Trial(
+        deepcopy(pristine),
+        data,
+        num_classes=task.num_classes,
+        threat=experiment.threat,
+        batch_size=experiment.evaluation.batch_size,
+        device=task.device,
+        seed=experiment.seed,
+        surrogates={str(target): task.load_model(str(target), None) for target in dict.fromkeys(transfer)},
+        fresh=lambda: deepcopy(pristine),
+        more=more,
+    )
+    facts = {"model": type(model).__name__, "seed": experiment.seed}
+    how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
+    return _judge(trial, experiment.registry, facts, output, available=available, **how)
+
+
+def _refuse_no_budget(experiment: Experiment) -> None:
+    if experiment.threat.eps == 0:
+        raise OptionError("there is no robustness to judge at eps 0; give a budget, such as --eps 8/255.")
+
+
+def _judge(
+    trial: Trial,
+    registry: Registry,
+    facts: Mapping[str, Any],
+    path: Path,
+    *,
+    available: int,
+    full: bool,
+    command: list[str],
+    observer: TrustObserver,
+) -> TrustReport:
+    """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
     from calfat_plugin.judging.record import Record
     from calfat_plugin.runs.compute import describe_environment
 
-    experiment = plan.experiments[0]
-    if experiment.threat.eps == 0:
-        raise OptionError("there is no robustness to judge at eps 0; give a budget, such as --eps 8/255.")
-    with using_threads(experiment):
-        device = device_of(plan, observer)
-        run = LoadedRun(experiment, plan.weights, plan.run, device)
-        trial = _trial(plan, run, transfer)
-        threat = trial.threat
-        settings = {
-            "norm": threat.norm,
-            "eps": exact_text(threat.eps),
-            "step_size": exact_text(threat.step_size),
-            "seed": trial.seed,
-            "batch_size": trial.batch_size,
-        }
-        facts: dict[str, Any] = {
-            **facts_of(run),
-            "dataset": run.dataset.name,
-            "examples": len(trial.data),
-            "attack": CLAIM,
-            "threat": settings,
-            "transfer": list(trial.surrogates),
-            "calfat_plugin": __version__,
-            "environment": describe_environment(device, experiment.registry, command, "fp32"),
-        }
-        digest = fingerprint(
-            trial.task(), {**settings, "transfer": [_digest_of(other) for other in trial.surrogates.values()]}
-        )
-        beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
-        record = Record.open(output or beside, digest, facts, len(trial.data))
-        checks = _checks(trial, observer, full=full or record.full)
-        kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
-        record = replace(record, full=full or record.full, evidence=kept)
-        trial.scratch, trial.on_progress = record.scratch, observer.progress
-        if record.robust is not None:
-            trial.robust = record.robust.clone()
-        return _finish(trial, record, checks, observer, len(run.dataset.test))
+    threat = trial.threat
+    settings = {
+        "norm": threat.norm,
+        "eps": exact_text(threat.eps),
+        "step_size": exact_text(threat.step_size),
+        "seed": trial.seed,
+        "batch_size": trial.batch_size,
+    }
+    facts = {
+        **facts,
+        "examples": len(trial.data),
+        "attack": CLAIM,
+        "threat": settings,
+        "transfer": list(trial.surrogates),
+        "calfat_plugin": __version__,
+        "environment": describe_environment(trial.device, registry, command, "fp32"),
+    }
+    digest = fingerprint(
+        trial.task(), {**settings, "transfer": [_digest_of(other) for other in trial.surrogates.values()]}
+    )
+    record = Record.open(path, digest, facts, len(trial.data))
+    checks = _checks(trial, observer, full=full or record.full)
+    kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
+    record = replace(record, full=full or record.full, evidence=kept)
+    trial.scratch, trial.on_progress = record.scratch, observer.progress
+    if record.robust is not None:
+        trial.robust = record.robust.clone()
+    return _finish(trial, record, checks, observer, available)
 
 
 def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check, ...]:

@@ -153,32 +153,38 @@ class Drift(NamedTuple):
             where one of the two is zero.
         heterogeneity: s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 (CalFAT section 3.2), with the plain mean,
             before aggregation; 0.0 for a single client, where nothing can differ.
+        step: norm and cosine, as a client's, of what the server made of them; nan where that is not known.
     """
 
     norms: list[float]
     cosines: list[float]
     heterogeneity: float
+    step: tuple[float, float] = (math.nan, math.nan)
 
 
-def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Drift:
+def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State | None = None) -> Drift:
     """Measure the clients' drift; tensor by tensor, so that each is widened to float64 once and never all at a time.
 
     Args:
         states: of the m >= 1 clients.
         reference: the global model that they began with.
         names: the trainable parameters: statistics of normalisation layers do not belong here.
+        outcome: the next global model; None: it is not known.
     """
     import torch
 
-    squares: list[list[float]] = [[] for _ in states]
-    products: list[list[float]] = [[] for _ in states]
+    also = [] if outcome is None else [outcome]
+    squares: list[list[float]] = [[] for _ in (*states, *also)]
+    products: list[list[float]] = [[] for _ in (*states, *also)]
     middles, spread = [], 0.0
     for name in names:
         start = reference[name].double()
         moves = [state[name].double() - start for state in states]
         middle = median_of(torch.stack(moves))
         middles.append(_square(middle))
-        for own, product, move in zip(squares, products, moves, strict=True):
+        for own, product, move in zip(
+            squares, products, [*moves, *(s[name].double() - start for s in also)], strict=True
+        ):
             own.append(_square(move))
             product.append(float((move * middle).sum()))
         if len(moves) > 1:
@@ -190,7 +196,10 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
         for product, norm in zip(products, norms, strict=True)
     ]
     within = [max(min(cosine, 1.0), -1.0) for cosine in cosines]  # in this order nan stays what it is
-    return Drift(norms, within, spread / max(1, len(states) - 1))
+    spread /= max(1, len(states) - 1)
+    if outcome is None:
+        return Drift(norms, within, spread)
+    return Drift(norms[:-1], within[:-1], spread, (norms[-1], within[-1]))
 
 
 def median_of(rows: Tensor) -> Tensor:

@@ -38,10 +38,16 @@ def seeded(build: Callable[[], M], seed: int) -> M:
     """Call ``build`` with torch's CPU generator at ``seed``, and put the generator back after.
 
     PyTorch's layers draw their initial weights from that generator and take no other.
+
+    Raises:
+        ModelError: ``build`` seeds it otherwise.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return build()
+        made = build()
+        if torch.default_generator.initial_seed() != seed:
+            raise ModelError("its code seeds torch by itself, so no seed of a run decides on its weights; remove that.")
+        return made
 
 
 def built_model(

@@ -24,10 +24,10 @@ class PartitionOptions:
     """Options that every partition has."""
 
     seed: int | None = option(
-        2021,
+        None,
         low=0,
         high=2**32 - 1,
-        help="seed of the split; the same for all seeds of the run, so that they can be compared; null: the run's seed",
+        help="seed of the split, which runs with other seeds then share; null: the run's seed",
     )
 
 

@@ -16,7 +16,10 @@ TRAINED = ("epochs", "local_steps", "batch_size", "learning_rate")  #: of a grou
 BESIDE: Mapping[str, tuple[str, str]] = {
     "ids": ("client ids such as 3, 2-4 or [0, 1, 5-7]", "chooses these clients"),
     "trainer": ("one of the local trainers", "as calfat.trainer, with its loss modifier"),
-    "threat": ("a section", "keys of calfat.threat that differ; the others are the run's"),
+    "threat": (
+        "a section",
+        "keys of calfat.threat that differ; the others are the run's, but another norm needs an eps",
+    ),
     "attacker": ("one of the attackers", "what its clients send instead of what they trained; in simulations only"),
 }  #: keys of a group that are no options: what they hold, and what for
 OTHERS = "others"  #: what results call the clients of no group

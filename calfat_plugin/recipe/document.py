@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -19,8 +19,11 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.options import describe, quoting_hint
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.shipped import located
+from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
 
 KeyPath = tuple[str | int, ...]
+NORM: KeyPath = ("calfat", "threat", "norm")
+EPS: KeyPath = ("calfat", "threat", "eps")
 
 # A recipe is a page of text. What goes beyond these is YAML's aliases gone wild.
 _MAX_DEPTH = 20
@@ -122,13 +125,40 @@ class Document:
         places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
         return Document(self.file, data, {**places, **created, path: place})
 
+    def with_values(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
+        """A copy with each (path, value, place) applied, in order: together, one change of the recipe.
+
+        An eps is a length in a norm. Where the change has another norm and no eps, the recipe's is null, which
+        :meth:`check_norm` refuses unless a later change has one.
+
+        Raises:
+            RecipeError: as :meth:`with_value`.
+        """
+        document = self
+        for path, value, place in changes:
+            document = document.with_value(path, value, place)
+        norm_before, norm = (each.get(NORM) or ThreatModel.norm for each in (self, document))
+        if norm != norm_before and document.has(EPS) and document.place(EPS) == self.place(EPS):
+            document = document.with_value(EPS, None, document.place(NORM))
+        return document
+
+    def check_norm(self) -> None:
+        """Refuse a norm whose eps is that of another norm, or the default, which is one of linf.
+
+        Raises:
+            RecipeError: with the norm's place.
+        """
+        norm = self.get(NORM)
+        if norm in get_args(Norm) and self.get(EPS) is None and (self.has(EPS) or norm != ThreatModel.norm):
+            raise self.error(NORM, lacks_eps(norm))
+
     def with_overrides(self, overrides: Iterable[str]) -> Document:
-        """A copy with each ``section.key=value`` of the command line applied, in order.
+        """A copy with each ``section.key=value`` of the command line applied, in order: one change.
 
         Raises:
             RecipeError: for an override without ``=``, without a key, or whose value is not YAML.
         """
-        document = self
+        changes: list[tuple[KeyPath, Any, str]] = []
         for override in overrides:
             place = f"--set {override if len(override) <= _MAX_SHOWN else override[: _MAX_SHOWN - 3] + '...'}"
             key, equals, text = override.partition("=")
@@ -137,8 +167,8 @@ class Document:
                 raise RecipeError(
                     f"{place}: expected SECTION.KEY=VALUE, such as train_args.comm_round=20 or calfat.threat.eps=4/255."
                 )
-            document = document.with_value(steps, _parse_value(text, steps, place), place)
-        return document
+            changes.append((steps, _parse_value(text, steps, place), place))
+        return self.with_values(changes)
 
 
 @dataclass(frozen=True)

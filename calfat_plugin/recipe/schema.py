@@ -63,7 +63,7 @@ class CommonArgs:
     )
     training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
     random_seed: int = option(
-        0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
+        0, low=0, high=2**32 - 1, help="seed of initial weights, partition, client sampling, batches and attacks"
     )
 
 
@@ -179,7 +179,10 @@ class Monitor:
 
     every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
-        None, low=1, help="evaluate on a fixed random subset of this many of its examples; null: all"
+        None,
+        low=1,
+        help="evaluate on a fixed random subset of this many of its examples; fewer than 100, by which the best "
+        "checkpoints would be chosen, warn; null: all",
     )
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
         Plugins(
@@ -242,7 +245,14 @@ class Reported:
     percent: Mapping[str, float] = key(
         Others(
             info=OptionInfo(
-                "<label>", float, False, None, True, help="accuracy in percent, as in the source", low=0, high=100
+                "<label>",
+                float,
+                False,
+                None,
+                True,
+                help="accuracy in percent, as in the source; fractions warn",
+                low=0,
+                high=100,
             )
         ),
         default_factory=dict,
@@ -464,6 +474,7 @@ class Recipe(CalfatSection):
             for name, values in self.host_sections.items()
         }
         sections["train_args"]["client_num_per_round"] = self.clients_per_round
+        sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
         # What has no effect is not written: read again, the file would draw a warning.
         del sections["train_args"]["federated_optimizer"]
         sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}

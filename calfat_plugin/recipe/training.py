@@ -27,7 +27,7 @@ class TrainArgs:
         help="mini-batches per round in place of local epochs: the same number for every client, through its data as "
         "often as it takes; null: go by epochs",
     )
-    batch_size: int = option(128, low=1, help="examples per mini-batch")
+    batch_size: int = option(128, low=1, help="examples per mini-batch; more than any client has warns")
     client_optimizer: str = option("sgd", choices=("sgd", "adam", "adamw"), help="local optimiser, as in torch.optim")
     learning_rate: float = option(0.01, low=0, open_low=True, help="learning rate; with a schedule, its highest")
     lr_schedule: str = option(

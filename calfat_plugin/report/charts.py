@@ -225,7 +225,7 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and every client behind it."""
-    clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
+    clients = dict.fromkeys(column for row in run.rounds for column in row if column.startswith("loss_"))
     by_round: dict[int, dict[str, float]] = {}
     for column in clients:
         for number, loss in run.curve(column):
@@ -442,9 +442,9 @@ def final_per_class(run: RunFiles) -> Chart | None:
 
 
 def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
-    """The weakest class of every series."""
-    weakest = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
-    return f"Weakest class: {listing(weakest)}." if weakest else ""
+    """The worst class of every series, which are means over clients."""
+    worst = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
+    return f"Worst class of the mean: {listing(worst)}." if worst else ""
 
 
 def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,18 @@ from calfat_plugin.report.charts import (
     drawn,
     label_distribution,
     per_class,
-    spread_sentence,
     tsne_chart,
 )
 from calfat_plugin.report.front import front_chart
 from calfat_plugin.report.labels import (
     MORE,
+    WORST_DEFINED,
     Measure,
     accuracy_title,
     final,
     monitored,
     on_examples,
+    partition_note,
     pick,
     plain,
     problem_names,
@@ -38,9 +39,20 @@ from calfat_plugin.report.labels import (
     with_examples,
     without_curve,
 )
-from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, interval, on_page, paired_points, points
+from calfat_plugin.report.numbers import (
+    NOTHING,
+    as_measured,
+    bare_percent,
+    counted,
+    interval_of,
+    on_page,
+    paired_points,
+    points,
+    unbroken_percent,
+)
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
+from calfat_plugin.results import RELEASE, WORST, evaluator_of, measured, release_of
 
 
 @dataclass(frozen=True)
@@ -66,20 +78,30 @@ class Group:
         """How many of its seeds are."""
         return sum(run.finished for run in self.runs)
 
-    def score(self, label: str) -> Score:
-        """The final accuracy of the finished runs."""
-        found = {run.recipe.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
-        numbers = {evaluation.get("num_examples") for evaluation in found.values()}
+    def score(self, metric: str) -> Score:
+        """What the finished runs measured: an evaluator's accuracy, or another metric of a suite."""
+        known = {run.recipe.seed: value for run in self.runs if (value := measured(run.results, metric)) is not None}
+        release = (measured(run.results, release_of(metric)) for run in self.runs)
+        label = metric.removesuffix(f":{RELEASE}")
+        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
         return Score(
-            {seed: float(evaluation["accuracy"]) for seed, evaluation in found.items()},
+            known,
             numbers.pop() if len(numbers) == 1 else None,
-            reported=self.reported.get(label),
-            release=[float(e.get("accuracy_release", e["accuracy"])) for e in found.values()],
+            metric not in self.runs[0].recipe.final_metrics,
+            reported=self.reported.get(metric),
+            release=[value for value in release if value is not None],
         )
 
     def measures(self) -> dict[str, Measure]:
         """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""
         return {str(found["label"]): final(run, found) for run in reversed(self.runs) for found in run.evaluations}
+
+    def columns(self, metrics: Iterable[str]) -> dict[str, Measure]:
+        """The same for a table, which names the data elsewhere; also of what was measured of the other ``metrics``."""
+        found = {label: measure.on_any_data() for label, measure in self.measures().items()}
+        others = [metric for metric in metrics if metric not in found and self.score(metric).values]
+        whose = {metric: found.get(evaluator_of(metric)) for metric in others}
+        return found | {metric: Measure(metric, of.facts if of else ()) for metric, of in whose.items()}
 
     @property
     def strongest(self) -> str:
@@ -173,18 +195,26 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     Args:
         suite: gives the columns' headings and order, and a name for the rows.
     """
-    measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
-    columns = _columns(list(measured.values()), suite.headings)
+    found = {group.name: group.columns(suite.headings) for group in groups}
+    columns = _columns(list(found.values()), suite.headings)
     alike: dict[str, list[Group]] = {}  # what sets a problem apart from the others, to the groups that solve it
     problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
     for problem, group in zip(problems, groups, strict=True):
         alike.setdefault(problem, []).append(group)
-    blocks = {problem: _rows(block, list(columns), measured) for problem, block in alike.items()}
+    blocks = {problem: _rows(block, list(columns), found) for problem, block in alike.items()}
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
     measured_as = {
         heading: [each for each in evaluations if final(*each).on_any_data() == column]
         for column, heading in columns.items()
+        if evaluator_of(column.label) == column.label and column.facts
     }
+    own = {metric for group in groups for metric in group.runs[0].recipe.final_metrics}
+    figures = ", ".join(heading for column, heading in columns.items() if column.label in own)
+    said = [
+        f"Not in percent, but as measured: {figures}." if figures else "",
+        WORST_DEFINED if any(column.label.endswith(tuple(WORST)) for column in columns) else "",
+        partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}),
+    ]
     sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
     reported = any(group.reported for group in groups)
     return {
@@ -193,6 +223,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "several": len(blocks) > 1,
         "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
         "examples": on_examples(measured_as.items()),
+        "said": " ".join(filter(None, said)),
         "abridged": any(group.name.endswith(MORE) for group in groups),
         "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
@@ -213,7 +244,9 @@ def _rows(
     found = {}
     for column in columns:
         own = [group for group in block if _is_in(column, columns, measured[group.name])]
-        found[column] = with_rivals({group.name: group.score(column.label) for group in own})
+        scores = {group.name: group.score(column.label) for group in own}
+        # Of some figures less is better.
+        found[column] = with_rivals(scores) if all(score.is_accuracy for score in scores.values()) else scores
     return [
         {
             "name": group.name,
@@ -227,10 +260,10 @@ def _rows(
 def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
     """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
     return {
-        "mean": bare_percent(score.mean),
+        "mean": as_measured(score.mean, score),
         "best": score.is_clear_best,
-        "spread": "" if score.std is None else f" ± {bare_percent(score.std)}",
-        "interval": "" if score.interval is None else interval(*score.interval),
+        "spread": "" if score.std is None else f" ± {as_measured(score.std, score)}",
+        "interval": interval_of(score),
         "rival": "" if score.rival is None else on_page(paired_points(score.rival.difference)),
         "reported": "" if score.reported is None else bare_percent(score.reported),
         "difference": "" if score.difference is None else on_page(points(score.difference)),
@@ -321,9 +354,16 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
             runs = [run for group in alike for run in group.runs]
-            caption = spread_sentence(values, classes) + without_curve(measure, runs, headings)
+            caption = _worst_classes(alike, measure.label) + without_curve(measure, runs, headings)
             charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
     return charts
+
+
+def _worst_classes(groups: Sequence[Group], label: str) -> str:
+    """The worst class as a suite's metric ``worst-class`` has it, run by run: no bar's, which is a mean over seeds."""
+    found = {group.name: group.score(f"{label}:worst-class").mean for group in groups}
+    shown = [f"{name} {unbroken_percent(mean)}" for name, mean in found.items() if mean is not None]
+    return f"Worst class of each run, mean over seeds: {labels.listing(shown)}." if shown else ""
 
 
 def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -> Iterator[tuple[str, Measure, str]]:
@@ -338,13 +378,18 @@ def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -
 
 
 def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
-    """One chart for each different partition."""
+    """One chart for each different partition; of seeds with partitions of their own that of the first."""
     seen: dict[tuple[tuple[int, ...], ...], RunFiles] = {}
+    several = {run.path for group in groups if len({run.class_counts for run in group.runs}) > 1 for run in group.runs}
     for run in (group.runs[0] for group in groups):
         if run.class_counts and len(seen) < MOST_LINES:
             seen.setdefault(run.class_counts, run)
     return [
-        label_distribution(run, f"labels_{number}", f"{run.recipe.dataset.name}, {labels.partition(run)}")
+        label_distribution(
+            run,
+            f"labels_{number}",
+            f"{run.recipe.dataset.name}, {labels.partition(run)}{f', seed {run.recipe.seed}' * (run.path in several)}",
+        )
         for number, run in enumerate(seen.values(), start=1)
     ]
 

@@ -232,6 +232,23 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "calfat.clients": other} if other else found
 
 
+#: What the metrics of ``results.WORST`` are.
+WORST_DEFINED = (
+    "Worst class: in each run the class with the lowest accuracy; worst clients: the mean of the worst 10 % of them."
+)
+
+
+def partition_note(recipes: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which rows of a table have one partition for all their seeds, in a sentence; empty where none has.
+
+    Args:
+        recipes: name to recipe as run, of the rows with several seeds.
+    """
+    fixed = [name for name, recipe in recipes.items() if recipe["calfat"]["partition"].get("seed", 0) is not None]
+    whose = f" ({listing(fixed)})" if len(fixed) < len(recipes) else ""
+    return f"One partition, seeds of training alone{whose}: intervals say nothing of other partitions." if fixed else ""
+
+
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values are not all equal, those that are known best first."""
     keys = dict.fromkeys((*_FIRST, *(key for values in settings for key in values)))

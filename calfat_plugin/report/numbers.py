@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calfat_plugin.maths.intervals import Difference
+from calfat_plugin.maths.intervals import Difference, Score
 
 _LISTED = 3  # ids that are named
 NOTHING = "\N{EN DASH}"  # on a page, where there is no number
@@ -28,6 +28,18 @@ def bare_percent(fraction: float | None, digits: int = 2) -> str:
 def interval(low: float, high: float) -> str:
     """An interval of fractions in percent: ``[79.3, 86.7]``."""
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def as_measured(number: float | None, score: Score) -> str:
+    """A number of ``score``: of an accuracy in percent, of a figure as it is; nothing becomes a dash."""
+    return bare_percent(number) if score.is_accuracy or number is None else f"{number:.4g}"
+
+
+def interval_of(score: Score) -> str:
+    """``[60.8, 61.9]``, its 95 % interval, of an accuracy in percent; empty where it has none."""
+    if score.interval is None:
+        return ""
+    return interval(*score.interval) if score.is_accuracy else "[{:.4g}, {:.4g}]".format(*score.interval)
 
 
 def points(difference: float) -> str:

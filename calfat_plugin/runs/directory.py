@@ -6,7 +6,7 @@
         recipe.yaml       as run, every default and derived value written out
         environment.json  versions, device, threads, commit
         partition.json    training examples per client and class (simulations only)
-        rounds.csv        a row a round
+        rounds.csv        a row a round; of many clients, their values are in clients.csv
         results.json      the final evaluation; its presence says that the run is finished
         checkpoints/      last, best-natural, best-robust; clients/ has what each client keeps (simulations)
         evaluation/       how far a final evaluation had come, until results.json is written
@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import time
@@ -32,7 +33,7 @@ from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
-from calfat_plugin.rounds_csv import RoundsFile
+from calfat_plugin.rounds_csv import RoundsFile, clients_csv
 from calfat_plugin.runs.request import Request
 
 D = TypeVar("D", bound="RunDirectory")
@@ -40,6 +41,9 @@ D = TypeVar("D", bound="RunDirectory")
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
 CLIENTS = "clients"  # folder beside the checkpoints
+_OF_LOGGERS = ("tensorboard", "wandb")
+_OF_PARTY = re.compile("rank-[0-9]+")  # below a server's directory, of a client: it looks after its own
+_SHOWN = 3  # files that an error names
 _ATTEMPTS = 100
 
 
@@ -101,7 +105,7 @@ class RunDirectory:
         """
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
-            return cls.create(experiment, path, parent)
+            return cls.create(experiment, path, parent, overwrite=request.overwrite)
         directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
         if not directory.recipe.exists():
             raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
@@ -109,8 +113,13 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
+    def create(
+        cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None, *, overwrite: bool = False
+    ) -> D:
         """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run.
+
+        Args:
+            overwrite: remove a run at ``path`` in which no round was finished.
 
         Raises:
             RunError: it holds a run already, or cannot be written.
@@ -120,6 +129,9 @@ class RunDirectory:
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
         chosen = cls(path or new_path(experiment, parent))
         chosen._made = made if path else [chosen.path, *made]
+        if overwrite and chosen.recipe.exists():
+            chosen.refuse_to_overwrite()
+            chosen.discard(of_loggers=True)
         chosen._refuse_another_run()
         try:
             chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +145,44 @@ class RunDirectory:
     def _refuse_another_run(self) -> None:
         if self.recipe.exists():
             raise RunError(
-                f"{self.path}: there is a run in this directory already. "
+                f"{self.path}: there is a run in this directory already. {self._or_overwrite}"
                 "Add --resume to continue it, or choose another --run-dir."
             )
+
+    def refuse_to_overwrite(self) -> None:
+        """Refuse to remove a run of which a round was finished, or with which there are files of others.
+
+        Raises:
+            RunError: with what is there; or another process is writing the run.
+        """
+        if not self.recipe.exists():
+            return
+        with self.locked():
+            found = self.worth_keeping()
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise RunError(
+                f"{self.path}: --overwrite replaces a run that has not finished a round, and nothing else, but this "
+                f"directory has {', '.join(found[:_SHOWN])}{more}. Add --resume instead to continue the run, or choose "
+                "another --run-dir."
+            )
+
+    def worth_keeping(self) -> list[str]:
+        """What is here beside a run that has finished no round: files of finished rounds, and of others than runs."""
+        done = {self.last_checkpoint, self.results}
+        if self.rounds.is_file() and self.rounds.read_bytes().count(b"\n") > 2:  # the first round may leave its row
+            done.add(self.rounds)
+        if self.recipe.is_file() and not self.recipe.read_bytes().rstrip().endswith(END_AS_RUN.encode()):
+            done.add(self.recipe)  # somebody wrote it
+        checkpoints = self.last_checkpoint.parent
+        own = {each for path in self._files() for each in (path, temporary_of(path))} - done
+        own |= {checkpoints, self.client_states, *(self.path / name for name in _OF_LOGGERS)}
+        found = [path for path in (*self.path.glob("*"), *checkpoints.glob("*")) if path not in own]
+        return sorted(str(path.relative_to(self.path)) for path in found if not _OF_PARTY.fullmatch(path.name))
+
+    @property
+    def _or_overwrite(self) -> str:
+        return "" if self.worth_keeping() else "No round of it was finished, so --overwrite replaces it. "
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
@@ -169,7 +216,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path}: the recipe is not the one this run was started with. "
                 f"{changes(then, now, different, 'when started')}. "
-                f"{why_not(different)}Resume with the run's own recipe: "
+                f"{why_not(different)}{self._or_overwrite}Resume with the run's own recipe: "
                 + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
 
@@ -207,7 +254,8 @@ class RunDirectory:
         if last_round > 0:
             self.rounds_file(experiment).keep_until(last_round)
         else:
-            self.rounds.unlink(missing_ok=True)
+            for path in (self.rounds, clients_csv(self.rounds)):
+                path.unlink(missing_ok=True)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
 
@@ -240,13 +288,14 @@ class RunDirectory:
         except RunError:
             return True
 
-    def discard(self, *, keep_log: bool = False) -> bool:
+    def discard(self, *, keep_log: bool = False, of_loggers: bool = False) -> bool:
         """Remove a run in which no round was finished: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
 
         Args:
             keep_log: keep the log, which says why the run failed.
+            of_loggers: remove what our loggers wrote, too.
 
         Returns:
             Whether it was so. What another process writes is that one's, though this one made the directory.
@@ -254,7 +303,7 @@ class RunDirectory:
         if self.last_checkpoint.exists() or self.busy:
             return False
         kept = {self.log} if keep_log else set()
-        found = [self.client_states]
+        found = [self.client_states, *(self.path / name for name in _OF_LOGGERS if of_loggers)]
         found += [each for path in self._files() for each in (path, temporary_of(path))]
         if self.path in self._made and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
@@ -271,7 +320,8 @@ class RunDirectory:
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        files = [self.recipe, self.environment, self.partition, self.rounds, self.results, self.profile, self.log]
+        rounds = [self.rounds, clients_csv(self.rounds)]
+        files = [self.recipe, self.environment, self.partition, *rounds, self.results, self.profile, self.log]
         return [*files, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.disk import expanded
+from calfat_plugin.disk import expanded, read_json
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
@@ -134,6 +134,17 @@ class LoadedRun:
         return self.experiment.load_dataset()
 
     @cached_property
+    def images(self) -> ImageShape:
+        """The shape of its images: as ``partition.json`` has it, so that none is read; else that of ``dataset``."""
+        from calfat_plugin.interfaces import SetUpTask
+
+        noted = {} if self.run is None else read_json(RunDirectory(self.run).partition)
+        if "image_shape" not in noted:
+            return self.dataset
+        channels, height, width = noted["image_shape"]
+        return SetUpTask(len(noted["class_names"]), channels, (height, width), self.device)
+
+    @cached_property
     def checkpoint(self) -> tuple[Snapshot, Mapping[str, Any]]:
         """(snapshot, notes); weights of the user's own count as round 0, with nothing noted.
 
@@ -152,7 +163,7 @@ class LoadedRun:
 
         Args:
             variant: another experiment, whose trainer may adapt the architecture; None: the run's own.
-            images: which it shall take; None: those of ``dataset``.
+            images: which it shall take; None: those of the run.
 
         Raises:
             ModelError: the weights do not fit the architecture, or are not finite.
@@ -160,7 +171,7 @@ class LoadedRun:
         from calfat_plugin.maths.averaging import check_update
 
         experiment = variant or self.experiment
-        model = experiment.build_model(images or self.dataset, experiment.build_trainer())
+        model = experiment.build_model(images or self.images, experiment.build_trainer())
         state = self.checkpoint[0].global_state
         try:
             check_update(state, dict(model.state_dict()), who="the file")

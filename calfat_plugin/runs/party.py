@@ -59,6 +59,10 @@ class PartyDirectory(RunDirectory):
     finished_too = True  # the server may be in its final evaluation, and an MPI job lacks none of its processes
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
+    def _files(self) -> list[Path]:
+        """Also what it keeps after the first round, for it cannot know whether the server has finished that."""
+        return [*super()._files(), _state_after(1, self.last_checkpoint.parent)]
+
 
 class _States:
     """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained.
@@ -97,7 +101,11 @@ class _States:
                 path.unlink()
 
     def _path(self, round: int) -> Path:
-        return self._folder / f"round-{round}.safetensors"
+        return _state_after(round, self._folder)
+
+
+def _state_after(round: int, folder: Path) -> Path:
+    return folder / f"round-{round}.safetensors"
 
 
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:

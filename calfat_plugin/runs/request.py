@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.host.runtimes import runtime_of, supported_runtime
 from calfat_plugin.recipe.document import Document
@@ -20,10 +21,12 @@ class Request:
 
     Attributes:
         experiment: the recipe, from :func:`checked_experiment`; what it leaves to the machine is settled here.
+        overwrite: whether a run in ``run_dir`` that has finished no round is replaced.
         workers: processes that train a simulation's clients side by side; 0: this one trains them.
 
     Raises:
         HostError: nothing here can run it; with what to install.
+        RunError: there is nothing to overwrite.
     """
 
     experiment: Experiment
@@ -32,8 +35,12 @@ class Request:
     command: list[str]
     workers: int = 0
     profile: bool = False
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
+        if self.overwrite and (self.resume or self.run_dir is None):
+            why = "--resume continues it. Choose one of the two." if self.resume else "name it with --run-dir."
+            raise RunError(f"--overwrite is for a run in --run-dir that is to begin anew; {why}")
         runtime_of(self.experiment).refuse_without_host()
         object.__setattr__(self, "experiment", with_resolved_precision(self.experiment))
 

@@ -18,6 +18,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import PluginError, RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.experiment.implausible import too_large_batches
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.arguments import ServerTask
@@ -69,6 +70,9 @@ def run(
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         groups = experiment.client_groups(dataset.train.y.numpy())
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
+        sizes = {client: len(shard) for client, shard in shards.items()}
+        if shards and (finding := too_large_batches(experiment, groups, sizes)):
+            warn(finding)
         counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
         data |= describe_groups(groups)
         info = RunInfo(
@@ -188,9 +192,10 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
     """
     return {
         "class_names": list(dataset.class_names),
+        "image_shape": list(dataset.train.x.shape[1:]),
         "class_counts": [shard.y.bincount(minlength=dataset.num_classes).tolist() for shard in shards.values()],
-        "dataset_sha256": _digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
-        "partition_sha256": _digest(shards.values()),
+        "dataset_sha256": data_digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
+        "partition_sha256": data_digest(shards.values()),
     }
 
 
@@ -202,7 +207,7 @@ def describe_groups(groups: Mapping[int, ClientGroup]) -> dict[str, Any]:
     return {"groups": members, "attackers": attackers_among(groups)} if members else {}
 
 
-def _digest(parts: Iterable[ImageData]) -> str:
+def data_digest(parts: Iterable[ImageData]) -> str:
     """SHA-256 of images and labels, in their order."""
     digest = hashlib.sha256()
     for part in parts:
@@ -269,6 +274,8 @@ class Listeners:
         manager.check_pending()
         if not manager.get_hookcallers(plugin):
             raise PluginError("it implements no hook of a run's life; is @hookimpl missing?")
+        if silent := sorted(hookspecs.unmarked(plugin)):
+            raise PluginError(f"nothing calls its '{silent[0]}'; is @hookimpl missing above it?")
         self._managers[name] = manager
 
     def _call(self, hook: str, **arguments: Any) -> None:

@@ -122,7 +122,7 @@ class RunWriter:
         """What waits for the disk; in a thread of its own, which touches nothing but files."""
         paths = [self.directory.checkpoint(name) for name in checkpoints]
         with reporting_disk_errors(paths[-1]):
-            put_in_place(paths, also=[self.directory.rounds, self.directory.path, *states])
+            put_in_place(paths, also=[*self._rounds.paths, self.directory.path, *states])
 
     def _metrics(self) -> dict[str, float | None]:
         """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""

@@ -184,7 +184,7 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     directory, experiment = RunDirectory(run.directory), run.experiment
     if run.recorded is not None:
         return run.recorded.state, ""
-    if not directory.recipe.exists():
+    if not directory.recipe.exists() or not (directory.last_checkpoint.exists() or directory.worth_keeping()):
         return "new", ""
     try:
         then = _as_started(directory.recipe, read_text(directory.recipe, "recipe"), experiment.registry)
@@ -228,9 +228,9 @@ def resolve(
         RecipeError, PluginError: it cannot be; with file, line, key and the cell's name.
     """
     try:
-        document = suite.base_document
-        for setting in settings:
-            document = document.with_value(setting.path, setting.value, setting.place)
+        changes = [(setting.path, setting.value, setting.place) for setting in settings]
+        shared = len(suite.settings)  # they come first
+        document = suite.base_document.with_values(changes[:shared]).with_values(changes[shared:])
         experiment = assemble(document.with_overrides(overrides), registry)
         supported_runtime(experiment)
         return experiment

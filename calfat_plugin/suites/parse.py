@@ -291,7 +291,7 @@ def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
 
 CHOOSE: KeyPath = ("choose",)
 MOST_TRIES = 100  # of a cell; a product of grids grows fast
-CHOOSE_KEYS = ("metric", "by", "seeds", "finalists", "grid", "own", "extend")
+CHOOSE_KEYS = ("metric", "by", "set", "seeds", "finalists", "grid", "own", "extend")
 LEAST_FACTOR, MOST_FACTOR = 1.1, 100.0  # with two digits, a value times less may be itself
 _EXAMPLE = "{train_args.learning_rate: [0.02, 0.05, 0.1]}"
 _METRIC = "an evaluator such as pgd20, or several such as mean(natural, pgd20)"
@@ -331,9 +331,10 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
     selectors = _selectors(document, at, axes, "{CalFAT: {calfat.trainer.prior_weight: [0.1, 1]}}")
     own = {selector: _grid(document, (*at, selector.text)) for selector in selectors}
     finalists, extend = _finalists(document, seeds), _extend(document, (grid_of_all, *own.values()))
-    choose = Choose(metric, by, seeds, grid_of_all, own, finalists, extend)
+    choose = Choose(metric, by, seeds, grid_of_all, own, finalists, extend, _set_in_choice_runs(document))
     in_axes = [(f"axes.{axis}", each) for axis in axes for changes in axes[axis].values() for each in changes]
-    _refuse_set_elsewhere(document, choose, [("set", each) for each in settings] + in_axes)
+    given = [("choose.set", each) for each in choose.settings] + [("set", each) for each in settings] + in_axes
+    _refuse_set_elsewhere(document, choose, given)
     _check_sizes(document, choose, grid(axes))
     return choose
 
@@ -346,6 +347,15 @@ def _metric(document: Document) -> tuple[str, ...]:
     if not isinstance(raw, str) or not all(labels) or len(set(labels)) < len(labels):
         raise document.error(path, f"got {describe(raw)}, expected {_METRIC}.")
     return tuple(labels)
+
+
+def _set_in_choice_runs(document: Document) -> tuple[Setting, ...]:
+    settings = settings_at(document, (*CHOOSE, "set"))
+    for setting in settings:
+        if any(overlap(setting.path, measured) for measured in _WHAT_IS_MEASURED):
+            what = "this key changes what is measured, and what is chosen would be for other runs; set it for all runs."
+            raise document.error((*CHOOSE, "set", setting.key), what)
+    return settings
 
 
 def _finalists(document: Document, seeds: Sequence[int]) -> int | None:

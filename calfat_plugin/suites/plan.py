@@ -17,11 +17,12 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
+from calfat_plugin.results import BESIDE, evaluator_of
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import check_selector, grid
-from calfat_plugin.suites.schema import BESIDE, Selector, Setting, Suite, evaluator_of
+from calfat_plugin.suites.schema import Selector, Setting, Suite
 from calfat_plugin.suites.tuning import Tuning, choice_of
 
 REPORTED_PATH: KeyPath = ("calfat", "reported")

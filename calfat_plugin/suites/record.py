@@ -29,7 +29,6 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
 from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.schema import RELEASE, WORST
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
@@ -37,6 +36,8 @@ _OTHER_COUNT = (
     "its format is {}, and this version's is {}. In format 1 accuracies count as in the CalFAT release, and numbers of "
     "both cannot stand in one table. Move the file away, and run the suite again."
 )
+#: Defaults that have changed since: a digest keeps the meaning that it had when rows were recorded.
+_DEFAULTS_THEN = {"calfat.partition.seed": 2021}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 _FIRST = 4  # of these; every version of a record begins with them
@@ -110,29 +111,9 @@ def _names(recipe: Mapping[str, Any]) -> str:
 def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
     """The values of all keys where a recipe says nothing but names; empty where some plugin needs an option."""
     try:
-        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run())
+        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run()) | _DEFAULTS_THEN
     except CalfatError:
         return {}
-
-
-def measured(results: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured, of its ``results.json``; None where it has no such metric.
-
-    Args:
-        results: the content of the file.
-        metric: an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of
-            whom the model fails (``pgd20:worst-class``); or a plugin's figure.
-    """
-    found = dict(results.get("metrics") or {})
-    for evaluation in results.get("evaluations", ()):
-        beside = evaluation.get("metrics") or {}
-        found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
-        worst = {name: evaluation.get(key) for name, key in WORST.items()}
-        found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
-        found[evaluation["label"]] = evaluation["accuracy"]
-        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
-    number = found.get(metric)
-    return None if number is None else float(number)
 
 
 def verdict_of(directory: Path, experiment: Experiment) -> str:

@@ -20,14 +20,15 @@ from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, read_json
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
+from calfat_plugin.results import measured, release_of
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import same_or_below
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, read_record, verdict_of
-from calfat_plugin.suites.schema import Suite, release_of
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
+from calfat_plugin.suites.schema import Suite
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
 
@@ -95,10 +96,10 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
         if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
     for file in run.experiment.plugins.values():
-        words += ["--plugin", str(file.path)]
+        words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    return words if run.state == "new" else [*words, "--resume"]
+    return [*words, "--overwrite" if run.state == "new" else "--resume"]
 
 
 def run_all(

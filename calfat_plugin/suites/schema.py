@@ -16,28 +16,12 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.runs.directory import DEFAULT_ROOT
 
 SUITES_ROOT = DEFAULT_ROOT / "suites"
-#: Behind an evaluator's label and a colon in a metric: its accuracy by the release's convention; and whom the model
-#: fails, with its key in ``results.json``.
-RELEASE = "release"
-WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
-BESIDE = (RELEASE, *WORST)
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
 
 
 def slug(text: str) -> str:
     """``SVHN (r = 0.3)`` as a folder is called: ``svhn-r-0.3``. Empty when nothing is left."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-.")
-
-
-def evaluator_of(metric: str) -> str:
-    """The evaluator of ``pgd20:worst-class``: ``pgd20``; any other metric itself."""
-    label, _, beside = metric.rpartition(":")
-    return label if beside in BESIDE else metric
-
-
-def release_of(metric: str) -> str:
-    """An evaluator's accuracy by the release's convention: ``pgd20:release``; a metric of another kind itself."""
-    return f"{metric}:{RELEASE}" if evaluator_of(metric) == metric else metric
 
 
 @dataclass(frozen=True)
@@ -137,6 +121,7 @@ class Choose:
         own: for the cells of a selector: further keys, or other values of a key of ``grid``.
         finalists: how many values of a cell, the best by the first seed, are tried with the other seeds; None: all.
         extend: for a key of a grid whose chosen value is an end of it: the factor to the next value that is tried.
+        settings: what choice runs alone set, such as fewer rounds.
     """
 
     metric: tuple[str, ...]
@@ -146,6 +131,7 @@ class Choose:
     own: Mapping[Selector, Grid] = field(default_factory=dict)
     finalists: int | None = None
     extend: Mapping[KeyPath, float] = field(default_factory=dict)
+    settings: tuple[Setting, ...] = ()
 
     def grid_of(self, labels: tuple[str, ...]) -> Grid:
         """What the cell with these labels tries."""

@@ -21,12 +21,13 @@ from calfat_plugin.maths.intervals import (
 )
 from calfat_plugin.report.labels import differing, problem_of
 from calfat_plugin.report.reading import read_results
+from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, why_lost
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import measured, verdict_of
+from calfat_plugin.suites.record import verdict_of
 from calfat_plugin.suites.runner import RunOutcome
-from calfat_plugin.suites.schema import RELEASE, Compare, Suite, evaluator_of, release_of
+from calfat_plugin.suites.schema import Compare, Suite
 from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 

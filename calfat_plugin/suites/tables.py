@@ -15,11 +15,13 @@ from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Rival, Score
 from calfat_plugin.options import to_plain
+from calfat_plugin.report.labels import WORST_DEFINED, partition_note
+from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
 from calfat_plugin.report.numbers import bare_percent as percent
-from calfat_plugin.report.numbers import interval, paired_points, points
+from calfat_plugin.results import WORST, evaluator_of
 from calfat_plugin.suites.front import as_json as front_as_json
 from calfat_plugin.suites.front import points as front_of
-from calfat_plugin.suites.schema import Choose, Suite, evaluator_of
+from calfat_plugin.suites.schema import Choose, Suite
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons, versus
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
@@ -70,8 +72,8 @@ def measured(score: Score) -> str:
     """``61.35 ± 0.42``; without the deviation for a single seed, ``-`` for none."""
     if score.mean is None:
         return NOTHING
-    shown = percent if score.is_accuracy else "{:.4g}".format
-    return shown(score.mean) if score.std is None else f"{shown(score.mean)} ± {shown(score.std)}"
+    mean = as_measured(score.mean, score)
+    return mean if score.std is None else f"{mean} ± {as_measured(score.std, score)}"
 
 
 def beside(score: Score) -> str:
@@ -81,13 +83,6 @@ def beside(score: Score) -> str:
     if score.difference is None:
         return percent(score.reported)
     return f"{percent(score.reported)}, {points(score.difference)}{'!' if score.beyond else ''}"
-
-
-def interval_of(score: Score) -> str:
-    """``[60.8, 61.9]``, its 95 % interval in percent; empty where it has none."""
-    if score.interval is None:
-        return ""
-    return interval(*score.interval) if score.is_accuracy else "[{:.4g}, {:.4g}]".format(*score.interval)
 
 
 def difference(score: Score) -> str:
@@ -106,6 +101,8 @@ def caption(summary: SuiteSummary) -> str:
     if figures:
         shown = ", ".join(heading for label, heading in suite.metrics.items() if label in figures)
         text += f" Not in percent, but as measured: {shown}."
+    text += f" {WORST_DEFINED}" if any(label.endswith(tuple(WORST)) for label in suite.metrics) else ""
+    text += _one_partition(summary)
     text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
@@ -118,6 +115,13 @@ def caption(summary: SuiteSummary) -> str:
     if left:
         text += f" {left} of {len(summary.cells)} cells have seeds left to run."
     return text
+
+
+def _one_partition(summary: SuiteSummary) -> str:
+    """Behind a blank: which rows have one partition for all seeds; empty where none has."""
+    rows = {row.cell.name: row.cell.experiment.as_run() for row in summary.cells if row.cell.experiment is not None}
+    note = partition_note(rows) if len(summary.plan.seeds) > 1 else ""
+    return f" {note}" if note else ""
 
 
 def headings(summary: SuiteSummary) -> list[str]:
@@ -232,16 +236,22 @@ def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[
     return "".join(f"{line}\n" for line in lines)
 
 
-def latex(summary: SuiteSummary) -> str:
-    """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
-    axes = columns(summary)
+def latex(summary: SuiteSummary, chosen: bool = False) -> str:
+    """A ``table`` for ``\\usepackage{booktabs}`` with a short caption; what else is to be said of the numbers stands
+    below it, in comments. Groups of the first axis are set apart.
+
+    Args:
+        chosen: whether the values that each row chose have a column.
+    """
+    axes, seeds = columns(summary, chosen), counted(len(summary.plan.seeds), "seed")
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
+    numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval].{_one_partition(summary)}"
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "  \\centering",
-        f"  \\caption{{{_escape(f'{title}{end} {caption(summary)}')}}}",
+        f"  \\caption{{{_escape(f'{title}{end} {numbers}')}}}",
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
         f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
@@ -250,28 +260,29 @@ def latex(summary: SuiteSummary) -> str:
     for group in summary.groups():
         lines.append("    \\midrule")
         lines += (
-            _latex_row(*map(_escape, names(summary, cell)), count(cell), *map(_in_latex, cell.scores.values()))
+            _latex_row(*map(_escape, names(summary, cell, chosen)), count(cell), *map(_in_latex, cell.scores.values()))
             for cell in group
         )
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
-    lines += [f"% {cell}: {note}" for cell, note in notes(summary)]
+    lines += [f"% {_line(caption(summary))}", *(f"% {cell}: {note}" for cell, note in notes(summary))]
     return "\n".join(lines) + "\n"
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def columns(summary: SuiteSummary) -> list[str]:
+def columns(summary: SuiteSummary, chosen: bool = True) -> list[str]:
     """The headings of :func:`names`."""
-    return [*summary.suite.axes, *([CHOSEN] if summary.suite.choose else []), *([TRUST] if summary.judged else [])]
+    with_chosen = [CHOSEN] if summary.suite.choose and chosen else []
+    return [*summary.suite.axes, *with_chosen, *([TRUST] if summary.judged else [])]
 
 
-def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
-    """The first columns of a row: its labels, what was chosen where the suite chooses, and the verdict of ``calfat
-    trust`` where some row has one."""
-    chosen = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
+def names(summary: SuiteSummary, cell: CellSummary, chosen: bool = True) -> list[str]:
+    """The first columns of a row: its labels, what was chosen where the suite chooses, unless ``chosen`` is False, and
+    the verdict of ``calfat trust`` where some row has one."""
+    value = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
     verdict = [cell.verdict or NOTHING] if summary.judged else []
-    return [*cell.cell.labels, *([chosen] if summary.suite.choose else []), *verdict]
+    return [*cell.cell.labels, *([value] if summary.suite.choose and chosen else []), *verdict]
 
 
 def count(cell: CellSummary) -> str:
@@ -340,8 +351,11 @@ def check_out(suite: Suite, out: Path | None) -> None:
             )
 
 
-def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
+def write_tables(summary: SuiteSummary, out: Path | None, latex_chosen: bool = False) -> list[Path]:
     """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
+
+    Args:
+        latex_chosen: whether ``table.tex`` has a column with what each row chose.
 
     Returns:
         The folders written to.
@@ -351,7 +365,7 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
     """
     texts: Mapping[str, str] = {
         "table.md": markdown(summary),
-        "table.tex": latex(summary),
+        "table.tex": latex(summary, latex_chosen),
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }

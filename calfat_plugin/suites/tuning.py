@@ -151,7 +151,7 @@ def choice_of(
     def tried(point: tuple[Setting, ...]) -> Try:
         texts = texts_of(point)
         name = ", ".join(f"{key} {value}" for key, value in texts.items())
-        settings = (*cell.settings, *point, *measuring)
+        settings = (*cell.settings, *choose.settings, *point, *measuring)
         made = resolve(suite, registry, f"{cell.name}, {name}", settings, overrides)
         trying = Cell(cell.labels, settings, made, tried=name)
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
@@ -162,7 +162,7 @@ def choice_of(
     def can_be(grid: Grid) -> bool:
         try:
             for point in itertools.product(*grid.values()):
-                resolve(suite, registry, cell.name, (*cell.settings, *point, *measuring), overrides)
+                resolve(suite, registry, cell.name, (*cell.settings, *choose.settings, *point, *measuring), overrides)
         except RecipeError:
             return False
         return True
@@ -367,6 +367,8 @@ def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
         f"Values are chosen for each row by {metric} on the validation split {when}, the mean over {seeds}, in runs "
         "that never see the test split; a run that failed counts as 0."
     )
+    if choose.settings:
+        text += f" Only these runs have {listing([setting.override for setting in choose.settings])}."
     if choose.finalists is not None:
         finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
         text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."

@@ -128,8 +128,8 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
     """Hold a partition to its contract.
 
-    Each client gets examples, none of them two; the same seed gives the same split, and neither the labels nor numpy's
-    global generator are changed.
+    Each client gets examples, none of them two; the same seed gives the same split, and numpy's global generator is
+    left alone.
 
     Args:
         name: as recipes name it, also with a number (``label2``).
@@ -142,7 +142,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
         CalfatError: the framework refuses it, such as what is no split of the examples.
     """
     labels = np.random.RandomState(0).randint(0, 6, num_examples)
-    before, state = labels.copy(), _numpy_state()
+    state = _numpy_state()
     for clients in (1, 3):
         experiment = tiny_experiment(
             registry,
@@ -154,7 +154,6 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
         same = all(map(np.array_equal, parts, again))
         require(same, f"{name}, {clients} clients: the same seed must give the same split.")
         require(all(map(len, parts)), f"{name}, {clients} clients: each client must get examples.")
-    require(bool((labels == before).all()), f"{name}: the labels must be left as they are.")
     untouched = bool((_numpy_state() == state).all())
     require(untouched, f"{name}: draw from a generator of the seed, not from numpy's global one.")
 

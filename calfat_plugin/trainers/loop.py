@@ -451,7 +451,7 @@ def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Ten
             loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
             inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
-            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned")
+            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
 
 
@@ -493,11 +493,19 @@ def _step(
 
 
 def _backward(work: _Work, batch: TrainBatch) -> Tensor:
-    backward, awp = work.method.backward, work.task.awp
-    work.task.model.zero_grad(set_to_none=True)
+    backward, awp, model = work.method.backward, work.task.awp, work.task.model
+    model.zero_grad(set_to_none=True)
     with work.passes():
-        value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
-        return returned.loss(value, "backward returned")
+        value = returned.loss(
+            backward(batch) if awp is None else perturbed_backward(backward, batch, awp), "backward returned"
+        )
+    if all(parameter.grad is None for parameter in model.parameters()):  # ends at the first, as a rule
+        raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
+    if not model.training:
+        raise PluginError(
+            "a step left the model in evaluation mode; modes are the loop's, so call model.train() again."
+        )
+    return value
 
 
 def _graphs_for(method: Method, context: Any, memory: Any, task: LocalTask) -> Graphs | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,32 @@ def test_seeds_are_derived_and_the_generators_of_the_caller_stay(model: nn.Modul
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+class Scaled(nn.Module):
+    """Logits so large that the softmax saturates."""
+
+    def __init__(self, model: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.model, self.factor = model, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.factor * self.model(x)
+        return logits
+
+
+def test_findings_about_the_numbers_are_warnings(model: nn.Module) -> None:
+    saturated = Scaled(model, 1e4).eval()
+    with pytest.warns(UserWarning, match="zero-gradients") as given:
+        found = calfat.evaluate(saturated, X, Y, ["natural", "pgd20"], eps=[0.05, 0.1])
+    every = [result for results in found.values() for result in results.values()]
+    alarms = [alarm for alarm in find_alarms(every) if alarm.code == "zero-gradients"]
+    assert len(alarms) == 2  # one a budget
+    assert {f"zero-gradients: {alarm.text}" for alarm in alarms} <= {str(warning.message) for warning in given}
+    assert {warning.filename for warning in given} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calfat.evaluate(model, X, Y, ["natural", "pgd20"], eps=0.05)
+
+
 def test_progress_is_reported(model: nn.Module) -> None:
     heard: list[tuple[str, int, int, int]] = []
     calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1, batch_size=40, on_progress=lambda *told: heard.append(told))
@@ -188,7 +215,8 @@ def test_a_loader_and_image_data_bring_their_labels(model: nn.Module) -> None:
     """Also one whose last batch is smaller, with images in bytes."""
     expected = calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1)["fgsm"]
     data = TensorDataset(torch.from_numpy(BYTES), Y)
-    for images in (DataLoader(data, batch_size=25), calfat.ImageData(X, Y)):
+    whole = calfat.Dataset("mine", calfat.ImageData(X[:1], Y[:1]), calfat.ImageData(X, Y), 10)
+    for images in (DataLoader(data, batch_size=25), calfat.ImageData(X, Y), whole):
         assert calfat.evaluate(model, images, evaluators=["fgsm"], eps=0.1)["fgsm"].per_class == expected.per_class
         x_adv = calfat.attack("fgsm", model, images, eps=0.1)
         torch.testing.assert_close(x_adv, calfat.attack("fgsm", model, X, Y, eps=0.1))
@@ -222,6 +250,13 @@ def test_a_loader_that_does_not_fit(model: nn.Module, x: Any, y: Any, snapshot: 
         calfat.attack("fgsm", model, x, y, eps=0.1)
 
 
+@pytest.mark.parametrize("third", [["pgd20"], "pgd20", [{"name": "pgd", "steps": 5}, "natural"]], ids=str)
+def test_evaluators_in_the_place_of_labels(model: nn.Module, third: Any, snapshot: TextSnapshot) -> None:
+    for images in (calfat.ImageData(X, Y), X):
+        with snapshot.raises(calfat.OptionError, "evaluators="):
+            calfat.evaluate(model, images, third, eps=0.1)
+
+
 def test_something_to_measure_has_to_be_named(model: nn.Module) -> None:
     for arguments, error in (
         ({}, "evaluators: name at least one, such as natural or pgd20."),
@@ -241,7 +276,7 @@ def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             Image.fromarray(np.zeros((9, 9), np.uint8)).save(folder / "a.png")
     found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
-    assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 3)
+    assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 1)
 
 
 @pytest.mark.parametrize(

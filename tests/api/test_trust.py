@@ -8,12 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import nn
 
 import calfat_plugin as calfat
 from calfat_plugin.cli.trust import trust as command
+from calfat_plugin.judging import examine
 from tests import stored_models
 from tests.snapshot import TextSnapshot
 
@@ -25,7 +28,7 @@ def test_its_arguments_are_the_options_of_the_command() -> None:
         return {"trust": "trust_plugins", "as_json": "json"}.get(name, name)
 
     options = {argument(str(option.name)) for option in command.params} - CONSOLE
-    assert options == set(inspect.signature(calfat.trust).parameters)
+    assert options | {"x", "y"} == set(inspect.signature(calfat.trust).parameters)
 
 
 @pytest.fixture
@@ -81,3 +84,153 @@ def test_a_number_of_images_that_is_none_is_refused(examples: Any, weights: Path
         calfat.trust(model="cnn_small", weights=weights, dataset="digits", eps=0.3, examples=examples)
     assert str(refused.value) == f"examples={examples!r}: expected a whole number of test images, 1 or more."
     assert [path.name for path in weights.parent.iterdir()] == ["plain.safetensors"]
+
+
+# --- a module in memory -----------------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Counts how often it is asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.asked = model, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.asked += 1
+        logits: torch.Tensor = self.model(x)
+        return logits
+
+
+@pytest.fixture
+def module(pytestconfig: pytest.Config) -> nn.Module:
+    return Counting(stored_models.stored_model("plain", pytestconfig.getoption("--weight-noise"))).eval()
+
+
+def test_a_module_has_the_verdict_of_its_weights_on_disk(
+    module: nn.Module, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits, how = calfat.load_dataset("digits"), {"eps": 0.3, "examples": 30, "seed": 3, "batch_size": 20}
+    before = torch.random.get_rng_state()
+    on_disk: Any = {
+        "model": "cnn_small",
+        "weights": weights,
+        "dataset": "digits",
+        "device": "cpu",
+        "output": "disk.json",
+    }
+    expected = calfat.trust(**on_disk, **how)
+    assert calfat.trust(module, digits, **how) == expected
+    assert [path.name for path in sorted(Path().iterdir())] == ["disk.json", "plain.safetensors"]
+    arrays = digits.test.x.numpy(), digits.test.y.numpy()
+    found = calfat.trust(module, *arrays, **how, output="memory.json")
+    assert (found.claimed, found.natural) == (expected.claimed, expected.natural)
+    written = json.loads(Path("memory.json").read_text())
+    assert (written["model"], written["examples"], written["seed"]) == ("Counting", 30, 3)
+    assert calfat.trust(module, *arrays, **how, output="memory.json") == found
+    assert capsys.readouterr() == ("", "")
+    assert (module.asked, torch.equal(torch.random.get_rng_state(), before)) == (0, True)
+
+
+class StopError(Exception):
+    """Instead of the first check."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a model is tried on; nothing is done with it."""
+    found: dict[str, Any] = {}
+
+    def trial(model: nn.Module, data: calfat.ImageData, **more: Any) -> None:
+        found.update(more, model=model, data=data)
+        raise StopError
+
+    monkeypatch.setattr("calfat_plugin.judging.trial.Trial", trial)
+    return found
+
+
+def test_what_a_module_is_tried_on(module: nn.Module, asked: dict[str, Any]) -> None:
+    digits = calfat.load_dataset("digits")
+    with pytest.raises(StopError):
+        calfat.trust(module, digits.test, eps=8 / 255, norm="l2", step_size="eps/8", examples=100, seed=5, batch_size=7)
+    threat = asked["threat"]
+    assert (threat.norm, str(threat.eps), str(threat.step_size)) == ("l2", "8/255", "1/255")
+    assert [asked[name] for name in ("seed", "batch_size", "num_classes", "surrogates")] == [5, 7, 10, {}]
+    assert (len(asked["data"]), len(asked["more"])) == (100, 259)
+    both = torch.cat([asked["data"].x, asked["more"].x]).flatten(1)
+    assert torch.equal(both.unique(dim=0), digits.test.x.flatten(1).unique(dim=0))
+    copies = {id(each) for each in (module, asked["model"], asked["fresh"](), asked["fresh"]())}
+    assert (len(copies), asked["fresh"]().asked) == (4, 0)
+    with pytest.raises(StopError):
+        calfat.trust(module, digits.test, eps=0.1)
+    assert (len(asked["data"]), asked["more"], asked["seed"], asked["batch_size"]) == (359, None, 0, 500)
+    for examples in (100, None):
+        with pytest.raises(StopError):
+            calfat.trust(module, digits, eps=0.1, examples=examples)
+        assert asked["more"] is digits.train
+    many = calfat.ImageData(np.zeros((501, 1, 8, 8)), np.zeros(501, int))
+    with pytest.raises(StopError):
+        calfat.trust(module, many, eps=0.1)
+    assert (len(asked["data"]), len(asked["more"])) == (500, 1)
+
+
+def test_how_a_module_is_tried(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+
+    def judge(trial: Any, registry: Any, facts: Any, path: Path, **how: Any) -> None:
+        found.update(how, path=path)
+        raise StopError
+
+    setting_up = examine.set_up_task_of
+    monkeypatch.setattr(examine, "_judge", judge)
+    monkeypatch.setattr(
+        examine, "set_up_task_of", lambda *given: found.update(trusted=given[2](None)) or setting_up(*given)
+    )
+    for full in (True, False):
+        how: dict[str, Any] = {"full": full, "trust_plugins": full, "output": "mine.json" if full else None}
+        with pytest.raises(StopError):
+            calfat.trust(module, calfat.load_dataset("digits"), eps=0.1, examples=9, **how)
+        assert (found["full"], found["trusted"], found["available"]) == (full, full, 359)
+        assert (str(found["path"]) == "mine.json") == full
+
+
+def test_other_models_for_a_module_are_loaded_from_disk(module: nn.Module, asked: dict[str, Any]) -> None:
+    with pytest.raises(calfat.RunError, match=r"^nowhere: no such checkpoint or run directory\.$"):
+        calfat.trust(module, calfat.load_dataset("digits").test, eps=0.1, transfer="nowhere")
+
+
+class Uncopied(nn.Module):
+    """Refuses to be copied."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise RuntimeError("no copies")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x": None},
+        {"eps": None},
+        {"eps": 0},
+        {"device": "cpu"},
+        {"checkpoint": "last"},
+        {"plugins": "mine.py"},
+        {"download": True},
+        {"target": "runs/digits"},
+        {"target": Uncopied().eval()},
+        {"target": nn.Identity()},
+        {"target": 3},
+        {"y": [1]},
+    ],
+    ids=lambda each: " ".join(
+        f"{key}={getattr(value, '__name__', type(value).__name__)}" for key, value in each.items()
+    ),
+)
+def test_what_is_refused_of_a_module(
+    changes: dict[str, Any], module: nn.Module, snapshot: TextSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    how: dict[str, Any] = {"target": module, "x": calfat.load_dataset("digits").test, "eps": 0.1, **changes}
+    with snapshot.raises(calfat.CalfatError):
+        calfat.trust(how.pop("target"), **how)
+    assert list(tmp_path.iterdir()) == []

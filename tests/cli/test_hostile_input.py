@@ -252,7 +252,7 @@ def test_a_flower_app_has_the_texts_as_they_were_given() -> None:
     ended = calfat("new-flower-app", str(folder), "--recipe", str(RECIPE), "--publisher", publisher)
     assert (ended.code, ended.err) == (0, "")
     flower = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    assert (flower["publisher"], flower["config"]["run-dir"]) == (publisher, str(folder.absolute() / "run"))
+    assert (flower["publisher"], flower["config"]["runs"]) == (publisher, str(folder.absolute() / "runs"))
 
 
 # --- plugins ----------------------------------------------------------------------------------------------------------

@@ -458,6 +458,30 @@ AGGREGATORS = [
 ]
 
 
+def stepping(factor: float) -> Any:
+    """theta + factor (mean - theta)."""
+
+    class Stepping(FedAvg):
+        def combine(self, task):
+            mean, old = super().combine(task), task.global_state
+            moved = {name: old[name] + factor * (mean.state[name] - old[name]) for name in old}
+            return dataclasses.replace(mean, state=moved)
+
+    return entries.AggregatorEntry("x", build=Stepping, config=FedAvgOptions)
+
+
+def test_an_aggregator_takes_what_all_clients_agree_on() -> None:
+    who = "x: clients that all send the same model must "
+    assert complaint(testing.check_aggregator, stepping(-1)).startswith(f"{who}move the model towards it in every")
+    assert complaint(testing.check_aggregator, stepping(-1), unanimous=False).startswith(f"{who}move the model towards")
+    assert complaint(testing.check_aggregator, stepping(0), unanimous=False).startswith(f"{who}move the model towards")
+    for factor in (0.5, 3):
+        assert complaint(testing.check_aggregator, stepping(factor)) == (
+            f"{who}get that model. If the server takes a step of its own length, pass unanimous=False."
+        )
+        testing.check_aggregator("x", registry=registry(stepping(factor)), unanimous=False)
+
+
 @pytest.mark.parametrize(("broken", "text"), AGGREGATORS, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_aggregator(broken: Any, text: str) -> None:
     entry = entries.AggregatorEntry("x", build=broken, config=FedAvgOptions)
@@ -941,11 +965,6 @@ def split(change: Callable[[list[Any]], list[Any]]) -> Any:
     return lambda labels, num_clients: change([np.arange(len(labels))[i::num_clients] for i in range(num_clients)])
 
 
-def sorting(labels: Any, num_clients: int) -> Any:
-    labels.sort()
-    return np.array_split(np.arange(len(labels)), num_clients)
-
-
 def drawing(labels: Any, num_clients: int) -> Any:
     np.random.seed(0)
     return np.array_split(np.random.permutation(len(labels)), num_clients)
@@ -963,7 +982,6 @@ PARTITIONS = [
         lambda labels, num_clients: [np.arange(len(labels)), *[np.arange(0)] * (num_clients - 1)],
         "x, 3 clients: each client must get examples.",
     ),
-    (sorting, "x: the labels must be left as they are."),
     (drawing, "x: draw from a generator of the seed, not from numpy's global one."),
 ]
 

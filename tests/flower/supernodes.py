@@ -62,8 +62,7 @@ class SuperNodes:
     """
 
     def __init__(self, folder: Path, recipe: Path, changes: Iterable[str], clients: int, liar: int = -1) -> None:
-        self.folder, self.run_directory = folder, folder / "app" / "run"
-        self._liar, self._nodes = liar, dict[int, subprocess.Popen[str]]()
+        self.folder, self._liar, self._nodes = folder, liar, dict[int, subprocess.Popen[str]]()
         words = [word for change in changes for word in ("--set", change)]
         made = calfat("new-flower-app", str(folder / "app"), "--recipe", str(recipe), *words)
         assert (made.code, made.err) == (0, "")
@@ -86,6 +85,12 @@ class SuperNodes:
             paths = (folder / "sitecustomize", ROOT, ROOT / "tests" / "silo")
             self._environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
         self._environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+
+    @property
+    def run_directory(self) -> Path:
+        """The one of the app's only run; a folder that is not there before it has begun."""
+        runs = self.folder / "app" / "runs"
+        return next(runs.glob("*"), runs / "none")
 
     def __enter__(self) -> SuperNodes:
         with ExitStack() as if_it_fails:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import pickle
 import traceback
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +17,7 @@ import pytest
 import tomllib
 import torch
 from flwr.app import Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 
 from calfat_plugin.cli import flower_app
 from calfat_plugin.errors import CalfatError, HostError, RunError
@@ -73,9 +76,55 @@ def silos(folder: Path, clients: tuple[int, ...] = (2, 0, 1)) -> dict[int, dict[
 def run(app: ModuleType, grid: MemoryGrid, **config: Any) -> Path:
     """Call the server app as Flower does; returns the run directory."""
     config = config_of(app, **config)
+    before = written_by(app)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     app.server(grid, context)
-    return Path(config["run-dir"])
+    if config["run-dir"]:
+        return Path(config["run-dir"])
+    return [path for path in written_by(app) if config["resume"] or path not in before][-1]
+
+
+def written_by(app: ModuleType) -> list[Path]:
+    """The run directories in the app's folder, in the order in which they were made."""
+    return sorted((Path(str(app.__file__)).parent / "runs").glob("*"), key=lambda path: path.stat().st_ctime_ns)
+
+
+def test_each_run_has_a_directory_of_its_own_and_the_unfinished_one_is_resumed(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"set": "train_args.comm_round=1"}
+    first, second = (run(app, grid_of(app, silos(tmp_path), **short), **short) for _ in range(2))
+    assert first != second
+    assert (first / "recipe.yaml").read_text() == (second / "recipe.yaml").read_text()
+
+    aggregate, stopped = Server.aggregate_round, {"set": "train_args.comm_round=2"}
+
+    def stops(server: Server, round: int, *uploads: Any) -> Any:
+        if round == 2:
+            raise RunError("stopped")
+        return aggregate(server, round, *uploads)
+
+    monkeypatch.setattr(Server, "aggregate_round", stops)
+    with pytest.raises(RunError, match="stopped"):
+        run(app, grid_of(app, silos(tmp_path), **stopped), **stopped)
+    monkeypatch.undo()
+    (third,) = {*written_by(app)} - {first, second}
+    assert not (third / "results.json").exists()
+    assert run(app, grid_of(app, silos(tmp_path), **stopped), **stopped, resume=True) == third
+    assert (third / "results.json").exists()
+    assert len((third / "rounds.csv").read_text().splitlines()) == 3
+    assert len(written_by(app)) == 3
+
+
+def test_runs_stay_out_of_what_flower_sends_to_the_nodes(app: ModuleType) -> None:
+    """Which has every JSON and YAML file of the folder."""
+    folder = Path(str(app.__file__)).parent
+    (folder / "runs" / "0-x").mkdir(parents=True)
+    (folder / "runs" / "0-x" / "partition.json").write_text("{}")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
+        names = bundle.namelist()
+    assert "recipe.yaml" in names
+    assert not [name for name in names if name.startswith("runs")]
 
 
 def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: ModuleType, tmp_path: Path) -> None:
@@ -116,7 +165,8 @@ def test_parties_get_a_model_once_the_round_before_is_on_disk(
 ) -> None:
     """With it they forget what they kept before that round."""
     grid, sent = grid_of(app, silos(tmp_path)), list[tuple[int, int]]()
-    last = Path(config_of(app)["run-dir"]) / "checkpoints" / "last.safetensors"
+    directory = tmp_path / "run"
+    last = directory / "checkpoints" / "last.safetensors"
     push = grid.push_messages
 
     def noted(messages: Iterable[Message]) -> list[str]:
@@ -126,7 +176,7 @@ def test_parties_get_a_model_once_the_round_before_is_on_disk(
         return push(messages)
 
     monkeypatch.setattr(grid, "push_messages", noted)
-    run(app, grid)
+    run(app, grid, **{"run-dir": str(directory)})
     assert sent == [(round, round - 1) for round in range(1, 5) for _ in range(2)]
 
 

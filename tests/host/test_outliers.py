@@ -15,8 +15,16 @@ import torch
 
 from calfat_plugin.cli.progress import PlainProgress, _scores
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.outliers import UpdateHistory, alarms_of, loss_alarms, robust_z, weight_alarms
+from calfat_plugin.federation.outliers import (
+    UpdateHistory,
+    alarms_of,
+    loss_alarms,
+    robust_z,
+    step_alarms,
+    weight_alarms,
+)
 from calfat_plugin.loggers.base import round_scalars
+from calfat_plugin.maths.averaging import Drift, drift
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
 from calfat_plugin.rounds_csv import RoundsFile, read_rounds
@@ -328,3 +336,29 @@ def test_a_page_leaves_out_a_loss_that_no_client_can_have(tmp_path: Path) -> Non
     assert "each of the 3 clients (thin)" in page
     assert "Last round: 1." in page
     assert "e+1" not in page
+
+
+STEPS = [  # norm and cosine of the server's step beside clients of norms 1 and 2, whether it remembers; what is said
+    ((2.0, 1.0), False, ""),
+    ((5.9, -0.49), False, ""),
+    ((6.1, 1.0), False, "moved by 6.1, 3.05 times the longest update of its clients"),
+    ((6.1, 1.0), True, ""),
+    ((0.1, -0.51), True, "moved against its clients (cosine to their median update -0.51)"),
+    ((0.0, math.nan), False, ""),
+]
+
+
+@pytest.mark.parametrize(("step", "remembers", "said"), STEPS)
+def test_a_step_away_from_the_clients_or_far_beyond_them_is_said(
+    step: tuple[float, float], remembers: bool, said: str
+) -> None:
+    expected = (f"server-step: the global model {said}",) if said else ()
+    assert step_alarms(Drift([1.0, 2.0], [1.0, 1.0], 0.5, step), remembers=remembers) == expected
+
+
+def test_the_step_is_measured_beside_the_clients_and_not_among_them() -> None:
+    start, clients = {"w": torch.zeros(2)}, [{"w": torch.tensor([2.0, 0.0])}, {"w": torch.tensor([4.0, 0.0])}]
+    alone, found = drift(clients, start, ["w"]), drift(clients, start, ["w"], outcome={"w": torch.tensor([-3.0, 4.0])})
+    assert found[:3] == alone[:3]
+    assert found.step == pytest.approx((5.0, -0.6))
+    assert all(map(math.isnan, alone.step))

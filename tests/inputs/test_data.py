@@ -48,6 +48,24 @@ def test_moving_to_the_same_device_copies_nothing():
     assert data.to("cpu").x is data.x
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64])
+def test_arrays_become_tensors_of_their_own(kind):
+    x = (np.arange(24).reshape(2, 3, 2, 2) * (1 if kind == np.uint8 else 1 / 24)).astype(kind)
+    x.flags.writeable = False  # as a file that is mapped into memory
+    y = np.array([1, 0], dtype=np.int32)
+    data = ImageData(x, y)
+    assert (data.x.dtype, data.y.dtype) == (torch.uint8 if kind == np.uint8 else torch.float32, torch.int64)
+    assert (data.y.tolist(), data.x.tolist()) == ([1, 0], torch.tensor(x.astype(np.float32)).tolist())
+    y[0] = 7
+    assert ImageData(x[:, :, ::-1], [0, 1]).x[0, 0, 0, 0] == data.x[0, 0, 1, 0]
+    assert data.y[0] == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2, 1), (2, 9, 128, 1), (2, 1, 3, 3), (2, 3, 3, 3), (2, 2, 1, 1)])
+def test_images_of_few_pixels_a_row_are_no_channels_last(shape):
+    assert ImageData(np.zeros(shape, np.uint8), np.zeros(2, int)).x.shape == shape
+
+
 def test_classes_without_names_are_called_by_their_labels():
     assert Dataset("d", image_data(), image_data(), 3).class_names == ("0", "1", "2")
 
@@ -69,6 +87,10 @@ DATA_ERRORS = [
     lambda: ImageData(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64)),
     lambda: ImageData(torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)),
     lambda: ImageData(torch.zeros(2, 1, 8, 8).double(), torch.zeros(2)),
+    lambda: ImageData(np.zeros((2, 1, 8, 8), int), np.zeros(2, int)),
+    lambda: ImageData(np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, int)),
+    lambda: ImageData(torch.zeros(2, 32, 24, 3), torch.zeros(2).long()),
+    lambda: ImageData(np.zeros((2, 1, 8, 8)), np.zeros(2, bool)),
     lambda: Dataset("d", image_data(size=2), image_data(size=3), 1, ("a",)),
     lambda: Dataset("d", image_data(), image_data(), 2, ("a",)),
     lambda: Dataset("d", image_data(), image_data(0), 1, ("a",)),

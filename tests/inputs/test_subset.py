@@ -94,13 +94,15 @@ def test_without_these_keys_nothing_is_copied_or_moved() -> None:
 # --- in a recipe ------------------------------------------------------------------------------------------------------
 
 
-def experiment(*lines: str, dataset: str = "digits", partition: str = "dirichlet", seed: int = 0) -> Experiment:
+def experiment(
+    *lines: str, dataset: str = "digits", partition: str = "dirichlet", seed: int = 0, options: str = "{}"
+) -> Experiment:
     text = f"""
 common_args: {{random_seed: {seed}}}
 data_args: {{dataset: {dataset}, partition_method: {partition}, {", ".join(lines)}}}
 model_args: {{model: cnn_small}}
 train_args: {{client_num_in_total: 3}}
-calfat: {{trainer: fedpgd}}
+calfat: {{trainer: fedpgd, partition: {options}}}
 """
     return assemble(parse_document(text, "r.yaml"), Registry.load())
 
@@ -123,12 +125,13 @@ def test_no_validation_and_no_test_example_is_in_a_clients_share(partition: str,
     assert (rows(dataset.validation) & rows(dataset.test)) == set()
 
 
-def test_the_choice_is_the_same_for_all_seeds_of_a_run_as_the_partition_is() -> None:
+@pytest.mark.parametrize(("options", "alike"), [("{}", False), ("{seed: 7}", True)])
+def test_the_choice_follows_the_seed_of_the_partition(options: str, alike: bool) -> None:
     lines = ("validation_share: 0.2", "max_train_examples: 500", "max_test_examples: 100")
-    first, second = (experiment(*lines, seed=seed).load_dataset() for seed in (0, 1))
+    first, second = (experiment(*lines, seed=seed, options=options).load_dataset() for seed in (0, 1))
     assert (len(first.train), len(first.test)) == (400, 100)
     for name in ("train", "test", "validation"):
-        assert torch.equal(getattr(first, name).x, getattr(second, name).x)
+        assert torch.equal(getattr(first, name).x, getattr(second, name).x) is alike
 
 
 def test_any_data_set_is_cut_down(tmp_path: Path) -> None:

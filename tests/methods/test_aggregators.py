@@ -11,12 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from calfat_plugin.aggregators.fedavg import FedAvg
 from calfat_plugin.aggregators.scaffold import divisor
 from calfat_plugin.aggregators.sfat import slack_weights
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import AggregationTask, TrainSettings
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.seeds import derive_seed
+from calfat_plugin.testing.federation import TinyFederation
+from calfat_plugin.testing.tiny import NUM_CLASSES, tiny_experiment
+from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -303,6 +308,25 @@ def test_scaffold_keeps_c_the_mean_of_the_clients_variates(seed, variant, pairin
         if round == 0:  # all variates were zero: the round was FedAvg's
             mean = {name: sum(u.state[name] for u in federation.updates.values()) / len(sizes) for name in start}
             assert all(torch.allclose(federation.state[name], mean[name], atol=1e-5) for name in start)
+
+
+def test_an_aggregator_has_a_seed_for_each_round_and_the_number_of_classes(monkeypatch):
+    given = []
+    combine = FedAvg.combine
+    monkeypatch.setattr(FedAvg, "combine", lambda self, task: given.append(task) or combine(self, task))
+    federation = TinyFederation(tiny_experiment(None))
+    federation.play(), federation.play()
+    assert [task.seed for task in given] == [derive_seed(0, "aggregator", round=round) for round in (1, 2)]
+    assert {task.num_classes for task in given} == {NUM_CLASSES}
+
+
+def test_a_client_without_some_classes_knows_how_many_there_are(monkeypatch):
+    given = []
+    fit = AdversarialTrainer.fit
+    monkeypatch.setattr(AdversarialTrainer, "fit", lambda self, task: given.append(task) or fit(self, task))
+    TinyFederation(tiny_experiment(None)).play()
+    assert any(not task.class_counts.all() for task in given)
+    assert {task.num_classes for task in given} == {NUM_CLASSES}
 
 
 def test_scaffold_divisors():

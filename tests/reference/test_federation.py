@@ -36,6 +36,7 @@ model_args: {model: "tests.reference.models:Tiny"}
 train_args: {client_num_in_total: 5, client_num_per_round: 3, comm_round: 3, epochs: 2, batch_size: 16,
              learning_rate: 0.05, momentum: 0.9, weight_decay: 1.0e-3}
 calfat:
+  partition: {seed: 2021}
   threat: {eps: 0.1, step_size: 0.05, steps: 2}
   evaluators: [natural]
   monitor: {every: 1000, evaluators: [natural]}

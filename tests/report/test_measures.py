@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, eps_chart, final_per_class, learning_curves
+from calfat_plugin.report.comparison import group_runs, results_table
+from calfat_plugin.report.labels import WORST_DEFINED
 from calfat_plugin.report.numbers import NOTHING
-from calfat_plugin.report.reading import read_run
+from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
 from tests.report.made import made_run
 from tests.report.pages import Page
@@ -178,6 +180,53 @@ def test_a_mean_is_bold_only_where_the_seeds_show_that_it_is_the_best(
     assert ("Differences, paired over seeds" in page.read_text()) == (len(better.keys() & worse.keys()) > 1)
 
 
+def test_a_suites_page_has_every_metric_that_the_suite_declares(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    """The worst class as the suite's table has it: of each run, so the mean over seeds is no bar of the figure."""
+    worst = {0: 0.1, 1: 0.3}
+    for seed, accuracy in worst.items():
+        path = run(tmp_path / "suite" / f"seed-{seed}", SEEDS[seed], "calfat.partition.seed=7", natural=0.5)
+        content = json.loads((path / "results.json").read_text())
+        content["metrics"] = {"passes": 12345.0 + seed}
+        content["evaluations"][0]["worst_class"] = {"accuracy": accuracy, "ids": [seed]}
+        (path / "results.json").write_text(json.dumps(content))
+    metrics = {"natural:worst-class": "worst", "passes": "cost", "pgd20": "PGD-20", "pgd20:release": "as the release"}
+    listed = [{"label": label, "heading": heading} for label, heading in metrics.items()]
+    content = {"title": "A study", "axes": [{"name": "method"}], "metrics": listed, "cells": []}
+    (tmp_path / "suite" / "suite.json").write_text(json.dumps(content))
+    text = Page.read(write_comparison([tmp_path / "suite"])).text
+    row = "method seeds worst cost PGD-20 as the release natural fgsm calfat 2 "
+    assert (
+        f"{row}20.00 ± 14.14 [0.0, 100.0] 1.235e+04 ± 0.7071 [1.234e+04, 1.235e+04] 40.00 ± 0.00 41.00 ± 0.00" in text
+    )
+    assert "Accuracy of the final global models in percent: PGD-20, natural and fgsm on all 359 test examples." in text
+    assert f"Not in percent, but as measured: cost. {WORST_DEFINED} One partition, seeds of training alone: " in text
+    assert charts["classes_natural"][1] == "Worst class of each run, mean over seeds: calfat 20.0\N{NO-BREAK SPACE}%."
+
+
+def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path) -> None:
+    for trainer, passes in (("calfat", 10.0), ("fedpgd", 20.0)):
+        for seed in (0, 1):
+            path = run(tmp_path / trainer / str(seed), f"calfat.trainer={trainer}", SEEDS[seed], natural=0.5)
+            content = json.loads((path / "results.json").read_text())
+            (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
+    groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
+    (block,) = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))["blocks"]
+    shown = [{key: score[key] for key in ("mean", "rival")} for score in block["rows"][1]["scores"][:2]]
+    assert shown == [{"mean": "80.00", "rival": "+0.00"}, {"mean": "20.5", "rival": ""}]
+
+
+def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    other = [[3, 3, 3, 3, 3, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 3, 3, 3, 3, 3]]
+    made_run(tmp_path / "study" / "0", SEEDS[0], final=FINAL)
+    made_run(tmp_path / "study" / "1", SEEDS[1], final=FINAL, counts=other)
+    assert "One partition" not in Page.read(write_comparison([tmp_path / "study"])).text
+    assert charts["labels_1"][0] == "Labels on each client: digits, dirichlet, β = 0.1, seed 0"
+
+
 def test_a_suites_page_has_its_headings_their_order_and_its_axes(
     tmp_path: Path, charts: dict[str, tuple[str, str]]
 ) -> None:
@@ -230,7 +279,7 @@ def test_bars_under_an_attack_that_no_curve_shows_say_so(
     assert charts["per_class"][1].endswith(INSTEAD.format(found) if found else "(nine).")
     run(tmp_path / "b", *overrides, "calfat.trainer=fedpgd", **monitored)
     write_comparison([tmp_path])
-    assert charts["classes_robust"][1].endswith(INSTEAD.format(found) if found else "(zero).")
+    assert charts["classes_robust"][1].endswith(INSTEAD.format(found) if found else "fedpgd 31.0\N{NO-BREAK SPACE}%.")
     assert "The curves" not in charts["classes_natural"][1]
 
 

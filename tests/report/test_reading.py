@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from calfat_plugin import load_run
 from calfat_plugin.errors import RecipeError, RunError
+from calfat_plugin.report.charts import losses
 from calfat_plugin.report.labels import method
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.write import write_run_report
@@ -49,6 +51,22 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     run = read_run(path)
     assert [number for number, _ in run.curve("heterogeneity")] == [1, 3, 4]
     assert (len(run.rounds), run.refused) == (4, 1)
+
+
+def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
+    """Client 10 is not in the first round."""
+    path = made_run(tmp_path / "a", "train_args.client_num_in_total=11", counts=COUNTS * 5 + COUNTS[:1])
+    for name in ("rounds.csv", "clients.csv"):
+        text = (path / name).read_text().replace("1,10,loss,11.0\n", "").replace(" 10,", ",", 1)
+        (path / name).write_text(text)
+    run = read_run(path)
+    assert run.curve("loss_10") == [(2, 10.5), (3, 10 + 1 / 3), (4, 10.25)]
+    frame = load_run(path).rounds
+    assert [math.isnan(frame["loss_10"][0]), *frame["loss_10"][1:]] == [True, 10.5, 10 + 1 / 3, 10.25]
+    chart = losses(run)
+    assert chart is not None
+    assert "each of the 11 clients (thin)" in chart.caption
+    assert chart.caption.endswith("Last round: 5.25.")  # 1 / 4 beside the mean of 0 to 10
 
 
 def test_worst_classes_and_clients_are_added_where_the_file_has_none(tmp_path: Path) -> None:

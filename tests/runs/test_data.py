@@ -1,9 +1,11 @@
-"""What ``partition.json`` says of the data changes with the data."""
+"""What is said of the data once they are split: in ``partition.json``, which changes with them, and as a warning."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.runs.session import describe_data
 from tests.methods.helpers import small_digits
+from tests.runs.processes import WarmServer
 
 
 def shards(dataset: Dataset) -> dict[int, ImageData]:
@@ -60,3 +63,23 @@ def test_another_partition_has_another_digest() -> None:
     assert one["class_counts"] == other["class_counts"]
     assert one["dataset_sha256"] == other["dataset_sha256"]
     assert one["partition_sha256"] != other["partition_sha256"]
+
+
+def test_batches_that_no_client_can_fill_are_warned_of(warm: WarmServer, recipe: Path, tmp_path: Path) -> None:
+    """What is known once the partition is drawn: with one example less it would be no warning."""
+
+    def run(batch_size: int, name: str) -> str:
+        words = (f"train_args.batch_size={batch_size}", "train_args.comm_round=1", "calfat.threat.steps=2")
+        done = warm.run(
+            "run", recipe.name, *(w for word in words for w in ("--set", word)), "--run-dir", name, cwd=tmp_path
+        )
+        assert done.code == 0
+        return done.err
+
+    place = "warning: --set train_args.batch_size=5000: train_args.batch_size: "
+    warned = run(5000, "large")
+    counts = json.loads((tmp_path / "large" / "partition.json").read_text())["class_counts"]
+    largest = max(map(sum, counts))
+    assert warned.startswith(f"{place}a batch is larger than every client's data (the largest client has {largest} ex")
+    assert warned.count("\n") == 1
+    assert run(largest, "fits") == ""

@@ -13,13 +13,12 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
-from calfat_plugin.results import RunResult
+from calfat_plugin.results import RunResult, measured
 from calfat_plugin.rounds_csv import COLUMNS, Column, read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import measured
 from tests.report.made import experiment, made_run, record
 from tests.report.pages import Page
 from tests.runs import columns

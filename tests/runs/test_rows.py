@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import locale
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from calfat_plugin import rounds_csv
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.federation.outliers import alarms_of
@@ -228,3 +230,99 @@ def test_alarms_of_each_kind_are_one_finding(tmp_path: Path) -> None:
         ("large-update", "round 1: the update of client 1"),
         ("dominant-client", "2 rounds, the last of them 2: client 1 has all"),
     ]
+
+
+# --- more than ten clients --------------------------------------------------------------------------------------------
+
+
+def of_many(path: Path, *, clients: int = 11) -> RoundsFile:
+    """Three rounds of clients 0 and 10, but the second, of client 2."""
+    file = RoundsFile(path / "rounds.csv", ["natural"], clients)
+    both = {0: 0.5, 10: 1 / 3}
+    some = {"losses": both, "update_norms": both, "clients": (0, 10), "refused": {}, "alarms": ()}
+    file.append(of_three_clients(1, **some, num_examples={0: 30, 10: 7}, weights={10: 1.0}))
+    file.append(of_three_clients(2, clients=(2,), losses={2: math.nan}, update_norms={2: 2.0}, refused={}))
+    file.append(of_three_clients(3, **some))
+    return file
+
+
+def test_many_clients_have_a_file_of_their_own(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    file = of_many(tmp_path)
+    assert file.paths == [tmp_path / "clients.csv", tmp_path / "rounds.csv"]
+    snapshot("".join(path.read_text() for path in file.paths))
+
+
+def test_whoever_reads_rows_finds_clients_wherever_they_are(tmp_path: Path) -> None:
+    """The wide form has empty fields beside."""
+    (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "clients.csv").write_text("1,of somebody else\n")
+    long, wide = (read_rounds(of_many(path, clients=n).path) for path, n in ((tmp_path, 11), (tmp_path / "wide", 10)))
+    assert [row["loss_0"] for row in long if "loss_0" in row] == ["0.5", "0.5"]
+    for one, other in zip(long, wide, strict=True):
+        columns = {name for name in other if not name.endswith("_10")}  # of ten clients, the last is 9
+        assert {name: one.get(name, "") for name in columns} == {name: other[name] for name in columns}
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+@pytest.mark.parametrize("torn", ["", "4,0,loss,0.5\n4,0,update_", "4,0,lo\n"])
+def test_the_file_of_clients_ends_with_the_round_of_the_checkpoint(tmp_path: Path, last: int, torn: str) -> None:
+    """A crash before the row leaves what its clients have, or half of it."""
+    file = of_many(tmp_path)
+    clients, _ = file.paths
+    whole = clients.read_text()
+    with clients.open("a") as end:
+        end.write(torn)
+    assert "loss_0" not in read_rounds(file.path)[1]
+    file.keep_until(last)
+    assert clients.read_text() == "".join(
+        line for line in whole.splitlines(True) if not line[0].isdigit() or int(line[0]) <= last
+    )
+    assert len(read_rounds(file.path)) == last
+    file.keep_until(last)
+    file.append(of_three_clients(last + 1))
+    found = read_rounds(file.path)[last]
+    assert (found["round"], found["loss_0"], found["loss_2"]) == (str(last + 1), "0.5", "0.3333333333333333")
+
+
+def test_a_file_of_clients_that_lacks_some_is_not_continued(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    file = of_many(tmp_path)
+    clients, _ = file.paths
+    text = clients.read_text()
+    clients.write_text(text.replace("1,10,loss,", "x,10,loss,"))
+    with snapshot.raises(RunError):
+        file.keep_until(3)
+    clients.unlink()
+    assert [row["natural"] for row in read_rounds(file.path)] == ["0.5"] * 3  # a page needs no clients
+    with pytest.raises(RunError, match=r"clients\.csv: the rows of rounds 1 to 1"):
+        file.keep_until(1)
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        ("1,10,loss\n", "not enough values to unpack (expected 3, got 2)"),
+        ("1,10,loss,a,b\n", "too many values to unpack (expected 3)"),
+        ("1,ten,loss,0.5\n", "invalid literal for int() with base 10: 'ten'"),
+        ("1,10,loss,half\n", "could not convert string to float: 'half'"),
+    ],
+)
+def test_a_damaged_value_of_a_client_is_named(tmp_path: Path, new: str, reason: str) -> None:
+    file = of_many(tmp_path)
+    clients, _ = file.paths
+    header, *lines = clients.read_text().splitlines(keepends=True)
+    clients.write_text("".join([header, lines[0], new, *lines[1:]]))
+    with pytest.raises(RunError) as error:
+        read_rounds(file.path)
+    assert str(error.value) == f"{clients}: row 2 is damaged ({reason}). {AGAIN}"
+
+
+def test_a_resumed_run_of_a_version_with_one_file_gets_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = of_many(tmp_path)
+    now = [path.read_text() for path in file.paths]
+    for path in file.paths:
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds_csv, "MOST_IN_COLUMNS", 11)
+        of_many(tmp_path)
+    file.keep_until(3)
+    assert [path.read_text() for path in file.paths] == now

@@ -34,6 +34,7 @@ NO_GPU = "warning: device_args.using_gpu is true, but torch sees no GPU here; co
 WITH_CHECKSUMS = ("cifar10", "cifar100", "svhn", "mnist", "fmnist")
 CUT = (
     *("train_args.comm_round=1", "train_args.client_num_in_total=2", "train_args.client_num_per_round=2"),
+    "train_args.batch_size=8",
     *("calfat.threat.step_size=eps/2", "calfat.evaluators=[natural, fgsm]", "calfat.monitor.max_examples=10"),
 )
 

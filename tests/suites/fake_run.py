@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--workers", default="no")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--plain", action="store_true")
     words = parser.parse_args()
     experiment = checked_experiment(read_document(words.recipe), words.set, words.seed)
@@ -46,7 +47,7 @@ def main() -> None:
         directory.write_recipe(experiment)
         print(f"resuming with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
     else:
-        directory = RunDirectory.create(experiment, words.run_dir)
+        directory = RunDirectory.create(experiment, words.run_dir, overwrite=words.overwrite)
         workers = "" if words.workers == "no" else f" and {words.workers} workers"
         print(f"running with {os.environ['OMP_NUM_THREADS']} threads{workers}", flush=True)
     with directory.locked():
@@ -79,6 +80,7 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
         value = 0.5 - abs(math.log2(rate / best)) / 10
         lines.append(",".join([str(round), *(repr(value + 0.1 * n) for n in range(len(monitored))), "0", "", "0.5"]))
         directory.rounds.write_text("\n".join(lines) + "\n")
+        directory.last_checkpoint.touch()
         print(f"round {round:>3}/{rounds}  loss 1.0  0.1 s  ETA 0:0{rounds - round}", flush=True)
         if behaviour == "die":
             os.kill(os.getpid(), signal.SIGKILL)

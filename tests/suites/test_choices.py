@@ -317,3 +317,20 @@ def test_data_sets_of_choice_runs_are_fetched_before_they_start(plan_of):
     plan = plan_of()
     assert plan.left == ()
     assert list(fetch(plan)) == ["digits: 1150 training and 359 test examples"]
+
+
+def test_choice_runs_alone_have_what_the_choice_sets(plan_of):
+    text = CHOOSING + "  set: {train_args.comm_round: 3}\n  extend: {train_args.learning_rate: 1.7}\n"
+    plan = plan_of(text)
+    assert {run.experiment.num_rounds for run in plan.choosing.runs} == {3}
+    assert plan.choosing.runs[-1].cell.experiment.num_rounds == 3
+    for _ in range(2):  # the grid grows, and so do the runs of its next value
+        for run in plan_of(text).choosing.left:
+            value = {0.02: 0.3, 0.05: 0.4, 0.1: 0.5, 0.17: 0.4}[run.experiment.train.learning_rate]
+            finish(run, *[{"pgd20": value}] * run.experiment.num_rounds)
+    plan = plan_of(text)
+    assert {run.experiment.num_rounds for run in plan.choices["FedPGD"].runs} == {3}
+    assert {(run.experiment.num_rounds, run.experiment.train.learning_rate) for run in plan.runs} == {(1, 0.1)}
+    words = command(plan, plan.choosing.runs[-1])
+    assert words[words.index("train_args.comm_round=3") - 1] == "--set"
+    assert "Only these runs have train_args.comm_round=3." in markdown(summarise(plan))

@@ -51,6 +51,9 @@ RATES = "grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}"
             "train_args.batch_size: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}",
             "10: choose",
         ),
+        (RATES, RATES + "\n  set: {calfat.threat.eps: 0.2}", "14: choose.set.calfat.threat.eps"),
+        (RATES, RATES + "\n  set: {train_args.learning_rate: 0.2}", "13: choose.grid.train_args.learning_rate"),
+        (RATES, RATES + "\n  set: {common_args.random_seed: 3}", "14: choose.set.common_args.random_seed"),
         (RATES, RATES + "\n  own: {CalFTA: {calfat.trainer.scale: [1, 10]}}", "14: choose.own.CalFTA"),
         (
             RATES,

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
-from tests.suites.files import FAKE_RUN, SUITE, write_suite
+from tests.suites.files import CHOOSING, FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = "tables: runs/suites/tiny\nreport: runs/suites/tiny/report.html\n"
@@ -60,6 +60,15 @@ def test_a_suite_runs_and_shows_its_table(snapshot):
         "tables: runs/suites/tiny", "tables: runs/suites/tiny, copies"
     )
     assert Path("copies/tiny.csv").read_text() == Path("runs/suites/tiny/table.csv").read_text()
+
+
+def test_a_column_of_what_was_chosen_is_asked_for(tmp_path, snapshot):
+    snapshot((done := call("--table", "--latex-chosen")).output)
+    assert done.exit_code == 2
+    write_suite(tmp_path, CHOOSING)
+    for words in ([], ["--latex-chosen"]):
+        assert call("--table", *words).exit_code == 0
+        assert ("& chosen &" in Path("runs/suites/tiny/table.tex").read_text()) == bool(words)
 
 
 def test_a_copy_takes_the_place_of_an_older_one_and_of_nothing_else(finished):

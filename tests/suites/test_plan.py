@@ -31,13 +31,14 @@ def plan_of(tmp_path, registry, text=SUITE, **asked):
 
 
 def begin(plan, *, results=False):
-    """Make the directory of the first run as `calfat run` does."""
+    """Make the directory of the first run as `calfat run` does, with a finished round."""
     run = plan.runs[0]
     document = plan.suite.base_document
     for setting in run.cell.settings:
         document = document.with_value(setting.path, setting.value, setting.place)
     document = document.with_overrides(plan.overrides).with_value(("common_args", "random_seed"), run.seed, "--seed")
     directory = RunDirectory.create(assemble(document, plan.cells[0].experiment.registry), run.directory)
+    directory.last_checkpoint.touch()
     if results:
         directory.results.write_text("{}", encoding="utf-8")
 
@@ -103,6 +104,39 @@ def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
         ("FedPGD", "not written yet", True),
     ]
     assert {run.cell.name for run in plan.runs} == {"CalFAT"}
+
+
+NORMS = SUITE.replace("trainer: fedpgd", "trainer: fedpgd, calfat.threat.norm: l2")
+
+
+@pytest.mark.parametrize("shared", ["", ", calfat.threat.eps: 0.2"])  # which is for the norm of the base recipe
+def test_an_axis_of_norms_needs_an_eps_of_each(tmp_path, registry, shared):
+    assert NORMS != SUITE
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, NORMS.replace("comm_round: 1", f"comm_round: 1{shared}"))
+    line = 1 + NORMS[: NORMS.index("calfat.threat.norm")].count("\n")
+    assert str(caught.value).startswith(f"tiny.yaml:{line}: calfat.threat.norm: l2 needs an eps beside it; ")
+    assert str(caught.value).endswith(" (In cell 'FedPGD' of tiny.yaml.)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("norm: l2", "norm: l2, calfat.threat.eps: 0.7"),
+        ("norm: l2", "eps: 0.7, calfat.threat.norm: l2"),
+        ("comm_round: 1", "comm_round: 1, calfat.threat.norm: l2, calfat.threat.eps: 0.7"),
+    ],
+)
+def test_a_suite_with_an_eps_for_its_norm_is_planned(tmp_path, registry, old, new):
+    threat = plan_of(tmp_path, registry, NORMS.replace(old, new)).cells[-1].experiment.threat
+    assert (threat.norm, float(threat.eps)) == ("l2", 0.7)
+
+
+def test_a_norm_for_all_cells_may_have_an_axis_of_eps(tmp_path, registry):
+    text = SUITE.replace("comm_round: 1", "comm_round: 1, calfat.threat.norm: l2")
+    text = text.replace("{}", "{calfat.threat.eps: 0.3}").replace("trainer: fedpgd", "threat.eps: 0.7")
+    threats = [cell.experiment.threat for cell in plan_of(tmp_path, registry, text).cells]
+    assert [(threat.norm, float(threat.eps)) for threat in threats] == [("l2", 0.3), ("l2", 0.7)]
 
 
 def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry, snapshot):
@@ -178,6 +212,18 @@ def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry, snapsho
     text = SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 4, train_args.learning_rate: 0.1}")
     with snapshot.raises(RunError):
         plan_of(tmp_path, registry, text)
+
+
+def test_a_run_that_finished_no_round_begins_anew_also_with_another_recipe(tmp_path, registry):
+    begin(plan_of(tmp_path, registry))
+    run = plan_of(tmp_path, registry).runs[0]
+    RunDirectory(run.directory).last_checkpoint.unlink()
+    plan = plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
+    assert plan.runs[0].state == "new"
+    assert command(plan, plan.runs[0])[-3:] == ["--run-dir", str(run.directory), "--overwrite"]
+    (run.directory / "notes.txt").touch()  # of somebody else: nothing is removed
+    with pytest.raises(RunError, match="differs from the suite's current one"):
+        plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
 
 
 def test_a_cosine_of_fewer_rounds_is_refused_once(tmp_path, registry):

@@ -204,7 +204,8 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
 
     same = ["calfat.runtime.cuda_graphs=never", "data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
     other = [
-        *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3", "calfat.partition.seed=1"),
+        *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3"),
+        *("calfat.partition.seed=1", "calfat.partition.seed=2021"),
         *(
             "calfat.evaluators=[natural, {name: pgd20, batch_size: 7}]",
             "calfat.model.norm=batch",

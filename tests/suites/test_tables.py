@@ -19,7 +19,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import as_csv, as_json, beside, latex, markdown, measured, write_tables
+from calfat_plugin.suites.tables import as_csv, as_json, beside, caption, latex, markdown, measured, write_tables
 from tests.suites.files import SUITE, write_suite
 
 TEXT = (
@@ -68,6 +68,40 @@ def summary(tmp_path, monkeypatch):
 def test_the_table_in_each_language(summary, snapshot):
     for write in (markdown, latex, as_csv):
         snapshot(write(summary))
+
+
+ONE = "One partition, seeds of training alone{}: intervals say nothing of other partitions."
+FIXED = SUITE.replace("set: {", "set: {calfat.partition.seed: 2021, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        (FIXED, ""),
+        (SUITE.replace("FedPGD: {", "FedPGD: {calfat.partition.seed: 2021, "), " (FedPGD)"),
+        (FIXED.replace("[0, 1]", "[0]"), None),
+        (SUITE, None),
+    ],
+)
+def test_seeds_that_share_a_partition_are_said_to(text, whose, tmp_path, monkeypatch):
+    """Else an interval would claim to be about other partitions, too; of one seed there is no such interval."""
+    monkeypatch.chdir(tmp_path)
+    planned = make_plan(load_suite(write_suite(tmp_path, text)), Registry.load(entry_points=False))
+    found = summarise(planned)
+    short = next(line for line in latex(found).splitlines() if "\\caption" in line)
+    for said in (short, caption(found)):
+        assert said.count("One partition") == (whose is not None)
+        assert whose is None or ONE.format(whose) in said
+
+
+def test_latex_has_what_was_chosen_only_if_asked(plan_of):
+    plan = plan_of()
+    assert "chosen" in markdown(summarise(plan))
+    plain, asked = (latex(summarise(plan), chosen).partition("\\end{table}")[0] for chosen in (False, True))
+    assert "chosen" not in plain
+    assert "method & chosen & $n$" in asked
+    rows = [[line.count("&") for line in text.splitlines() if line.endswith("\\\\")] for text in (plain, asked)]
+    assert [set(counts) for counts in rows] == [{3}, {4}]
 
 
 UPDATE = "A newer calfat-plugin wrote it: update yours."

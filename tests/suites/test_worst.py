@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.labels import WORST_DEFINED
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import DIFFERENCES, as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import DIFFERENCES, as_csv, as_json, caption, latex, markdown
 from tests.snapshot import TextSnapshot
 from tests.suites.files import SUITE, write_suite
 
@@ -58,6 +60,13 @@ def test_the_worst_are_columns_also_of_runs_that_were_finished_before_there_were
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
         *("CalFAT", "4", "45.00 ± 5.77 [35.8, 54.2]", "25.00 ± 5.77 [15.8, 34.2]", "35.00 ± 5.77 [25.8, 44.2]")
     ]
+
+
+def test_the_caption_says_what_they_are(tmp_path: Path) -> None:
+    found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)})
+    assert WORST_DEFINED in caption(found)
+    only = replace(found.plan.suite, metrics={"pgd20": "PGD-20"})
+    assert WORST_DEFINED not in caption(replace(found, plan=replace(found.plan, suite=only)))
 
 
 def test_what_a_run_has_written_itself_counts(tmp_path: Path) -> None:

@@ -42,7 +42,12 @@ class WeightedOptions:
 class TolerantOptions:
     """Options of every robust rule that is told how many attackers to bear."""
 
-    f: int = option(1, low=0, help="attackers among a round's clients that the rule has to bear", unit="clients")
+    f: int = option(
+        1,
+        low=0,
+        help="attackers among a round's clients that the rule has to bear; fewer than `calfat.clients` has warn",
+        unit="clients",
+    )
 
 
 @dataclass(frozen=True)

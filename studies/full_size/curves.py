@@ -1,0 +1,80 @@
+"""Adds the monitored rounds of finished runs to ``<data>_curves.csv``, and says which rows are trained to the end.
+
+Run directories stay on the machine that trained them, so this is called before a record is committed. Run it from the
+repository's root: ``python studies/full_size/curves.py``.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import calfat_plugin as calfat
+
+HERE, RUNS = Path(__file__).parent, Path("runs") / "suites"
+HEAD = ("cell", "seed", "round", "natural", "pgd20", "steps", "passes")
+Key = tuple[str, int, int]  # cell, seed, round
+ROSE = 0.01  # a rise of the last fifth that is still going on
+
+
+def monitored(directory: Path) -> Iterator[Mapping[str, Any]]:
+    """A row for each monitored round of a run: accuracies on the validation split, steps and passes so far.
+
+    ``steps`` are optimiser steps, the mean over clients.
+    """
+    run = calfat.load_run(directory)
+    inner, train = run.recipe["calfat"]["threat"]["inner"], run.recipe["train_args"]
+    replays = inner.get("replays", 1) if isinstance(inner, Mapping) else 1
+    passes = steps = 0.0
+    with (directory / "rounds.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            sizes = [int(float(value)) for name, value in row.items() if name.startswith("num_examples_") and value]
+            steps += mean(math.ceil(size / train["batch_size"]) for size in sizes) * train["epochs"] * replays
+            passes += float(row["passes"])
+            if row["pgd20"]:
+                yield {**{name: row[name] for name in ("round", "natural", "pgd20")}, "steps": steps, "passes": passes}
+
+
+def collect(name: str) -> None:
+    """Add what is finished here to the curves of ``full_<name>``."""
+    path = HERE / f"{name}_curves.csv"
+    rows: dict[Key, Mapping[str, Any]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = {(row["cell"], int(row["seed"]), int(row["round"])): row for row in csv.DictReader(file)}
+    for results in RUNS.glob(f"full_{name}/*/seed-*/results.json"):
+        cell, seed = results.parent.parent.name, int(results.parent.name.removeprefix("seed-"))
+        for row in monitored(results.parent):
+            rows[cell, seed, int(row["round"])] = {"cell": cell, "seed": seed, **row}
+    if rows:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, HEAD, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row for _, row in sorted(rows.items()))
+        for line in ended(rows):
+            print(f"{name}: {line}")
+
+
+def ended(rows: Mapping[Key, Mapping[str, Any]]) -> Iterator[str]:
+    """Whether each cell is trained to the end, in words; as README.md defines it."""
+    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (cell, _, number), row in rows.items():
+        curves[cell][number].append(float(row["pgd20"]))
+    for cell, of in curves.items():
+        last = max(of)
+        before = min(of, key=lambda number: (abs(number - 0.8 * last), number))
+        rise = mean(of[last]) - mean(of[before])
+        steps = mean(float(row["steps"]) for (name, _, number), row in rows.items() if (name, number) == (cell, last))
+        verdict = "trained to the end" if rise < ROSE else "NOT trained to the end"
+        moved = f"PGD-20 {100 * rise:+.2f} points from round {before} to {last}"
+        yield f"{cell}: {len(of[last])} runs, {steps:,.0f} steps, {moved}: {verdict}"
+
+
+if __name__ == "__main__":
+    for each in ("cifar10", "fmnist", "digits"):
+        collect(each)

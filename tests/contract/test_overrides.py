@@ -1,0 +1,400 @@
+"""A plugin that overrides nothing, or misspells what it means to, is refused; one that changes something is not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from calfat_plugin import (
+    ActiveCorrection,
+    Aggregator,
+    AggregatorEntry,
+    Attacker,
+    AttackerEntry,
+    CalfatError,
+    ClientLoss,
+    Evaluator,
+    EvaluatorEntry,
+    InnerAttack,
+    InnerAttackEntry,
+    LocalCorrection,
+    LossModifier,
+    ModifierEntry,
+    PluginError,
+    Preset,
+    Registry,
+    TrainerEntry,
+    hookimpl,
+    option,
+)
+from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
+from calfat_plugin.entries import KINDS, Entry
+from calfat_plugin.evaluators.gradient import PGD
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.returned import overrides
+from calfat_plugin.runs.session import Listeners
+from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.contract.test_mistakes import play
+from tests.methods.helpers import RECIPE
+
+
+class Sends(Attacker):
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def send(self, task: Any) -> Any:
+        return task.global_state
+
+
+class Misspelt(FedPGD):
+    def atack_loss(self, batch: Any) -> Any:
+        return -super().atack_loss(batch)  # type: ignore[misc]  # that the method itself mentions it counts for nothing
+
+    def train_loss(self, batch: Any) -> Any:
+        return 2 * super().train_loss(batch)
+
+
+class Constant(FedPGD):
+    attack = False
+
+
+class Descriptive(FedPGD):
+    """A property under the name of no hook."""
+
+    @property
+    def attacs(self) -> bool:
+        return False
+
+
+class Nothing(FedPGD):
+    """Trains as FedPGD does."""
+
+
+class Configured(Attacker):
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def message(self, task: Any) -> Any:
+        return task.global_state
+
+
+class Shadow:
+    def attack_loss(self, batch: Any) -> Any:
+        return batch.logits_adv.sum()
+
+
+class Shadowed(FedPGD, Shadow):
+    """What the mixin has comes too late."""
+
+
+class Combines(Aggregator):
+    def aggregate(self, task: Any) -> Any:
+        return task.global_state
+
+
+class Setup(PGD):
+    def setup(self, task: Any) -> None:
+        return None
+
+
+class Quiet(ClientLoss):
+    def attack_logit(self, logits: Any) -> Any:
+        return 2 * logits
+
+
+class Binds(LossModifier):
+    def __init__(self, options: Any) -> None: ...
+
+    def bind(self, class_counts: Any) -> ClientLoss:
+        return Quiet()
+
+
+class Pull(ActiveCorrection):
+    def after_backwards(self, model: Any) -> None: ...
+
+
+class Pulls(LocalCorrection):
+    def begin(self, task: Any) -> ActiveCorrection:
+        return Pull()
+
+
+class Pulling(FedAvg):
+    def correction(self) -> LocalCorrection:
+        return Pulls()
+
+
+class Starts(LocalCorrection):
+    def begins(self, task: Any) -> ActiveCorrection:
+        return ActiveCorrection()
+
+
+class Starting(FedAvg):
+    def correction(self) -> LocalCorrection:
+        return Starts()
+
+
+def line_of(method: Any) -> str:
+    return f"{__file__}:{inspect.unwrap(method).__code__.co_firstlineno}"
+
+
+NEAR: list[tuple[type, str]] = [
+    (
+        Sends,
+        f"'send' ({line_of(Sends.send)}), which is no part of Attacker and which nothing calls. Did you mean 'sent'?",
+    ),
+    (
+        Misspelt,
+        f"'atack_loss' ({line_of(Misspelt.atack_loss)}), which is no part of FedPGD and which nothing calls. Did",
+    ),
+    (
+        Constant,
+        f"'attack' (in {__name__}), which is no part of FedPGD and which nothing calls. Did you mean 'attacks'?",
+    ),
+    (
+        Descriptive,
+        f"'attacs' ({line_of(Descriptive.__dict__['attacs'].fget)}), which is no part of FedPGD and which nothing",
+    ),
+    (
+        Setup,
+        f"'setup' ({line_of(Setup.setup)}), which is no part of PGD and which nothing calls. Did you mean 'set_up'?",
+    ),
+    (Quiet, f"'attack_logit' ({line_of(Quiet.attack_logit)}), which is no part of ClientLoss and which nothing calls."),
+]
+IDLE: list[tuple[type, str]] = [
+    (Nothing, "overrides nothing of FedPGD, and so does exactly what FedPGD does. It can override: adapt_model, "),
+    (Shadowed, "overrides nothing of FedPGD"),
+    (
+        Configured,
+        "overrides nothing of Attacker, and so does exactly what Attacker does. It can override: poisoned, sent",
+    ),
+    (type("Dynamic", (InnerAttack,), {"__init__": lambda self, options: None}), "overrides nothing of InnerAttack"),
+    (Combines, "its class Combines does not define combine, which every Aggregator needs."),
+    (type("Empty", (Evaluator,), {}), "its class Empty does not define evaluate, which every Evaluator needs."),
+]
+
+
+@pytest.mark.parametrize(("cls", "text"), [*NEAR, *IDLE], ids=lambda value: getattr(value, "__name__", ""))
+def test_a_class_that_changes_nothing_is_refused(cls: type, text: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        overrides(cls)
+    assert text in str(raised.value)
+
+
+# --- what is right passes ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own:
+    shown: int = option(3, help="of a test")
+
+
+class Helped(FedPGD):
+    """Names near those of hooks, which its own code calls; and another that nothing calls and that is near none."""
+
+    losses = (1.0, 2.0)
+
+    def train_loss(self, batch: Any) -> Any:
+        return self.train_losses(batch) * self.starts
+
+    def train_losses(self, batch: Any) -> Any:
+        return sum(self.losses) * self._attack_losses(batch)
+
+    def _attack_losses(self, batch: Any) -> Any:
+        return batch.logits_adv.mean()
+
+    def summary(self) -> str:
+        return "for a notebook"
+
+    starts = 1
+
+
+class ByName(FedPGD):
+    def start_(self, x_nat: Any) -> Any:
+        return x_nat
+
+    def start(self, x_nat: Any, task: Any, generator: Any) -> Any:
+        return getattr(self, "start_")(x_nat)  # noqa: B009  # as some do
+
+
+class Mixin:
+    def attack_loss(self, batch: Any) -> Any:
+        return batch.logits_adv.sum()
+
+
+class Mixed(Mixin, FedPGD):
+    pass
+
+
+class Between(FedPGD, ABC):
+    attacks = False
+
+
+class Below(Between):
+    """Its author's own base is what it changes nothing of."""
+
+
+class Initialised(FedPGD):
+    def __init__(self, options: Any, modifier: Any) -> None:
+        super().__init__(options, modifier)
+        self.attacks = False
+
+
+class External(FedPGD):
+    def train_loss(self, batch: Any) -> Any:
+        return used_elsewhere(self)
+
+    def crafts(self) -> float:
+        return 0.0
+
+
+def used_elsewhere(method: External) -> float:
+    return method.crafts()
+
+
+class Both(Attacker):
+    @functools.cached_property
+    def sent(self) -> Any:  # type: ignore[override]
+        return lambda task: task.global_state
+
+
+RIGHT = (
+    Helped,
+    ByName,
+    Mixed,
+    Between,
+    Below,
+    Initialised,
+    External,
+    Both,
+    FedPGD,
+    Attacker,
+    InnerAttack,
+    dict,
+    FedAvg,
+)
+
+
+@pytest.mark.parametrize("cls", RIGHT)
+def test_a_class_that_changes_something_passes(cls: type) -> None:
+    overrides(cls)
+
+
+def test_options_and_presets_of_its_own_change_a_built_in_and_not_an_interface() -> None:
+    overrides(Nothing, TrainerEntry("x", build=Nothing, config=Own))
+    overrides(Nothing, TrainerEntry("x", build=Nothing, presets={"own": Preset("of a test")}))
+    with pytest.raises(PluginError, match="overrides nothing of FedPGD"):
+        overrides(Nothing, TrainerEntry("x", build=Nothing))
+    with pytest.raises(PluginError, match="overrides nothing of Attacker"):
+        overrides(Configured, AttackerEntry("x", build=Configured, config=Own))
+
+
+def test_all_built_ins_pass() -> None:
+    registry = Registry.load(entry_points=False)
+    for kind in KINDS:
+        for entry, _ in registry.offers(kind):
+            overrides(entry.load(), entry)
+
+
+# --- where it is refused ----------------------------------------------------------------------------------------------
+
+
+def assembled(entry: Entry, keys: str) -> Any:
+    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
+    document = parse_document(RECIPE.replace("calfat:\n", f"calfat:\n  {keys}\n"), "test.yaml")
+    return assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
+
+
+WHOM = "clients: [{ids: [1], attacker: wrong}]"
+
+
+def test_a_check_of_the_recipe_says_so_with_its_place() -> None:
+    with pytest.raises(CalfatError) as raised:
+        assembled(AttackerEntry("wrong", build=Sends), WHOM)
+    assert str(raised.value).startswith(
+        "test.yaml:6: calfat.clients[0].attacker: attacker 'wrong' (passed in wrong): its class Sends has 'send' ("
+    )
+    with pytest.raises(
+        CalfatError, match=r"^test\.yaml:6: calfat\.trainer: local trainer 'wrong' .* class Misspelt has"
+    ):
+        assembled(TrainerEntry("wrong", build=Misspelt), "trainer: wrong")
+
+
+@pytest.mark.parametrize("build", [lambda options: Sends(options), functools.partial(Sends), f"{__name__}:Sends"])
+def test_a_factory_is_judged_by_what_it_makes(build: Any) -> None:
+    """Recipes are checked without calling or importing it."""
+    experiment = assembled(AttackerEntry("wrong", build=build), WHOM)
+    with pytest.raises(PluginError, match=r"^attacker 'wrong' \(passed in wrong\): its class Sends has 'send' \("):
+        experiment.built(experiment.clients[0].attacker, Attacker)
+
+
+def test_a_factory_of_an_abstract_class_makes_nothing() -> None:
+    experiment = assembled(AggregatorEntry("wrong", build=lambda options: Combines()), "aggregator: wrong")  # type: ignore[abstract]
+    with pytest.raises(
+        PluginError, match=r"^aggregator 'wrong' .*: its build makes no object: Can't instantiate abstract"
+    ):
+        experiment.build_aggregator()
+
+
+PLAYED: list[tuple[Entry, str]] = [
+    (
+        ModifierEntry("wrong", build=Binds, methods=("fedpgd",)),
+        r"loss modifier 'wrong' .*: its class Quiet has 'attack_logit'",
+    ),
+    (
+        AggregatorEntry("wrong", build=Pulling, config=FedAvgOptions),
+        r"aggregator 'wrong' .*: its class Pull has 'after_backwards' .* Did you mean 'after_backward'\?",
+    ),
+    (
+        AggregatorEntry("wrong", build=Starting, config=FedAvgOptions),
+        r"aggregator 'wrong' .*: its class Starts has 'begins' .* Did you mean 'begin'\?",
+    ),
+    (
+        EvaluatorEntry("wrong", build=lambda options: Setup(options)),
+        "evaluator 'wrong' .*: its class Setup has 'setup'",
+    ),
+    (
+        InnerAttackEntry("wrong", build=lambda options: InnerAttack.__new__(IDLE[3][0])),
+        "inner attack 'wrong' .* overrides nothing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("entry", "text"), PLAYED)
+def test_what_a_plugin_makes_later_is_judged_when_it_does(entry: Entry, text: str) -> None:
+    with pytest.raises(PluginError, match=text):
+        play(entry)
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_without_its_mark_is_refused_beside_one_that_has_it() -> None:
+    plugin = SimpleNamespace(
+        calfat_local_trainers=hookimpl(lambda: []), calfat_aggregators=lambda: [], __name__="wrong"
+    )
+    with pytest.raises(PluginError) as raised:
+        Registry.load(entry_points=False, plugins=[plugin])
+    assert str(raised.value) == "wrong: nothing calls its 'calfat_aggregators'; is @hookimpl missing above it?"
+
+
+def test_a_logger_of_which_one_hook_is_unmarked_is_reported() -> None:
+    class Half:
+        @hookimpl
+        def calfat_run_finished(self) -> None: ...
+
+        def calfat_round_finished(self, record: Any) -> None: ...
+
+    said: list[str] = []
+    Listeners([("logger 'half'", Half())], said.append)
+    (text,) = said
+    assert text == (
+        "logger 'half' is not used: PluginError: nothing calls its 'calfat_round_finished'; is @hookimpl missing above "
+        "it?"
+    )

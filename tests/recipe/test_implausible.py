@@ -1,0 +1,90 @@
+"""Values that are allowed and were probably not meant: each draws one warning, and what is nearly one draws none."""
+
+from __future__ import annotations
+
+import pytest
+
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment.implausible import too_large_batches
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.testing import builtin_registry
+from tests.snapshot import TextSnapshot
+
+RECIPE = """\
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 9, comm_round: 4, batch_size: 32}
+calfat:
+  trainer: fedpgd
+  evaluators: [natural, pgd20]
+  monitor: {every: 1, evaluators: [natural]}
+"""
+ATTACKERS = (
+    "calfat.clients=[{ids: 0-1, attacker: sign_flip}, {share: 0.1, attacker: gaussian_noise}, {ids: 3, epochs: 2}]"
+)
+
+
+def resolved(*overrides: str, trains: bool = True) -> Experiment:
+    return assemble(parse_document(RECIPE, "r.yaml").with_overrides(overrides), builtin_registry(), trains=trains)
+
+
+WARNED = [
+    ("calfat.threat.eps", ["calfat.threat.eps=0"]),
+    ("calfat.threat.eps", ["calfat.threat.eps=0", "calfat.trainer=standard"]),
+    ("calfat.clients[0].threat.eps", ["calfat.clients=[{ids: 0, threat: {eps: 0}}]"]),
+    ("calfat.evaluators[0].eps", ["calfat.evaluators=[{name: autoattack, eps: 0}]"]),
+    ("calfat.monitor.evaluators[0].eps", ["calfat.monitor.evaluators=[{name: pgd5, eps: 0}]"]),
+    ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
+    ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
+    ("calfat.aggregator.f", ["calfat.aggregator={name: multi_krum, f: 1}", ATTACKERS]),
+    ("calfat.aggregator.f", ["calfat.aggregator={name: trimmed_mean, f: 2}", ATTACKERS]),
+    ("calfat.aggregator.f", ["calfat.aggregator=krum", "train_args.client_num_per_round=6", ATTACKERS]),
+    ("calfat.aggregator.f", ["calfat.aggregator=bulyan", "calfat.clients=[{smallest: 2, attacker: sign_flip}]"]),
+    ("calfat.monitor.max_examples", ["calfat.monitor.max_examples=99"]),
+    (
+        "calfat.monitor.evaluators[0].max_examples",
+        ["calfat.monitor.evaluators=[{name: pgd20, max_examples: 50}]"],
+    ),
+    ("calfat.reported.natural", ["calfat.reported={source: x, natural: 0.6469, pgd20: 0.31}"]),
+]
+
+
+@pytest.mark.parametrize(("key", "overrides"), WARNED, ids=range(len(WARNED)))
+def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str], snapshot: TextSnapshot) -> None:
+    (warning,) = resolved(*overrides).warnings
+    assert warning.startswith("--set calfat.")
+    assert f": {key}: " in warning
+    snapshot(warning)
+    assert resolved(*overrides, trains=False).warnings == ()  # of a finished model that is attacked
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural]"],
+        ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
+        ["calfat.clients=[{ids: 0, trainer: standard}]"],
+        ["calfat.trainer=standard", "calfat.clients=[{ids: 0, trainer: fedpgd, threat: {eps: 4/255}}]"],
+        ["calfat.aggregator={name: multi_krum, f: 3}", ATTACKERS],
+        ["calfat.aggregator=median", ATTACKERS],
+        ["calfat.aggregator=trimmed_mean", "calfat.clients=[{ids: 0, attacker: sign_flip}]"],
+        ["calfat.aggregator=trimmed_mean", "calfat.clients=[{ids: 0-2, epochs: 2}]"],
+        ["calfat.monitor.max_examples=100"],
+        ["calfat.monitor.max_examples=20", "train_args.comm_round=1"],
+        ["calfat.monitor.max_examples=20", "calfat.monitor.every=4"],
+        ["calfat.monitor.max_examples=20", "calfat.monitor.evaluators=[]"],
+        ["calfat.reported={source: x, natural: 64.69, pgd20: 0.31}"],
+        ["calfat.reported={source: x, pgd20: 0}"],
+    ],
+)  # fmt: skip
+def test_what_may_well_be_meant_is_not(overrides: list[str]) -> None:
+    assert resolved(*overrides).warnings == ()
+
+
+def test_batches_larger_than_every_clients_data_are_warned_of(snapshot: TextSnapshot) -> None:
+    experiment = resolved()
+    snapshot(too_large_batches(experiment, {}, {0: 31, 1: 7}))
+    assert too_large_batches(experiment, {}, {0: 31, 1: 32}) == ""
+    grouped = resolved("calfat.clients=[{ids: 0, batch_size: 8}]")
+    assert too_large_batches(grouped, {0: grouped.clients[0]}, {0: 8, 1: 7}) == ""
+    assert too_large_batches(grouped, {0: grouped.clients[0]}, {0: 7, 1: 31})
