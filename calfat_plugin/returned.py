@@ -1,6 +1,6 @@
 """What plugins are and return, checked where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
 
-A check looks at types and shapes alone, so that none of them waits for a GPU. What is something else is a
+A check looks at types and shapes, and at values on the CPU alone, so that none of them waits for a GPU. What is something else is a
 :class:`PluginError`, which begins with ``what``, as :func:`instance` has it.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_ROUNDING = 1e-6  # of a sum of shares
 
 _OURS, _INTERFACES = f"{__package__}.", f"{__package__}.interfaces"
 _NO_CHANGE = ("__", "_abc_")  # how names begin that Python puts into every class
@@ -317,16 +318,43 @@ def names(value: Any, known: Collection[str], what: str) -> frozenset[str]:
     return frozenset(value)
 
 
-def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]:
-    """Finite numbers, each of one of these clients."""
+def shares(value: Any, clients: Collection[int], what: str) -> dict[int, float]:
+    """Shares of these clients that sum to 1; or none at all."""
     checked = mapping(value, what)
-    for client, number in checked.items():
-        right = isinstance(number, int | float) and math.isfinite(number)
+    for client, share in checked.items():
+        right = isinstance(share, int | float) and math.isfinite(share) and share >= 0
         if not right or client not in clients:
             raise PluginError(
-                f"{what} {described(number)} for client {client!r}; expected finite numbers for clients of the round."
+                f"{what} {described(share)} for client {client!r}; expected shares, from 0 to 1, of clients of the "
+                "round."
             )
-    return {client: float(number) for client, number in checked.items()}
+    total = math.fsum(checked.values())
+    if checked and abs(total - 1) > _ROUNDING:
+        raise PluginError(f"{what} shares that sum to {total:.6g}; expected 1. Divide each by their sum.")
+    return {client: float(share) for client, share in checked.items()}
+
+
+@contextmanager
+def untouched(given: Mapping[str, Mapping[str, Tensor]], what: str) -> Iterator[None]:
+    """Hold a plugin to leaving tensors as they are.
+
+    What it writes by torch shows in any of them, and what it writes by numpy in the first mapping.
+
+    Args:
+        given: whose they are to tensors by name.
+        what: which call.
+
+    Raises:
+        PluginError: one is another one, or has other values.
+    """
+    before = [(whose, name, each, each._version) for whose, own in given.items() for name, each in own.items()]
+    first = next(iter(given), "")
+    copies = {name: tensor.clone() for name, tensor in given.get(first, {}).items()}
+    yield
+    for whose, name, tensor, version in before:
+        same = given[whose].get(name) is tensor and tensor._version == version
+        if not same or (whose == first and not copies[name].equal(tensor)):
+            raise PluginError(f"{what} changed '{name}' of {whose} in place. Work on a copy: tensor.clone().")
 
 
 def metrics(value: Any, declared: Mapping[str, str], what: str, also: Collection[str] = ()) -> dict[str, float]:

@@ -407,7 +407,8 @@ def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     finally:
         csv.field_size_limit(limit)
-    _add_clients(rows, clients_csv(path))
+    if rows and "loss_0" not in rows[0]:
+        _add_clients(rows, clients_csv(path))
     return rows
 
 

@@ -13,14 +13,14 @@ import pytest
 #: Debian puts it where only root's PATH looks.
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-_FOUND = {"mosquitto": MOSQUITTO, "chromium": CHROMIUM}
+_FOUND = {"mosquitto": MOSQUITTO, "chromium": CHROMIUM, "g++": shutil.which("g++")}
 
 
 def require(program: str) -> None:
     """Skip or fail the running test if the program is not here.
 
     Args:
-        program: Debian's name of the package, ``mosquitto`` or ``chromium``.
+        program: Debian's name of the package, ``mosquitto``, ``chromium`` or ``g++``.
     """
     if _FOUND[program] is None:
         end = pytest.fail if os.environ.get("CALFAT_CI") else pytest.skip

@@ -53,9 +53,9 @@ def planned(
     target: Path | None,
     checkpoint: str | None,
     model: str | None,
-    of_model: tuple[str, ...],
     weights: Path | None,
     dataset: str | None,
+    of_model: tuple[str, ...] = (),
     **request: Any,
 ) -> AttackPlan:
     """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`.

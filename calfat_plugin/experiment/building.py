@@ -24,6 +24,7 @@ from calfat_plugin.interfaces import (
     SetUpTask,
 )
 from calfat_plugin.results import EvaluationResult, State, evaluation_as_json
+from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, InnerAttackEntry, ModifierEntry
     from calfat_plugin.interfaces import LocalTask
-    from calfat_plugin.threat import ThreatModel
 
 T = TypeVar("T")
 
@@ -203,6 +203,7 @@ class CheckedInnerAttack(InnerAttack):
     def __init__(self, inner: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
         super().__init__(inner.options)
         self._inner, self._entry, self._who = inner, entry, who
+        self.who = "" if type(inner) is InnerAttack else who  # PGD projects: others made what lies outside
 
     @property
     def has_own_steps(self) -> bool:
@@ -234,4 +235,11 @@ class CheckedInnerAttack(InnerAttack):
             return returned.loss(value, "take_steps returned")
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
-        return self._inner.reach(threat)
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            found = returned.instance(self._inner.reach(threat), ThreatModel, "reach returned")
+            if found.bounds != threat.bounds:
+                raise PluginError(
+                    f"reach returned a set with pixels in {list(found.bounds)}; expected those of the budget, "
+                    f"{list(threat.bounds)}. Take threat.scaled(factor)."
+                )
+            return found

@@ -189,7 +189,7 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
     One client may say so of a right attack: a divergence from a flat answer grows also where the answer gets surer.
 
     Args:
-        fell: client id to the number of images of its last batch for which it says so.
+        fell: client id to the number of images of its last batches for which it says so.
         clients: how many of the round train by an attack.
     """
     if 2 * len(fell) <= clients:
@@ -197,7 +197,7 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
     most = max(fell, key=lambda client: fell[client])
     return (
         f"attack-goes-down: the attacks of {len(fell)} of {clients} clients lower the loss of the true label, that of "
-        f"client {most} for {fell[most]:.0f} images of its last batch",
+        f"client {most} for {fell[most]:.0f} images of its last batches",
     )
 
 

@@ -412,13 +412,17 @@ class Server:
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)
+        given = {f"the update of client {client}": update.state for client, update in task.updates.items()}
+        given |= {f"the extras of client {client}": update.extras for client, update in task.updates.items()}
+        given |= {"the global model": task.global_state, "server_state": task.server_state}
         with self.experiment.attribute_errors_to(pick):
-            with returned.stateless(self._aggregator, self.experiment.who(pick), self._reported):
+            stateless = returned.stateless(self._aggregator, self.experiment.who(pick), self._reported)
+            with stateless, returned.untouched(given, f"round {task.round}: combine"):
                 found = self._aggregator.combine(task)
             aggregate = returned.instance(found, Aggregate, "combine returned", "Return Aggregate(state=...).")
             for name in ("state", "server_state", "broadcast"):
                 returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds", on="cpu")
-            weights = returned.numbers(aggregate.weights, task.updates, "its aggregate's weights hold")
+            weights = returned.shares(aggregate.weights, task.updates, "its aggregate's weights hold")
             metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
         return replace(aggregate, metrics=metrics, weights=weights)
 

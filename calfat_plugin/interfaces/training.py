@@ -105,7 +105,10 @@ class InnerAttack:
 
     Attributes:
         options: an instance of the entry's options.
+        who: kind, name and distribution, where errors about its images are to name it; the loop's, not a plugin's.
     """
+
+    who: str = ""
 
     def __init__(self, options: Any = None) -> None:
         self.options = options
@@ -174,10 +177,16 @@ class InnerAttack:
         return step(batch)
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
-        """The set around a clean image that its images lie in, by norm, eps and pixel range; default: the budget.
+        """The set around a clean image that its images lie in, by norm and eps; default: the budget.
+
+        A run holds the first mini-batches of every round to it. An attack that leaves the budget by design says here
+        how far: ``threat.scaled(2)`` has twice the radius.
 
         Args:
             threat: the budget.
+
+        Returns:
+            With the pixel range of the budget.
         """
         return threat
 

@@ -11,11 +11,14 @@ from calfat_plugin.federation.attack import Attackers, build_attacker
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import TinyModel, require, same_bits, tiny_experiment, tiny_images, unchanged
 
 
-def check_attacker(name: str, *, registry: Registry | None = None, **options: Any) -> None:
+def check_attacker(
+    name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
+) -> None:
     """Hold an attacker to its contract.
 
     It leaves data and models that it is given alone; sends the tensors of the global model, finite, and the same bits
@@ -25,16 +28,17 @@ def check_attacker(name: str, *, registry: Registry | None = None, **options: An
     Args:
         name: as recipes name it.
         registry: where it is; None: among the built-ins and what is installed.
+        device: where clients have their images and train, ``cpu``, ``cuda`` or ``cuda:N``.
         options: instead of its defaults.
 
     Raises:
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it.
     """
-    attacker = {"name": name, **options}
+    attacker, where = {"name": name, **options}, named_device(str(device), "device")
     experiment = tiny_experiment(registry, trainer="fedpgd", clients=[{"ids": [1], "attacker": attacker}])
     (group,) = experiment.clients
-    data = tiny_images()
+    data = tiny_images().to(where)
     classes = int(data.y.max()) + 1
     with unchanged(f"{name}: what poisoned is given", data.x, data.y):
         poisoned = build_attacker(experiment, group).poisoned(data, classes)
@@ -54,4 +58,4 @@ def check_attacker(name: str, *, registry: Registry | None = None, **options: An
     require(
         same_bits(found[0], found[2]), f"{name}: the same round must give the same model, whatever came in between."
     )
-    check_federation(experiment)
+    check_federation(experiment, where)

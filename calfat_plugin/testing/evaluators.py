@@ -23,9 +23,9 @@ from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.testing.tiny import (
-    CPU,
     NUM_CLASSES,
     answered,
     balanced_images,
@@ -41,7 +41,9 @@ _NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_cl
 _TOLERANCE = 1e-6  # of a number of examples
 
 
-def check_evaluator(name: str, *, registry: Registry | None = None, **options: Any) -> None:
+def check_evaluator(
+    name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
+) -> None:
     """Hold an evaluator to its contract.
 
     It leaves model and images alone; gives the same numbers again, whatever it measured in between, also where it was
@@ -58,15 +60,16 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
     Args:
         name: as recipes name it, also with a number (``pgd20``).
         registry: where it is; None: among the built-ins and what is installed.
+        device: where to compute, ``cpu``, ``cuda`` or ``cuda:N``.
         options: instead of its defaults.
 
     Raises:
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it; ``BudgetError``: its examples left the budget.
     """
-    pick = {"name": name, **options}
+    pick, where = {"name": name, **options}, named_device(str(device), "device")
     experiment = tiny_experiment(registry, evaluators=[pick])
-    trial = _Trial(experiment, balanced_images())
+    trial = _Trial(experiment, balanced_images().to(where))
     found, x_adv = trial.measured()
     _check_numbers(name, found, trial)
     trial.measured(seed=1)
@@ -84,7 +87,7 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
     _check_continued(name, found, trial)
     if is_attack:
         others = in_each_norm(experiment.registry, evaluators=[pick])
-        _check_breaks(name, [_Trial(other, answered(balanced_model())) for other in others])
+        _check_breaks(name, [_Trial(other, answered(balanced_model().to(where))) for other in others])
 
 
 class TinyClients:
@@ -115,14 +118,15 @@ class TinyClients:
         model, noise = deepcopy(self._model), torch.Generator().manual_seed(client)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=scale)
+                parameter.add_(torch.randn(parameter.shape, generator=noise).to(parameter.device), alpha=scale)
         return model
 
 
 def tiny_set_up(data: ImageData) -> SetUpTask:
     """What an evaluator of these images is set up with."""
-    shape = SetUpTask(NUM_CLASSES, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), CPU, has_clients=True)
-    return dataclasses.replace(shape, load_model=model_loader(None, shape, CPU))
+    _, channels, *size = data.x.shape
+    shape = SetUpTask(NUM_CLASSES, channels, (size[0], size[1]), data.x.device, has_clients=True)
+    return dataclasses.replace(shape, load_model=model_loader(None, shape, data.x.device))
 
 
 class _Trial:
@@ -133,7 +137,8 @@ class _Trial:
     """
 
     def __init__(self, experiment: Experiment, data: ImageData) -> None:
-        self.data, self.model, self.threat = data, balanced_model().eval(), experiment.threat
+        self.data, self.threat = data, experiment.threat
+        self.model = balanced_model().to(data.x.device).eval()
         shape = tiny_set_up(data)
         ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, shape)
         self.clients = TinyClients(self.model)
@@ -171,7 +176,7 @@ class _Trial:
                 num_classes=NUM_CLASSES,
                 threat=self.threat if threat is None else threat,
                 batch_size=5,
-                device=CPU,
+                device=self.data.x.device,
                 seed=seed,
                 scratch=scratch,
                 on_progress=on_progress,

@@ -21,17 +21,22 @@ class TinyFederation:
         experiment: what to run.
         snapshot: to continue from.
         dataset: default: ``tiny_dataset``.
+        device: where clients train and the server evaluates.
     """
 
     def __init__(
-        self, experiment: Experiment, snapshot: Snapshot | None = None, dataset: Dataset | None = None
+        self,
+        experiment: Experiment,
+        snapshot: Snapshot | None = None,
+        dataset: Dataset | None = None,
+        device: torch.device = CPU,
     ) -> None:
         dataset = tiny_dataset() if dataset is None else dataset
         parts = torch.tensor_split(torch.argsort(dataset.train.y, stable=True), experiment.num_clients)
-        shards = {client: dataset.train.subset(part.tolist()) for client, part in enumerate(parts)}
-        loading = model_loader(experiment.dataset.name, dataset, CPU)
-        self.server = Server(experiment, dataset, CPU, RunObserver(), lambda: self.worker, loading)
-        self.worker = Worker(experiment, dataset, shards, CPU, RunObserver())
+        shards = {client: dataset.train.subset(part.tolist()).to(device) for client, part in enumerate(parts)}
+        loading = model_loader(experiment.dataset.name, dataset, device)
+        self.server = Server(experiment, dataset, device, RunObserver(), lambda: self.worker, loading)
+        self.worker = Worker(experiment, dataset, shards, device, RunObserver())
         if snapshot is not None:
             self.server.begin(snapshot)
             self.worker.client_states.update(snapshot.client_states)
@@ -49,15 +54,15 @@ class TinyFederation:
         return self.server.snapshot(dict(self.worker.client_states))
 
 
-def check_federation(experiment: Experiment) -> None:
+def check_federation(experiment: Experiment, device: torch.device = CPU) -> None:
     """Two rounds go through, no update is refused, and a run that is resumed between them ends with the same bits.
 
     Raises:
         AssertionError: it is otherwise.
     """
-    whole = TinyFederation(experiment)
+    whole = TinyFederation(experiment, device=device)
     records = [whole.play()]
-    resumed = TinyFederation(experiment, whole.snapshot())
+    resumed = TinyFederation(experiment, whole.snapshot(), device=device)
     records.append(whole.play())
     refused = {client: reason for record in records for client, reason in record.refused.items()}
     require(not refused, f"every update must be of use, but the server refused some: {refused}.")

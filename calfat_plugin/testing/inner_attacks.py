@@ -18,6 +18,7 @@ from calfat_plugin.interfaces import InnerTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.modifiers.plain import ENTRY as PLAIN
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.attacks import around
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
@@ -40,7 +41,9 @@ _SMALL = 20  # the budget's part in which a step uphill ends higher up
 _TOLERANCE = 1e-6
 
 
-def check_inner_attack(name: str, *, registry: Registry | None = None, **options: Any) -> None:
+def check_inner_attack(
+    name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
+) -> None:
     """Hold an inner attack to its contract.
 
     In each norm that it takes, with a cross-entropy and with a divergence to climb: its images lie in the set that
@@ -53,6 +56,7 @@ def check_inner_attack(name: str, *, registry: Registry | None = None, **options
     Args:
         name: as recipes name it.
         registry: where it is; None: among the built-ins and what is installed.
+        device: where to compute, ``cpu``, ``cuda`` or ``cuda:N``.
         options: instead of its defaults.
 
     Raises:
@@ -60,34 +64,34 @@ def check_inner_attack(name: str, *, registry: Registry | None = None, **options
         BudgetError: an image left the declared set.
         CalfatError: the framework refuses it.
     """
-    inner = {"name": name, **options}
+    inner, where = {"name": name, **options}, named_device(str(device), "device")
     first = {**THREATS[0], "inner": inner}
     for experiment in list(in_each_norm(registry, inner=inner)) or [tiny_experiment(registry, threat=first)]:
         for what in ("cross-entropy", "divergence"):
-            _check(experiment, what, f"{name}, {experiment.threat.norm}, {what}")
-        _check_training(experiment, f"{name}, {experiment.threat.norm}")
+            _check(experiment, what, where, f"{name}, {experiment.threat.norm}, {what}")
+        _check_training(experiment, where, f"{name}, {experiment.threat.norm}")
         for method in _METHODS:
             trainer = {**experiment.document.data["calfat"], "trainer": method}
-            check_federation(tiny_experiment(registry, **trainer))
+            check_federation(tiny_experiment(registry, **trainer), where)
 
 
-def _check(experiment: Experiment, what: str, who: str) -> None:
+def _check(experiment: Experiment, what: str, device: torch.device, who: str) -> None:
     inner, budget = experiment.build_inner(), experiment.threat.in_training
     threat = dataclasses.replace(budget, eps=budget.eps / _SMALL, step_size=budget.eps / _SMALL / 4)
-    model = balanced_model()
+    model = balanced_model().to(device)
     data = answered(model)
     x, y = data.x, data.y
     with attack_mode(model):
         before, loss, calls = around(model), _loss(model, x, y, what), []
 
         def stream() -> torch.Generator:
-            return torch.Generator().manual_seed(0)
+            return torch.Generator(device).manual_seed(0)
 
         own, again = (inner.start(x, threat, stream()) for _ in range(2))
         same = own is again is None or (own is not None and again is not None and torch.equal(own, again))
         require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
         start = threat.random_start(x, stream()) if own is None else own
-        memory = inner.begin_round(tiny_task(model, data, threat=threat, round=2))
+        memory = inner.begin_round(tiny_task(model, data, threat=threat, round=2, device=device))
         noisy = threat.steps > 1 or not torch.equal(start, x)
         require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
 
@@ -96,7 +100,7 @@ def _check(experiment: Experiment, what: str, who: str) -> None:
                 calls.append(rows)
                 return loss(logits, rows)
 
-            known = deepcopy(memory), Examples(torch.arange(len(x))[rows])
+            known = deepcopy(memory), Examples(torch.arange(len(x), device=device)[rows])
             return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat, nullcontext, *known))
 
         with unchanged(f"{who}: clean images and start", x, start):
@@ -136,10 +140,10 @@ class _Watched(FedPGD):
         return super().train_loss(batch)
 
 
-def _check_training(experiment: Experiment, who: str) -> None:
+def _check_training(experiment: Experiment, device: torch.device, who: str) -> None:
     pick, method, data = experiment.threat.inner, _Watched(), tiny_images()
     threat = experiment.threat.in_training
-    method.fit(tiny_task(data=data, threat=threat, inner=experiment.build_inner()))
+    method.fit(tiny_task(data=data, threat=threat, inner=experiment.build_inner(), device=device))
     for batch in method.seen:
         experiment.build_inner().reach(threat).check(batch.x_adv.detach(), batch.x_nat, who=who)
     batches = num_batches(len(data), SETTINGS.batch_size) * SETTINGS.epochs

@@ -15,6 +15,7 @@ from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
 from calfat_plugin.models.building import built_model, seeded
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.tiny import require, same_bits, tiny_experiment, unchanged
 
 
@@ -56,6 +57,7 @@ def check_model(
     name: str,
     *,
     registry: Registry | None = None,
+    device: str | torch.device = "cpu",
     in_channels: int = 3,
     image_size: tuple[int, int] = (8, 8),
     num_classes: int = 7,
@@ -69,18 +71,20 @@ def check_model(
     Args:
         name: as recipes name it, or ``module:factory``.
         registry: where it is; None: among the built-ins and what is installed.
+        device: where to compute, ``cpu``, ``cuda`` or ``cuda:N``.
         in_channels: of the images to try it with.
         image_size: (H, W) of these images, in pixels.
         num_classes: how many labels there are.
         options: instead of its defaults.
 
     Returns:
-        The model in evaluation mode, for tests of its own.
+        The model in evaluation mode on ``device``, for tests of its own.
 
     Raises:
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it; ``ModelError``: it cannot take these images, or gives no logits.
     """
+    where = named_device(str(device), "device")
     experiment = tiny_experiment(registry, model_args={"model": name}, model=options)
     shape: dict[str, Any] = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
 
@@ -91,12 +95,12 @@ def check_model(
     model, again = seeded(build, 0), seeded(build, 0)
     same = same_bits(model.state_dict(), again.state_dict())
     require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
-    _check_gradients(name, model, (4, in_channels, *image_size))
-    return _check_evaluation(name, again.eval(), torch.rand(4, in_channels, *image_size))
+    images = torch.rand(4, in_channels, *image_size, generator=torch.Generator().manual_seed(0)).to(where)
+    _check_gradients(name, model.to(where), images.clone().requires_grad_())
+    return _check_evaluation(name, again.to(where).eval(), images)
 
 
-def _check_gradients(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
     logits = model(x)
     require(not are_probabilities(logits), f"{name} must give raw logits; every row is a probability distribution.")
     logits.logsumexp(1).sum().backward()

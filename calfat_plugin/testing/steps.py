@@ -13,6 +13,7 @@ from torch import Tensor
 from calfat_plugin.interfaces import LocalTask, LocalTrainer, TrainSettings
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.tiny import THREATS, TinyModel, replaced, require, tiny_experiment, tiny_images, tiny_task
 from calfat_plugin.testing.trainers import trained
 from calfat_plugin.threat import Norm, ThreatModel
@@ -33,6 +34,7 @@ def check_same_steps(
     reference: str,
     *,
     registry: Registry | None = None,
+    device: str | torch.device = "cpu",
     reference_options: Mapping[str, Any] | None = None,
     steps: int = 4,
     norm: Norm = "linf",
@@ -50,6 +52,7 @@ def check_same_steps(
         name: of the method, as recipes name it.
         reference: name of the method whose steps it should take, such as ``calfat`` or ``fedtrades``.
         registry: where they are; None: among the built-ins and what is installed.
+        device: where to train, ``cpu``, ``cuda`` or ``cuda:N``.
         reference_options: of the reference, instead of its defaults, also its ``loss``.
         steps: how many to take, >= 1.
         norm: of the attack's ball.
@@ -60,6 +63,7 @@ def check_same_steps(
         AssertionError: the steps differ; the text says where first, in what, and by how much.
         CalfatError: the framework refuses one of the two.
     """
+    where_to = named_device(str(device), "device")
     (threat,) = (each for each in THREATS if each.get("norm", "linf") == norm)
     pair = [
         tiny_experiment(registry, threat=threat, trainer={"name": each, **chosen})
@@ -67,7 +71,7 @@ def check_same_steps(
     ]
     for round in _ROUNDS:
         for client in range(len(_CLASSES)):
-            own, wanted = (_steps(each.build_trainer(), each.threat, client, round, steps) for each in pair)
+            own, wanted = (_steps(each.build_trainer(), each.threat, client, round, steps, where_to) for each in pair)
             for number, (found, right) in enumerate(zip(own, wanted, strict=True), start=1):
                 where = f"{name}: in step {number} of client {client}, round {round},"
                 _compare(found, right, where, f"those of '{reference}'", tolerance)
@@ -86,12 +90,15 @@ class _Step:
     state: Mapping[str, Tensor]
 
 
-def _steps(trainer: LocalTrainer, threat: ThreatModel, client: int, round: int, count: int) -> Iterator[_Step]:
+def _steps(
+    trainer: LocalTrainer, threat: ThreatModel, client: int, round: int, count: int, device: torch.device
+) -> Iterator[_Step]:
     """Each step as the last of a training, so that nothing need be known of the method's loop."""
     data = tiny_images(client, _EXAMPLES, classes=_CLASSES[client])
     for number in range(1, count + 1):
         settings = dataclasses.replace(_SETTINGS, epochs=number)
-        task = tiny_task(TinyModel(_MODEL), data, threat=threat, settings=settings, client=client, round=round)
+        given = {"threat": threat, "settings": settings, "client": client, "round": round, "device": device}
+        task = tiny_task(TinyModel(_MODEL), data, **given)
         if isinstance(trainer, AdversarialTrainer):
             x_adv, update = _watched(trainer, task)
         else:

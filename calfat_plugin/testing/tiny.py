@@ -114,8 +114,8 @@ def balanced_images() -> ImageData:
 
 
 def answered(model: nn.Module) -> ImageData:
-    """``balanced_images``, labelled by ``model`` in evaluation mode: so it is right everywhere."""
-    images = balanced_images()
+    """``balanced_images`` on the model's device, labelled by it in evaluation mode: so it is right everywhere."""
+    images = balanced_images().to(next(model.parameters()).device)
     with torch.no_grad():
         return ImageData(images.x, model.eval()(images.x).argmax(dim=1))
 
@@ -126,7 +126,8 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
     Args:
         model: default: a ``TinyModel``.
         data: default: ``tiny_images``.
-        others: further fields of ``LocalTask``; None means what it would be without.
+        others: further fields of ``LocalTask``; None means what it would be without. Model and images go to its
+            ``device``.
     """
     data = tiny_images() if data is None else data
     fields: dict[str, Any] = {
@@ -140,7 +141,8 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
         "client": 0,
     }
     fields |= {name: value for name, value in others.items() if value is not None}
-    return LocalTask(model=TinyModel() if model is None else model, data=data, **fields)
+    model = TinyModel() if model is None else model
+    return LocalTask(model=model.to(fields["device"]), data=data.to(fields["device"]), **fields)
 
 
 def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.attacks import check_attack
 from calfat_plugin.testing.federation import check_federation
@@ -39,7 +40,12 @@ _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rat
 
 
 def check_trainer(
-    name: str, *, registry: Registry | None = None, losses: tuple[str, ...] | None = None, **options: Any
+    name: str,
+    *,
+    registry: Registry | None = None,
+    device: str | torch.device = "cpu",
+    losses: tuple[str, ...] | None = None,
+    **options: Any,
 ) -> None:
     """Hold a training method to its contract, with each loss modifier that it composes with.
 
@@ -55,6 +61,7 @@ def check_trainer(
     Args:
         name: as recipes name it.
         registry: where it is; None: among the built-ins and what is installed.
+        device: where to train, ``cpu``, ``cuda`` or ``cuda:N``.
         losses: modifiers to check with; None: all that it supports. Ignored where it has its own loss.
         options: instead of its defaults.
 
@@ -62,32 +69,33 @@ def check_trainer(
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it.
     """
+    where = named_device(str(device), "device")
     first = tiny_experiment(registry, trainer={"name": name, **options})
     defined = defined_modifiers(first.registry, first.trainer.entry)
     others = set(losses or ()).difference(defined) if defined else set()
     require(not others, f"{name} does not compose with {', '.join(sorted(others))}.")
     for loss in (each for each in defined if losses is None or each in losses):
-        _check({"name": name, "loss": loss, **options}, first.registry, f"{name} with {loss}")
+        _check({"name": name, "loss": loss, **options}, first.registry, where, f"{name} with {loss}")
     if not defined:
-        _check({"name": name, **options}, first.registry, name)
+        _check({"name": name, **options}, first.registry, where, name)
 
 
-def _check(recipe: dict[str, Any], registry: Registry, who: str) -> None:
+def _check(recipe: dict[str, Any], registry: Registry, device: torch.device, who: str) -> None:
     experiment = tiny_experiment(registry, trainer=recipe)
     trainer = experiment.build_trainer()
-    update = _check_update(trainer, who)
-    _check_streams(trainer, update, who)
-    _check_learning(trainer, who)
+    update = _check_update(trainer, device, who)
+    _check_streams(trainer, update, device, who)
+    _check_learning(trainer, device, who)
     for other in in_each_norm(registry, trainer=recipe) if isinstance(trainer, AdversarialTrainer) else ():
-        _check_attack(other, who)
-    one = trained(trainer, tiny_task(data=tiny_images(2, 1)))
+        _check_attack(other, device, who)
+    one = trained(trainer, tiny_task(data=tiny_images(2, 1), device=device))
     check_update(one.state, adapted(trainer).state_dict(), who=f"{who}, a client with one example")
-    check_federation(experiment)
+    check_federation(experiment, device)
 
 
-def _check_update(trainer: LocalTrainer, who: str) -> LocalUpdate:
+def _check_update(trainer: LocalTrainer, device: torch.device, who: str) -> LocalUpdate:
     """The update of a first round, and that neither it nor a second one changes what it is given."""
-    task = tiny_task()
+    task = tiny_task(device=device)
     with unchanged("the client's data", task.data.x, task.data.y, task.class_counts):
         update = trained(trainer, task)
     check_update(update.state, adapted(trainer).state_dict(), who=who)
@@ -97,28 +105,29 @@ def _check_update(trainer: LocalTrainer, who: str) -> LocalUpdate:
     metrics = dict(update.metrics)
     numbers = "loss" in metrics and all(map(math.isfinite, metrics.values()))
     require(numbers, f"{who}: metrics must be finite numbers with the training loss as 'loss'; got {metrics}.")
-    later = tiny_task(round=2, client_state=update.client_state, broadcast=trainer.broadcast({0: update}))
+    broadcast = trainer.broadcast({0: update})
+    later = tiny_task(round=2, client_state=update.client_state, broadcast=broadcast, device=device)
     with unchanged(f"{who}: what the client keeps", *later.client_state.values()):  # noqa: SIM117 (each has its words)
         with unchanged(f"{who}: what the server sends", *later.broadcast.values()):
             trained(trainer, later)
     return update
 
 
-def _check_streams(trainer: LocalTrainer, update: LocalUpdate, who: str) -> None:
+def _check_streams(trainer: LocalTrainer, update: LocalUpdate, device: torch.device, who: str) -> None:
     """All randomness comes from the task's seed, round and client."""
-    trained(trainer, tiny_task(TinyModel(1), tiny_images(1, 7), client=1, round=2))
-    again = trained(trainer, tiny_task())
+    trained(trainer, tiny_task(TinyModel(1), tiny_images(1, 7), client=1, round=2, device=device))
+    again = trained(trainer, tiny_task(device=device))
     for part in _PARTS:
         same = same_bits(getattr(update, part), getattr(again, part))
         require(same, f"{who}: the same task must give the same {part}, whichever client was trained in between.")
     require(update.metrics == again.metrics, f"{who}: the same task must give the same metrics.")
     for what in ("seed", "round", "client"):
-        other = trained(trainer, dataclasses.replace(tiny_task(), **{what: 2}))  # type: ignore[arg-type]
+        other = trained(trainer, dataclasses.replace(tiny_task(device=device), **{what: 2}))  # type: ignore[arg-type]
         same = same_bits(update.state, other.state)
         require(not same, f"{who}: another {what} must give other batches; derive every stream from the task's {what}.")
 
 
-def _check_learning(trainer: LocalTrainer, who: str) -> None:
+def _check_learning(trainer: LocalTrainer, device: torch.device, who: str) -> None:
     """Small steps on all of the client's images at once make them less wrong, whatever the method's loss is."""
     data, model = tiny_images(3, 20), adapted(trainer)
 
@@ -127,7 +136,7 @@ def _check_learning(trainer: LocalTrainer, who: str) -> None:
             return float(cross_entropy(model.eval()(data.x), data.y))
 
     before = loss()
-    model.load_state_dict(trained(trainer, tiny_task(data=data, settings=_LEARNING)).state)
+    model.load_state_dict(trained(trainer, tiny_task(data=data, settings=_LEARNING, device=device)).state)
     after = loss()
     require(
         after < before,
@@ -136,7 +145,7 @@ def _check_learning(trainer: LocalTrainer, who: str) -> None:
     )
 
 
-def _check_attack(experiment: Experiment, who: str) -> None:
+def _check_attack(experiment: Experiment, device: torch.device, who: str) -> None:
     """The attack of a whole epoch in one batch, on a model with batch normalisation.
 
     Its steps are many and small: a large one downhill ends high up on the other side.
@@ -145,7 +154,7 @@ def _check_attack(experiment: Experiment, who: str) -> None:
     threat = dataclasses.replace(budget, steps=20, step_size=budget.eps / 10)
     data = answered(adapted(trainer, balanced_model()))
     settings = dataclasses.replace(SETTINGS, batch_size=len(data))
-    task = tiny_task(balanced_model(), data, threat=threat, settings=settings)
+    task = tiny_task(balanced_model(), data, threat=threat, settings=settings, device=device)
     assert isinstance(trainer, AdversarialTrainer)
     seen = check_attack(trainer, lambda: trained(trainer, task), f"{who}, {threat.norm}")
     require(seen >= len(data), f"{who}: an epoch must train on all {len(data)} examples; it trained on {seen}.")
@@ -163,7 +172,7 @@ def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
     Raises:
         AssertionError: the update is no copy of the model's tensors.
     """
-    model = adapted(trainer, task.model)
+    model = adapted(trainer, task.model.cpu()).to(task.device)  # in this order, as in a run
     with seeded_global_rng(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
         update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
     kept = [tensor for part in _PARTS for tensor in getattr(update, part).values()]

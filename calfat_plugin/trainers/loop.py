@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,7 @@ from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.additions import perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.inspection import INSPECTED, inspected
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _FEW_STEPS = 3  # an attack of fewer may be overfitted; as many show it
 _PROBED_EVERY, _PROBED_IMAGES, _FEWEST_PROBED = 4, 32, 8  # rounds, and images at most and at least: it costs little
+_LOOKED_AT = 64  # images at the end of a round, for the sign of the attack
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
 # aggregator's
@@ -176,8 +179,14 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
     lengths, max_norm = _lengths(task), task.settings.max_grad_norm
     optimizer, schedule = methods_optimizer(method, task, sum(lengths), needs_sgd=correction.needs_sgd)
 
+    meter, trained = LossMeter(task, sum(lengths)), False
+    inspecting: Callable[..., AbstractContextManager[None]] | None = None
+
     def step(batch: TrainBatch) -> Tensor:
-        value = _gradient(work, batch)
+        nonlocal trained
+        with nullcontext() if inspecting is None else inspecting(batch, trained=trained):
+            value = _gradient(work, batch)
+        trained = True
         correction.after_backward(model)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -185,15 +194,22 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    meter, looks, last = LossMeter(task, sum(lengths)), {}, sum(lengths) - 1
+    pairs: list[Tensor] = []
+    first_looked_at, last, overfit = _first_looked_at(work, lengths), sum(lengths) - 1, None
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
+            clean = drawn.x.clone() if meter.done < INSPECTED else None
             with timed("attack"):
                 batch = _attacked(work, drawn, noise, moving=True)
+            inspecting = None
+            if clean is not None:
+                inspecting = partial(inspected, clean=clean, made=batch.x_adv, number=meter.done + 1)
+            if meter.done >= first_looked_at:
+                pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
-                looks = {FELL: _falling(work, batch), OVERFIT: _overfit(work, batch)}
+                overfit = _overfit(work, batch)
             with timed("outer step"):
                 value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
                 if method.has_own_steps:  # a step has checked its own
@@ -201,6 +217,8 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(drawn.y), batch.recorded)
+    fell = falling(*torch.cat(pairs, dim=1)) if pairs else 0
+    looks = {FELL: fell or None, OVERFIT: overfit}
     return meter.means() | {name: value for name, value in looks.items() if value is not None}
 
 
@@ -339,23 +357,28 @@ def _start(
     return start, None
 
 
-def _falling(work: _Work, batch: TrainBatch) -> int | None:
-    """For how many images the attack lowers the loss of the true label; None where no wrong sign shows.
+def _first_looked_at(work: _Work, lengths: list[int]) -> int:
+    """From which batch of the round on, counted from 0, :func:`_true_losses` are taken.
 
-    Only images that the client's model has right count: of others an attack on a divergence may go anywhere. The rounds
-    1, 2, 4, 8 ... are looked at, so that it costs nothing to speak of.
+    The last ones hold enough images together, or all that the client has. Of the rounds 1, 2, 4, 8 ... alone, so that
+    it costs nothing to speak of.
     """
-    task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
-    if task.round & (task.round - 1) or task.inner.has_own_steps:
-        return None
-    y = batch.y[rows]
-    if not len(y):  # of a last batch, say, of whose images none is attacked
-        return None
+    task = work.task
+    if not work.method.attacks or task.round & (task.round - 1) or task.inner.has_own_steps:
+        return sum(lengths)
+    enough = 1 + math.ceil(_LOOKED_AT / task.settings.batch_size)  # the last one of an epoch may be short
+    return sum(lengths) - min(enough, lengths[0])
+
+
+def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
+    """(2, N) losses of the true label, clean and attacked; 0 for images that the client's model has wrong.
+
+    Of others an attack on a divergence may go anywhere.
+    """
     with _looking(work), torch.no_grad():
-        clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
-    right = clean.argmax(dim=1) == y
-    losses = (cross_entropy(logits[right], y[right], reduction="none") for logits in (clean, attacked))
-    return falling(*losses) or None
+        clean, attacked = (work.loss.attack_logits(work.task.model(x)) for x in (batch.x_nat, batch.x_adv))
+    losses = torch.stack([cross_entropy(logits, batch.y, reduction="none") for logits in (clean, attacked)])
+    return losses.where(clean.argmax(dim=1) == batch.y, 0)
 
 
 def _overfit(work: _Work, batch: TrainBatch) -> float | None:
@@ -406,19 +429,23 @@ def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Ten
     with attack_mode(task.model):
         for part in micro_batches(len(y), work.rows):
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
-            loss = partial(_climbed, method, batch, None if kappa is None else kappa[part])
+            loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
             inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
 
 
-def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
+def _climbed(work: _Work, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
     """The loss of an iterate, and one more for ``kappa`` where it is classified correctly."""
     if kappa is not None:  # on the device: nothing waits for it
         kappa.add_(logits.argmax(dim=1) == batch.y)
-    batch.logits_adv = logits
-    return returned.loss(method.attack_loss(batch), "attack_loss returned")
+    batch.logits_adv, version = logits, batch.x_nat._version
+    value = returned.loss(work.method.attack_loss(batch), "attack_loss returned")
+    if batch.x_nat._version != version:  # seen here, it is no mistake of the inner attack
+        where = f"client {work.task.client}, round {work.task.round}"
+        raise PluginError(f"{where}: attack_loss changed x_nat in place. Work on a copy: x_nat.clone().")
+    return value
 
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:

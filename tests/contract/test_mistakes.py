@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from calfat_plugin import (
     ClientLoss,
     DatasetEntry,
     EvaluatorEntry,
+    InnerAttack,
     InnerAttackEntry,
     LossModifier,
     ModelEntry,
@@ -43,6 +45,7 @@ from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import calfat
 from tests.contract.distributions import install
@@ -100,6 +103,68 @@ def trainer(metrics: Any = None, config: type | None = None, **overrides: Any) -
 def aggregator(combine: Callable[..., Any]) -> AggregatorEntry:
     build = type("Wrong", (Aggregator,), {"combine": combine, "__init__": lambda self, options: None})
     return AggregatorEntry("wrong", build=build)
+
+
+def inner(**overrides: Any) -> InnerAttackEntry:
+    """An attack of one step that is right, but for what is overridden."""
+    return InnerAttackEntry("wrong", build=type("Wrong", (InnerAttack,), overrides), steps=lambda options: 1)
+
+
+def moved(change: float, low: float = 0.0) -> Callable[..., Any]:
+    """A ``craft`` that moves each pixel by this much."""
+    return lambda self, *given: (_task(*given).x_nat + change).clamp(low, 1)
+
+
+def _task(*given: Any) -> Any:
+    """The InnerTask among what ``craft`` of a method or of an inner attack is given."""
+    return given[0] if len(given) == 1 else given[1]
+
+
+def changing(what: str, then: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that changes a tensor of the batch, its first argument, in place."""
+
+    def hook(self: Any, batch: Any, *others: Any) -> Any:
+        getattr(batch, what).mul_(0)
+        return then(self, batch, *others)
+
+    return hook
+
+
+def on_inverted_images(self: Any, batch: Any) -> Any:
+    batch.x_adv = 1 - batch.x_nat
+    return AdversarialTrainer.backward(self, batch)
+
+
+def by_numpy(self: Any, task: Any) -> Any:
+    task.x_nat.numpy()[:] = 0.5
+    return task.x_nat.clone()
+
+
+def from_the_second_batch_on(self: Any, task: Any) -> Any:
+    """Adds to what it remembers without end."""
+    task.memory.append(0.06)
+    return (task.x_nat + sum(task.memory)).clamp(0, 1)
+
+
+def weighing(*shares: float) -> AggregatorEntry:
+    return aggregator(
+        lambda self, task: Aggregate(task.global_state, weights=dict(zip(task.updates, shares, strict=False)))
+    )
+
+
+def writing(write: Callable[[Any], None]) -> AggregatorEntry:
+    """An aggregator that writes to what it is given."""
+
+    def combine(self: Any, task: Any) -> Aggregate:
+        state = {name: tensor.clone() for name, tensor in task.global_state.items()}
+        write(task)
+        return Aggregate(state)
+
+    return aggregator(combine)
+
+
+def replace_a_tensor(task: Any) -> None:
+    task.updates[2].state["classifier.bias"] = task.updates[2].state["classifier.bias"] * 1.0
 
 
 def evaluator(craft: Callable[..., Any], **more: Any) -> EvaluatorEntry:
@@ -160,6 +225,45 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
     "a start of another shape": (play, trainer(start=lambda self, x_nat, task, generator: x_nat[0])),
     "a start of another type": (play, trainer(start=lambda self, x_nat, task, generator: x_nat.double())),
     "attacked rows by number": (play, trainer(attacked_rows=lambda self, index, task, generator: index[:3])),
+    "an inner attack beyond the budget": (play, inner(craft=moved(0.3))),
+    "an inner attack beyond the pixels": (play, inner(craft=moved(-0.05, low=-1))),
+    "an inner attack beyond the budget from the second batch on": (
+        play,
+        inner(begin_round=lambda self, task: [], craft=from_the_second_batch_on),
+    ),
+    "an inner attack whose own steps go beyond the budget": (
+        play,
+        inner(take_steps=lambda self, batch, step, memory: step(batch.again((batch.x_nat + 0.3).clamp(0, 1)))),
+    ),
+    "an inner attack that steps on images of another type": (
+        play,
+        inner(take_steps=lambda self, batch, step, memory: step(batch.again(batch.x_adv.double()))),
+    ),
+    "an inner attack that changes the images in place": (play, inner(craft=lambda self, task: task.x_nat.add_(0.05))),
+    "an inner attack that changes the images by numpy": (play, inner(craft=by_numpy)),
+    "a start that changes the images in place": (
+        play,
+        inner(start=lambda self, x_nat, threat, generator: x_nat.mul_(0.5).clone()),
+    ),
+    "an inner attack that reaches a number": (play, inner(reach=lambda self, threat: 2.0)),
+    "an inner attack that reaches beyond the pixels": (
+        play,
+        inner(reach=lambda self, threat: dataclasses.replace(threat, bounds=(-1, 2))),
+    ),
+    "a method's attack beyond the budget": (play, trainer(craft=moved(0.3))),
+    "a method's steps beyond the budget": (
+        play,
+        trainer(take_steps=lambda self, batch, step: step(batch.again((batch.x_nat + 0.3).clamp(0, 1)))),
+    ),
+    "a step on other images beyond the budget": (play, trainer(backward=on_inverted_images)),
+    "an attack's loss that changes the images in place": (
+        play,
+        trainer(attack_loss=changing("x_nat", AdversarialTrainer.attack_loss)),
+    ),
+    **{
+        f"a step that changes {what} in place": (play, trainer(backward=changing(what, AdversarialTrainer.backward)))
+        for what in ("x_nat", "x_adv", "y")
+    },
     "an optimiser's class": (play, trainer(make_optimizer=lambda self, parameters, task: torch.optim.AdamW)),
     "a schedule that is a number": (play, trainer(make_schedule=lambda self, optimizer, task, num_batches: 0.1)),
     "an end that is a dict": (play, trainer(end_round=keeps({"teacher": torch.zeros(1)}))),
@@ -201,6 +305,22 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
     "an aggregator whose weight is nan": (
         play,
         aggregator(lambda self, task: Aggregate(task.global_state, weights=dict.fromkeys(task.updates, math.nan))),
+    ),
+    "an aggregator whose weights sum to more": (play, weighing(0.5, 0.5, 0.5)),
+    "an aggregator whose weights sum to less": (play, weighing(0.5)),
+    "an aggregator with a weight below 0": (play, weighing(1.5, -0.5)),
+    "an aggregator that changes an update in place": (
+        play,
+        writing(lambda task: task.updates[1].state["classifier.bias"].mul_(0.5)),
+    ),
+    "an aggregator that adds up in the first update by numpy": (
+        play,
+        writing(lambda task: task.updates[0].state["classifier.bias"].numpy().__iadd__(1)),
+    ),
+    "an aggregator that replaces a tensor of an update": (play, writing(replace_a_tensor)),
+    "an aggregator that changes the global model in place": (
+        play,
+        writing(lambda task: task.global_state["classifier.bias"].add_(1)),
     ),
     "an aggregator that looks at the server's images": (play, aggregator(lambda self, task: task.monitored())),
     "an attack that crafts nothing": (play, evaluator(lambda self, task, x, y, noise: None)),
@@ -253,6 +373,48 @@ def test_what_is_right_passes() -> None:
     play(trainer({"margin": "of a test"}, end_round=keeps(RoundEnd({"seen": torch.ones(1)}, {"margin": 1}))))
     split(partition(*RIGHT))
     split(partition(range(10), range(12, 20), range(20, 30), may_leave_out=True))
+
+
+def test_an_attack_that_leaves_the_ball_by_design_says_how_far() -> None:
+    play(inner(craft=moved(0.3), reach=lambda self, threat: threat.scaled(3)))
+    with pytest.raises(PluginError, match=r"left the linf ball of eps 0\.2;"):
+        play(inner(craft=moved(0.3), reach=lambda self, threat: threat.scaled(2)))
+
+
+@pytest.mark.parametrize(
+    ("threat", "found"),
+    [({"eps": 0.05}, "linf ball of eps 0.05"), ({"norm": "l2", "eps": 0.1, "step_size": 0.05}, "l2 ball of eps 0.1")],
+)
+def test_a_group_is_held_to_its_own_budget(threat: dict[str, Any], found: str) -> None:
+    run = experiment(inner(craft=moved(0.1)))
+    document = run.document.with_value(("calfat", "clients"), [{"ids": "2", "threat": threat}], "test.yaml:2")
+    Federation(run).play()
+    with pytest.raises(
+        PluginError, match=rf"'wrong' \(passed in wrong\): client 2, round 1, batch 1: .* left the {found};"
+    ):
+        Federation(assemble(document, run.registry)).play()
+
+
+def test_what_is_not_finite_costs_the_client_its_update(snapshot: TextSnapshot) -> None:
+    """It may come of the model, too, and one client must not end the run of the others."""
+    bad = inner(
+        begin_round=lambda self, task: task.client,
+        craft=lambda self, task: task.x_nat + (math.nan if task.memory in task_clients else 0.0),
+    )
+    task_clients = [1]
+    record = Federation(experiment(bad)).play()
+    assert record.clients == (0, 2)
+    snapshot(record.refused[1])
+    task_clients[:] = range(3)
+    with snapshot.raises(CalfatError, "inner attack 'wrong' (passed in wrong)"):
+        Federation(experiment(bad)).play()
+
+
+def test_a_model_that_diverged_is_no_mistake_of_the_attack() -> None:
+    run = experiment(inner())
+    diverging = run.document.with_value(("train_args", "learning_rate"), 1e30, "test.yaml:2")
+    with pytest.raises(CalfatError, match="the training loss is"):
+        Federation(assemble(diverging, run.registry)).play()
 
 
 def test_an_evaluator_without_a_budget_is_not_checked_against_one() -> None:
@@ -334,3 +496,36 @@ def test_a_command_ends_with_the_text_and_2(
     assert ended.code == 2
     snapshot(ended.err.splitlines()[0])
     assert "Traceback" not in ended.err
+
+
+def test_a_run_ends_where_an_attack_leaves_the_budget_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
+    """Wrong from the second round on, with PGD's projection before."""
+    source = """
+from calfat_plugin import InnerAttack, InnerAttackEntry, hookimpl
+
+
+class Wrong(InnerAttack):
+    def begin_round(self, task):
+        return task.round
+
+    def craft(self, task):
+        found = super().craft(task)
+        return found if task.memory == 1 else (task.x_nat + 0.3).clamp(0, 1)
+
+
+@hookimpl
+def calfat_inner_attacks():
+    yield InnerAttackEntry("wrong", build=Wrong)
+"""
+    (tmp_path / "strays.py").write_text(source)
+    (tmp_path / "test.yaml").write_text(RECIPE.replace("threat: {", "threat: {inner: wrong, "))
+    monkeypatch.chdir(tmp_path)
+    for again in ([], ["--resume"]):
+        ended = calfat("run", "test.yaml", "--plugin", "strays.py", "--run-dir", "run", *again)
+        assert ended.code == 2
+        error = next(line for line in ended.err.splitlines() if line.startswith("error: "))
+        snapshot(re.sub("sha256:[0-9a-f]+", "sha256", error))
+        assert "Traceback" not in ended.err
+        assert [row["round"] for row in read_rounds(Path("run/rounds.csv"))] == ["1"]

@@ -230,7 +230,7 @@ TRAINERS = [
         "a run that is resumed after round 1 must end with the same client states; keep no state in objects.",
     ),
     (Spoiling, "the client's data must not be changed in place."),
-    (Overstepping, "x with plain, linf: 12 of 12 adversarial examples left the linf ball of eps 0.1; "),
+    (Overstepping, "client 0, round 1, batch 1: the training step changed x_adv in place."),
     (NoSingles, "client 0, round 1, epoch 1: the training loss is nan by batch 1 of 1."),
     (Exhausted, "x with plain: metrics must be finite numbers with the training loss as 'loss'; got {'loss': inf}."),
     (Aliasing, "an update must hold copies: tensors of the model, which is trained on, must not be changed in place."),
@@ -261,7 +261,7 @@ TRAINERS = [
     (Helping, f"{LOWER}it 0.0595, noise 0.716{WRONG_SIGN}"),
     (HelpingTrades, f"{LOWER}it 0.651, noise 0.761{WRONG_SIGN}"),
     (Still, "x with plain, linf: the attack must move its start; attack_loss has no gradient there."),
-    (Whitening, "x with plain, linf: the attack must not change the clean images in place."),
+    (Whitening, "client 0, round 1: attack_loss changed x_nat in place."),
     (Adapting, "x with plain, linf: the attack must leave the model's tensors as it found them."),
     (Shaking, "x with plain, linf: the attack must leave the global random generators as it found them."),
     (
@@ -401,6 +401,14 @@ class InPlace(FedAvg):
         return found
 
 
+class InPlaceByNumpy(FedAvg):
+    def combine(self, task):
+        found = super().combine(task)
+        if len(task.updates) > 1:
+            next(iter(task.updates[1].state.values())).numpy().fill(0)
+        return found
+
+
 class Remembers(FedAvg):
     def combine(self, task):
         found = super().combine(task)
@@ -427,17 +435,21 @@ AGGREGATORS = [
         "aggregator 'x' (passed in Plugin): combine returned a dict; expected an Aggregate. "
         "Return Aggregate(state=...).",
     ),
-    (InPlace, "x: what combine is given must not be changed in place."),
+    (
+        InPlace,
+        "aggregator 'x' (passed in Plugin): round 1: combine changed 'body.0.weight' of the update of client 0",
+    ),
+    (InPlaceByNumpy, "x: what combine is given must not be changed in place."),
     (Remembers, "x: the same task must give the same broadcast, whichever round came in between."),
     (NeedsTwo, "x, a round of 1: tensor 'body.0.weight' is missing"),
     (
         doubled("Heavy", {"weights": lambda task: dict.fromkeys(task.updates, 1.0)}),
-        "x: weights must be shares that sum to 1; got [1.0, 1.0, 1.0].",
+        "aggregator 'x' (passed in Plugin): its aggregate's weights hold shares that sum to 3; expected 1.",
     ),
     (
         doubled("Strange", {"weights": lambda task: {99: 1.0}}),
-        "aggregator 'x' (passed in Plugin): its aggregate's weights hold a float (1.0) for client 99; expected finite "
-        "numbers for clients of the round.",
+        "aggregator 'x' (passed in Plugin): its aggregate's weights hold a float (1.0) for client 99; expected "
+        "shares, from 0 to 1, of clients of the round.",
     ),
     (
         doubled("Infinite", {"state": lambda task: {k: v / 0 for k, v in task.global_state.items()}}),
@@ -832,7 +844,11 @@ INNER_ATTACKS: list[tuple[Any, dict[str, Any], str]] = [
     (Graphed, {}, "x, linf, cross-entropy: craft must return images without gradient; detach them."),
     (Trains, {}, "x, linf, cross-entropy: it must leave the model's tensors as it found them."),
     (Replays, {}, "x, linf: 6 optimiser steps for 3 mini-batches; the entry's replays make it 3."),
-    (Leaves, {}, "x, linf: 4 of 4 adversarial examples left the linf ball of eps 0.1;"),
+    (
+        Leaves,
+        {},
+        "inner attack 'x' (passed in Plugin): client 0, round 1, batch 1: 4 of 4 adversarial examples left the linf",
+    ),
 ]
 
 
@@ -852,7 +868,9 @@ def test_a_trainer_with_its_own_attack_stays_in_the_budget() -> None:
             return task.climb(steps=3, step_size=float(task.threat.eps), within=task.threat.scaled(2))
 
     entry = entries.TrainerEntry("x", build=Outside)
-    assert complaint(testing.check_trainer, entry).startswith("x with plain, linf: 12 of 12 adversarial examples left")
+    assert complaint(testing.check_trainer, entry).startswith(
+        "client 0, round 1, batch 1: 4 of 4 adversarial examples left"
+    )
 
 
 # --- data sets, models, partitions, loggers ---------------------------------------------------------------------------

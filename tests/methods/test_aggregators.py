@@ -21,6 +21,7 @@ from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import NUM_CLASSES, tiny_experiment
+from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -319,9 +320,13 @@ def test_an_aggregator_has_a_seed_for_each_round_and_the_number_of_classes(monke
     assert {task.num_classes for task in given} == {NUM_CLASSES}
 
 
-def test_a_trainer_knows_the_number_of_classes():
-    task = local_task(TinyNet(), tiny_data())
-    assert task.num_classes == len(task.class_counts) == 3
+def test_a_client_without_some_classes_knows_how_many_there_are(monkeypatch):
+    given = []
+    fit = AdversarialTrainer.fit
+    monkeypatch.setattr(AdversarialTrainer, "fit", lambda self, task: given.append(task) or fit(self, task))
+    TinyFederation(tiny_experiment(None)).play()
+    assert any(not task.class_counts.all() for task in given)
+    assert {task.num_classes for task in given} == {NUM_CLASSES}
 
 
 def test_scaffold_divisors():

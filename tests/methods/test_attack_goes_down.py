@@ -1,4 +1,4 @@
-"""A training attack of the wrong sign is noticed: by the client in its last batch, by the server over the clients."""
+"""A training attack of the wrong sign is noticed: by the client in its last batches, by the server over the clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from calfat_plugin.federation.outliers import attack_alarms
 from calfat_plugin.maths.losses import falling
-from calfat_plugin.results import FELL
+from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.testing.tiny import answered, balanced_model
+from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from tests.methods.helpers import SETTINGS, Federation, build_modifier, experiment, local_task, train
+from tests.methods.helpers import SETTINGS, Federation, build_modifier, experiment, local_task, same_bits, train
 
 
 class Attacking(AdversarialTrainer):
@@ -49,11 +50,16 @@ class Drawing(nn.Module):
         return answer
 
 
-def metrics(method: AdversarialTrainer, round: int = 1, wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> Any:
-    """Of a round in one batch of 12 images, which the model has right."""
+def metrics(
+    method: AdversarialTrainer,
+    round: int = 1,
+    wrap: Callable[[nn.Module], nn.Module] = lambda m: m,
+    **settings: Any,
+) -> Any:
+    """Of a round of 12 images, which the model has right; default: in one batch."""
     model = balanced_model()
-    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=12)
-    return train(method, local_task(wrap(model), answered(model), settings=settings, round=round)).metrics
+    chosen = dataclasses.replace(SETTINGS, **{"epochs": 1, "batch_size": 12, **settings})
+    return train(method, local_task(wrap(model), answered(model), settings=chosen, round=round)).metrics
 
 
 @pytest.mark.parametrize(
@@ -61,6 +67,39 @@ def metrics(method: AdversarialTrainer, round: int = 1, wrap: Callable[[nn.Modul
 )
 def test_the_client_says_for_how_many_images_its_attack_goes_down(method: Attacking, fell: int | None) -> None:
     assert metrics(method).get(FELL) == fell
+
+
+@pytest.mark.parametrize(
+    ("enough", "settings", "fell"),
+    [
+        (64, {"batch_size": 5}, 12),  # the last has 2
+        (64, {"batch_size": 5, "epochs": 2}, 12),  # each image once
+        (64, {"batch_size": 5, "local_steps": 4}, 12),  # 2 of the first epoch and 1 of the second
+        (8, {"batch_size": 2}, 10),  # the last 5
+        (6, {"batch_size": 2}, None),
+    ],
+)
+def test_the_last_batches_count_until_they_have_enough_images(
+    enough: int, settings: dict[str, Any], fell: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_LOOKED_AT", enough)
+    assert metrics(Attacking(-1), learning_rate=1e-9, weight_decay=0.0, **settings).get(FELL) == fell
+
+
+def test_the_looks_leave_training_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> LocalUpdate:
+        model = balanced_model()
+        wrapped = nn.Sequential(nn.Dropout(0.2), Drawing(model))
+        settings = dataclasses.replace(SETTINGS, batch_size=5)
+        return train(Attacking(1), local_task(wrapped, answered(model), settings=settings))
+
+    torch.manual_seed(0)
+    looked = trained()
+    monkeypatch.setattr(loop, "_first_looked_at", lambda work, lengths: sum(lengths))
+    torch.manual_seed(0)
+    plain = trained()
+    assert same_bits(looked.state, plain.state)
+    assert looked.metrics == plain.metrics
 
 
 def test_a_batch_without_an_attacked_image_is_not_looked_at() -> None:
@@ -110,7 +149,7 @@ def test_the_server_raises_the_alarm_where_over_half_of_the_clients_say_so() -> 
     assert attack_alarms({}, 0) == attack_alarms({0: 12.0}, 2) == attack_alarms({0: 12.0, 1: 30.0}, 4) == ()
     assert attack_alarms({0: 12.0, 3: 30.0}, 3) == (
         "attack-goes-down: the attacks of 2 of 3 clients lower the loss of the true label, that of client 3 for 30 "
-        "images of its last batch",
+        "images of its last batches",
     )
 
 

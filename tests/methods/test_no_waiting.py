@@ -75,7 +75,11 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """On from the moment a batch is handed to the attack until the step is over; the loss is looked at after that."""
+    """On from the moment a batch is handed to the attack until the step is over; the loss is looked at after that.
+
+    No batch is inspected, unless a test says so.
+    """
+    monkeypatch.setattr(loop, "INSPECTED", 0)
     watched = Watch()
     attacked, add = loop._attacked, LossMeter.add
 
@@ -106,13 +110,22 @@ def train(watch: Watch, method: Any, correction: LocalCorrection | None = None, 
         on_batch=lambda now: seen.append(1),
     )
     method.fit(task)
-    assert len(seen) == 3
+    assert len(seen) == 3 * settings.epochs
     return watch.found
 
 
 @pytest.mark.parametrize(("name", "options"), METHODS)
 def test_no_method_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method(name, **options)) == {}
+
+
+def test_as_many_looks_inspect_a_short_round_and_a_long_one(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "INSPECTED", 2)
+    method, looks = build_method("fedpgd"), []
+    for epochs in (1, 2):
+        watch.found.clear()
+        looks.append(dict(train(watch, method, epochs=epochs)))
+    assert looks[0] == looks[1] != {}
 
 
 @pytest.mark.parametrize(("name", "options"), CORRECTIONS)

@@ -84,6 +84,7 @@ def comparison_view(text: str) -> dict[str, Any]:
             "several": True,
             "paired": True,
             "examples": text,
+            "said": text,
             "abridged": True,
             "reported": text,
             "judged": True,

@@ -255,6 +255,7 @@ def test_many_clients_have_a_file_of_their_own(tmp_path: Path, snapshot: TextSna
 def test_whoever_reads_rows_finds_clients_wherever_they_are(tmp_path: Path) -> None:
     """The wide form has empty fields beside."""
     (tmp_path / "wide").mkdir()
+    (tmp_path / "wide" / "clients.csv").write_text("1,of somebody else\n")
     long, wide = (read_rounds(of_many(path, clients=n).path) for path, n in ((tmp_path, 11), (tmp_path / "wide", 10)))
     assert [row["loss_0"] for row in long if "loss_0" in row] == ["0.5", "0.5"]
     for one, other in zip(long, wide, strict=True):
