@@ -304,7 +304,6 @@ def trust(
         _path(target),
         checkpoint,
         model,
-        (),
         _path(weights),
         dataset,
         attacks=(),
