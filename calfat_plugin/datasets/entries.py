@@ -26,10 +26,19 @@ class SubsetOptions:
 
 
 @dataclass(frozen=True)
-class FolderOptions(SubsetOptions):
+class FolderOptions:
     """Options of images in class folders."""
 
-    channels: int = option(3, low=1, high=3, help="1 for grey images, 3 for colour")
+    size: int | None = option(
+        None,
+        low=8,
+        high=4096,
+        help="height and width to which images are resized; null: their own, which must be the same for all",
+        unit="pixels",
+    )
+    channels: int | None = option(
+        None, low=1, high=3, help="1 for grey images, 3 for colour; null: their own, the same for all"
+    )
     crop_padding: int = option(0, low=0, help="random crop of training images after padding", unit="pixels")
     flip: bool = option(False, help="mirror training images left-right at random")
     classes: str | None = option(
@@ -41,11 +50,19 @@ class FolderOptions(SubsetOptions):
     def __post_init__(self) -> None:
         if self.channels == 2:
             raise OptionError("got 2 (int), expected 1 or 3.", ("channels",))
-        if self.crop_padding >= self.size:
-            raise OptionError(
-                f"crop_padding: got {self.crop_padding}, expected less than size, {self.size}; crops would be black."
-            )
+        if self.size is not None:
+            check_crop(self.crop_padding, self.size)
         class_folders(self.classes)
+
+
+def check_crop(crop_padding: int, side: int) -> None:
+    """Refuse a crop that may show nothing of an image whose shorter side has ``side`` pixels.
+
+    Raises:
+        OptionError: the padding is as wide as the image.
+    """
+    if crop_padding >= side:
+        raise OptionError(f"crop_padding: got {crop_padding}, expected less than size, {side}; crops would be black.")
 
 
 def class_folders(classes: str | None) -> tuple[str, ...] | None:
@@ -158,7 +175,7 @@ ENTRIES = (
         "image_folder",
         build="calfat_plugin.datasets.folders:load_image_folder",
         config=FolderOptions,
-        summary="your own images: train/<class>/ and test/<class>/ folders",
+        summary="your own images: `train/CLASS/*.png` and `test/CLASS/*.png`, or another format",
         per_party=True,
     ),
 )

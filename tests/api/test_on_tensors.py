@@ -241,7 +241,7 @@ def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             Image.fromarray(np.zeros((9, 9), np.uint8)).save(folder / "a.png")
     found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
-    assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 3)
+    assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 1)
 
 
 @pytest.mark.parametrize(

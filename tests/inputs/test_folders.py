@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from calfat_plugin.datasets import Augmentation
-from calfat_plugin.datasets.folders import IMAGENET_SUBSET, load_image_folder, load_imagenet_subset
+from calfat_plugin.datasets.batches import batches
+from calfat_plugin.datasets.folders import IMAGENET_SUBSET, _own_shape, load_image_folder, load_imagenet_subset
 from calfat_plugin.errors import DataError, OptionError
 from tests.inputs import on_disk
 
@@ -53,6 +55,106 @@ def test_small_images_grow_and_grey_is_one_channel(tmp_path):
     data = load_image_folder(tmp_path, size=8, channels=1, crop_padding=2, flip=True)
     assert data.train.x.shape[1:] == (1, 8, 8)
     assert data.augment == Augmentation(crop_padding=2, flip=True)
+
+
+def write(root: Path, name: str, image: Image.Image, splits: tuple[str, ...] = ("train", "test")) -> None:
+    for split in splits:
+        path = root / split / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+
+
+def pixels(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+
+
+def test_images_that_are_all_alike_keep_their_size_and_channels(tmp_path):
+    grey, colour = pixels(8, 8), pixels(9, 12, 3)
+    for name in ("cat/a.png", "cat/b.png", "dog/a.png"):
+        write(tmp_path / "grey", name, Image.fromarray(grey))
+        write(tmp_path / "wide", name, Image.fromarray(colour))
+    data = load_image_folder(tmp_path / "grey")
+    assert (data.in_channels, data.image_size, data.train.x.dtype) == (1, (8, 8), torch.uint8)
+    assert np.array_equal(data.train.x.numpy(), np.stack([grey[None]] * 3))
+    assert np.array_equal(data.test.x.numpy(), np.stack([grey[None]] * 3))
+    wide = load_image_folder(tmp_path / "wide", crop_padding=2, flip=True)
+    assert np.array_equal(wide.train.x[0].numpy(), colour.transpose(2, 0, 1))
+    (batch,) = batches(wide.train, 3, "cpu", generator=torch.Generator().manual_seed(0), augment=wide.augment)
+    assert batch.x.shape == (3, 3, 9, 12)
+    for shape, options in {(3, 8, 8): {"channels": 3}, (1, 16, 16): {"size": 16}}.items():
+        assert load_image_folder(tmp_path / "grey", **options).train.x.shape[1:] == shape
+
+
+def test_images_of_different_sizes_and_channels_need_what_all_are_made(tmp_path):
+    for number in range(3):
+        write(tmp_path, f"cat/{number}.png", Image.fromarray(pixels(8, 8)))
+    write(tmp_path, "dog/a.png", Image.fromarray(pixels(16, 20)))
+    write(tmp_path, "dog/b.png", Image.fromarray(pixels(8, 8, 3)), ("test",))
+    cat, dog, coloured = tmp_path / "train/cat/0.png", tmp_path / "train/dog/a.png", tmp_path / "test/dog/b.png"
+    start, wanted = "data set image_folder: the images are not alike: ", "Write what they are made to have, such as "
+    legend = " (1 is grey, 3 colour)."
+    refused(
+        lambda: load_image_folder(tmp_path),
+        f"{start}8x8 grey (6, such as {cat}), 20x16 grey (2, such as {dog}), 8x8 colour (1, such as {coloured}). "
+        f"{wanted}calfat.dataset: {{size: 8, channels: 3}}{legend}",
+    )
+    refused(
+        lambda: load_image_folder(tmp_path, channels=1),
+        f"{start}8x8 (7, such as {cat}), 20x16 (2, such as {dog}). {wanted}calfat.dataset: {{size: 8}}.",
+    )
+    refused(
+        lambda: load_image_folder(tmp_path, size=9),
+        f"{start}grey (8, such as {cat}), colour (1, such as {coloured}). {wanted}calfat.dataset: "
+        f"{{channels: 3}}{legend}",
+    )
+    assert load_image_folder(tmp_path, size=9, channels=1).test.x.shape == (5, 1, 9, 9)
+    write(tmp_path, "cat/3.png", Image.fromarray(pixels(30, 30)))
+    with pytest.raises(DataError, match=r"8x8 grey \(6, .*, 30x30 .*, 20x16 .*\) and 1 more\. "):
+        load_image_folder(tmp_path)
+
+
+def test_folders_of_another_class_do_not_count(tmp_path):
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8)))
+    write(tmp_path, "dog/a.png", Image.fromarray(pixels(9, 9)), ("train",))
+    assert load_image_folder(tmp_path, classes="cat").image_size == (8, 8)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
+def test_the_channels_of_each_kind_of_image(mode, channels, tmp_path):
+    """Transparency is dropped, and a palette has colours."""
+    image = Image.fromarray(pixels(8, 8, 3)).convert(mode)
+    if mode.endswith("A"):
+        image.putalpha(7)
+    write(tmp_path, "cat/a.png", image)
+    data = load_image_folder(tmp_path)
+    expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(8, 8, channels).transpose(2, 0, 1)
+    assert np.array_equal(data.train.x[0].numpy(), expected)
+
+
+def test_sizes_are_read_from_headers_alone(tmp_path, monkeypatch):
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8)))
+    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
+    assert _own_shape("image_folder", [tmp_path / "train/cat/a.png"] * 5000, None, None) == (1, 8, 8)
+
+
+def test_a_padding_as_wide_as_the_images_is_refused(tmp_path):
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 20)))
+    refused(
+        lambda: load_image_folder(tmp_path, crop_padding=8),
+        "crop_padding: got 8, expected less than size, 8; crops would be black.",
+        OptionError,
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"size": 8}, {"channels": 1}])
+def test_a_party_alone_does_not_choose_the_shape_of_its_images(given, tmp_path):
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8)))
+    assert load_image_folder(tmp_path, only="train", classes="cat", size=8, channels=1).image_size == (8, 8)
+    refused(
+        lambda: load_image_folder(tmp_path, only="train", classes="cat", **given),
+        "data set image_folder: with partition_method: silo, write calfat.dataset.size and channels (1 for grey, 3 for "
+        "colour), such as size: 64, channels: 3; otherwise parties could have images of other shapes.",
+    )
 
 
 def test_other_files_and_hidden_folders_are_ignored(tmp_path):
@@ -105,8 +207,9 @@ def test_images_that_do_not_fit_into_memory_are_refused(tmp_path):
     number = sum(1 for _ in train.glob("*/*.png"))
     refused(
         lambda: load_image_folder(tmp_path, size=10**7),  # no processor has addresses for so many
-        f"data set image_folder: {train} has {number} images, which at size 10000000 take {number * 300_000:,} GB of "
-        "memory, more than there is. Lower calfat.dataset.size, or use fewer images.",
+        f"data set image_folder: {train} has {number} images, which at 10000000x10000000 pixels take "
+        f"{number * 300_000:,} GB of memory, more than there is. Write a smaller "
+        "calfat.dataset.size, or use fewer images.",
     )
 
 
