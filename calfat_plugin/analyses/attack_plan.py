@@ -141,7 +141,7 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
         if value is not None
     )
     if step_size is not None:
-        document = document.with_value((*NORM[:-1], "step_size"), step_size, step_place)
+        document = document.with_value(("calfat", "threat", "step_size"), step_size, step_place)
     budgets = sorted({_number(parse_number, "--eps", text): text for text in request.eps}.items())
     documents = [document.with_value(EPS, exact_text(eps), f"--eps {text}") for eps, text in budgets]
     experiments = tuple(assemble(each, registry, trains=False) for each in documents or [document])

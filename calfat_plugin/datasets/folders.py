@@ -225,7 +225,7 @@ def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int
     ((height, width), depth), _ = found.most_common(1)[0]
     differs: dict[str, int] = {}
     if any(side != (height, width) for side, _ in found):
-        differs["size"] = max(8, min(height, width))
+        differs["size"] = min(64, max(8, min(height, width)))
     if any(other != depth for _, other in found):
         differs["channels"] = 3
     if differs:
@@ -234,9 +234,10 @@ def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int
             kind = [f"{w}x{h}"] * (size is None) + ["grey" if c == 1 else "colour"] * (channels is None)
             shown.append(f"{' '.join(kind)} ({number:,}, such as {first[(h, w), c]})")
         more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+        legend = " (1 is grey, 3 colour)" if "channels" in differs else ""
         raise DataError(
             f"data set {name}: the images are not alike: {', '.join(shown)}{more}. Write what they are "
-            f"made to have, such as calfat.dataset: {yaml_text(differs)} (channels: 1 is grey, 3 colour)."
+            f"made to have, such as calfat.dataset: {yaml_text(differs)}{legend}."
         )
     return depth, height, width
 

@@ -188,6 +188,15 @@ def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(seen: l
     assert (nested.name, nested.trainer.name, nested.monitor.every) == ("mine", "fedpgd", 2)
 
 
+def test_another_norm_needs_an_eps_beside_it(seen: list[Experiment]) -> None:
+    recipe = {"model_args": {"model": "cnn_small"}, "calfat": {"threat": {"norm": "linf", "eps": 0.1}}}
+    with pytest.raises(calfat.RecipeError, match=r"^set calfat\.threat\.norm='l2': .* l2 needs an eps beside it; "):
+        calfat.run(recipe, set={"calfat": {"threat": {"norm": "l2"}}})
+    with pytest.raises(calfat.RunError, match="seen"):
+        calfat.run(recipe, set={"calfat": {"threat": {"norm": "l2", "eps": 0.5}}})
+    assert [(each.threat.norm, float(each.threat.eps)) for each in seen] == [("l2", 0.5)]
+
+
 def test_an_empty_section_is_one_where_there_was_none(seen: list[Experiment]) -> None:
     """``ema: {}`` switches the average on, with its defaults; an empty section leaves what the recipe has."""
     ours = {"trainer": {"name": "fedpgd"}, "threat": {"eps": 0.1}}

@@ -31,7 +31,7 @@ calfat:
   trainer: {name: calfat, preset: release}
   threat: {eps: 0.1, step_size: eps, steps: 1}
   evaluators: [natural]
-  monitor: {evaluators: [natural], max_examples: 60}
+  monitor: {evaluators: [natural], max_examples: 100}
   runtime: {threads: 1}
 """
 PLAIN = "calfat.trainer.preset=null"

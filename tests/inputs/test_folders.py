@@ -92,7 +92,7 @@ def test_images_of_different_sizes_and_channels_need_what_all_are_made(tmp_path)
     write(tmp_path, "dog/b.png", Image.fromarray(pixels(8, 8, 3)), ("test",))
     cat, dog, coloured = tmp_path / "train/cat/0.png", tmp_path / "train/dog/a.png", tmp_path / "test/dog/b.png"
     start, wanted = "data set image_folder: the images are not alike: ", "Write what they are made to have, such as "
-    legend = " (channels: 1 is grey, 3 colour)."
+    legend = " (1 is grey, 3 colour)."
     refused(
         lambda: load_image_folder(tmp_path),
         f"{start}8x8 grey (6, such as {cat}), 20x16 grey (2, such as {dog}), 8x8 colour (1, such as {coloured}). "
@@ -100,7 +100,7 @@ def test_images_of_different_sizes_and_channels_need_what_all_are_made(tmp_path)
     )
     refused(
         lambda: load_image_folder(tmp_path, channels=1),
-        f"{start}8x8 (7, such as {cat}), 20x16 (2, such as {dog}). {wanted}calfat.dataset: {{size: 8}}{legend}",
+        f"{start}8x8 (7, such as {cat}), 20x16 (2, such as {dog}). {wanted}calfat.dataset: {{size: 8}}.",
     )
     refused(
         lambda: load_image_folder(tmp_path, size=9),

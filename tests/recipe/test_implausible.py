@@ -37,7 +37,10 @@ WARNED = [
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
     ("calfat.aggregator.f", ["calfat.aggregator={name: multi_krum, f: 1}", ATTACKERS]),
     ("calfat.aggregator.f", ["calfat.aggregator={name: trimmed_mean, f: 2}", ATTACKERS]),
-    ("calfat.aggregator.f", ["calfat.aggregator=krum", "train_args.client_num_per_round=6", ATTACKERS]),
+    (
+        "calfat.aggregator.f",
+        ["calfat.aggregator=krum", "train_args.client_num_per_round=5", "calfat.clients=[{ids: 0-6, attacker: ipm}]"],
+    ),
     ("calfat.aggregator.f", ["calfat.aggregator=bulyan", "calfat.clients=[{smallest: 2, attacker: sign_flip}]"]),
     ("calfat.monitor.max_examples", ["calfat.monitor.max_examples=99"]),
     (

@@ -60,7 +60,7 @@ RECIPE: dict[str, Any] = {
         "aggregator": {"name": "fedavg"},
         "threat": {"eps": 0.1, "step_size": "eps", "steps": 1},
         "evaluators": ["natural"],
-        "monitor": {"evaluators": ["natural"], "max_examples": 50},
+        "monitor": {"evaluators": ["natural"], "max_examples": 100},
         "runtime": {"threads": 1},
         "silo": {"start_deadline": 200, "round_deadline": 200, "server_deadline": 200},
     },
