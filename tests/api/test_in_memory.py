@@ -63,7 +63,9 @@ def test_it_is_resumed_with_the_same_data_alone(data: calfat.Dataset, tmp_path: 
     first = a_run(folder, data=data)
     recipe = (folder / "recipe.yaml").read_bytes()
     turned = dataclasses.replace(data, train=calfat.ImageData(data.train.x.flip(3), data.train.y))
-    then, now = (each["dataset_sha256"] for each in (partition(first), partition(a_run(tmp_path / "x", data=turned))))
+    other = a_run(tmp_path / "other", data=turned)
+    then, now = (partition(each)["dataset_sha256"] for each in (first, other))
+    assert first.recipe["calfat"]["dataset"] != other.recipe["calfat"]["dataset"]
     with snapshot.raises(calfat.RunError, "the data are not those", then=then, now=now):
         a_run(folder, 2, data=turned, resume=True)
     with snapshot.raises(calfat.RunError):

@@ -52,7 +52,7 @@ def test_moving_to_the_same_device_copies_nothing():
 def test_arrays_become_tensors_of_their_own(kind):
     x = (np.arange(24).reshape(2, 3, 2, 2) * (1 if kind == np.uint8 else 1 / 24)).astype(kind)
     x.flags.writeable = False  # as a file that is mapped into memory
-    y = np.array([1, 0], dtype=np.int32)
+    y = np.array([1, 0], dtype=np.int32 if kind == np.uint8 else np.int64)
     data = ImageData(x, y)
     assert (data.x.dtype, data.y.dtype) == (torch.uint8 if kind == np.uint8 else torch.float32, torch.int64)
     assert (data.y.tolist(), data.x.tolist()) == ([1, 0], torch.tensor(x.astype(np.float32)).tolist())
