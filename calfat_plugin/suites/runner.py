@@ -99,7 +99,9 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
         words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    return [*words, "--overwrite" if run.state == "new" else "--resume"]
+    if run.state == "new":
+        return [*words, "--overwrite"] if RunDirectory(run.directory).recipe.exists() else words
+    return [*words, "--resume"]
 
 
 def run_all(

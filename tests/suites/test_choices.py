@@ -69,7 +69,7 @@ def test_every_cell_tries_every_value_with_every_seed_before_its_own_runs(plan_o
         *("--set", "calfat.trainer=fedpgd", "--set", "train_args.learning_rate=0.1"),
         *("--set", "calfat.evaluators=[]"),
         *("--set", "calfat.monitor={evaluators: [pgd20], every: 1000000}"),
-        *("--seed", "101", "--run-dir", str(run.directory), "--overwrite"),
+        *("--seed", "101", "--run-dir", str(run.directory)),
     ]
     overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
     again = assemble(read_document(words[1]).with_overrides(overrides), run.experiment.registry)

@@ -64,7 +64,7 @@ def test_the_command_of_a_run_says_all_that_the_suite_says(tmp_path, registry):
     assert words == [
         *("run", "base.yaml", "--set", "train_args.comm_round=1", "--set", "data_args.partition_alpha=0.3"),
         *("--set", "calfat.trainer=fedpgd", "--set", "train_args.batch_size=32"),
-        *("--seed", "7", "--run-dir", "runs/suites/tiny/0.3_fedpgd/seed-7", "--overwrite"),
+        *("--seed", "7", "--run-dir", "runs/suites/tiny/0.3_fedpgd/seed-7"),
     ]
     overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
     again = assemble(read_document(words[1]).with_overrides(overrides), registry)
@@ -248,7 +248,7 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
     calfat, fedpgd = (cell.experiment.reported for cell in plan.cells)
     assert (calfat.source, calfat.percent) == ("Table 2", {"natural": 57.31})
     assert (fedpgd.source, fedpgd.percent) == ("", {})
-    assert command(plan, plan.runs[1])[-8:-5] == ["calfat.trainer=fedpgd", "--set", "calfat.reported={}"]
+    assert command(plan, plan.runs[1])[-7:-4] == ["calfat.trainer=fedpgd", "--set", "calfat.reported={}"]
 
     begin(plan, results=True)
     plain = make_plan(load_suite(write_suite(tmp_path, SUITE, base=BASE)), registry)
