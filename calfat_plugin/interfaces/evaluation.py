@@ -129,7 +129,7 @@ class EvaluationTask:
         record: called with (name, (n,) numbers of n examples) to give ``EvaluationResult.metrics`` their mean under a
             name that the entry declares.
         on_examples: called with adversarial examples that were checked against the budget: their positions in ``data``,
-            (n,) int64 on the CPU, and the points, (n, C, H, W) float32 on ``device``.
+            (n,) int64 on the CPU, n >= 1, and the points, (n, C, H, W) float32 on ``device``.
         clients: gives the clients of the round, when called; only for entries that set ``uses_clients``. Before the
             first round evaluators are tried with two that have the initial model.
     """

@@ -20,7 +20,7 @@ from calfat_plugin.judging.verdict import Verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 _BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
 
 

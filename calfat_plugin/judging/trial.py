@@ -125,8 +125,6 @@ class Trial:
         chosen = torch.arange(len(self.correct)) if only is None else only
 
         def judge(where: Tensor, x_adv: Tensor) -> None:
-            if len(where) == 0:
-                return
             where = chosen[where]
             again = self.asked_anew(x_adv, f"adversarial images ({label})")
             logits = self.asked(x_adv, f"adversarial images ({label})")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,10 +47,11 @@ def check_evaluator(
 ) -> None:
     """Hold an evaluator to its contract.
 
-    It leaves model and images alone; gives the same numbers again, whatever it measured in between, also where it was
-    interrupted half way; its accuracies are shares of the examples that it counted, add up over the classes, and
-    ``accuracy`` is above neither ``accuracy_release`` nor the natural accuracy; its settings and details are ready for
-    JSON. If it hands out its examples, its accuracies are what the model says of them, and they lie in the pixel range.
+    It leaves model and images alone, and asks the model about no empty batch; gives the same numbers again, whatever it
+    measured in between, also where it was interrupted half way; its accuracies are shares of the examples that it
+    counted, add up over the classes, and ``accuracy`` is above neither ``accuracy_release`` nor the natural accuracy;
+    its settings and details are ready for JSON. If it hands out its examples, its accuracies are what the model says of
+    them, and they lie in the pixel range.
 
     Whatever is an attack keeps its budget, and with eps 0 it finds the natural accuracy. In each norm that it takes it
     breaks some of a dozen images that a model gets right, which an attack that descends its loss does not; one without
@@ -85,6 +87,7 @@ def check_evaluator(
     if trial.evaluator.gives_examples:
         _check_examples(name, found, x_adv, trial)
     _check_continued(name, found, trial)
+    _check_extremes(experiment)
     if is_attack:
         others = in_each_norm(experiment.registry, evaluators=[pick])
         _check_breaks(name, [_Trial(other, answered(balanced_model().to(where))) for other in others])
@@ -141,6 +144,7 @@ class _Trial:
         self.model = balanced_model().to(data.x.device).eval()
         shape = tiny_set_up(data)
         ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, shape)
+        self.model.register_forward_pre_hook(partial(_refuse_nothing, self.label))
         self.clients = TinyClients(self.model)
         self.clean = self.right(data.x)
 
@@ -189,6 +193,10 @@ class _Trial:
             "torch.autograd.grad(loss, x_adv) in place of loss.backward().",
         )
         return results[self.label], x_adv
+
+
+def _refuse_nothing(label: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    require(len(inputs[0]) > 0, f"{label}: it asks the model about an empty batch; skip the call then.")
 
 
 def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
@@ -265,6 +273,14 @@ def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
         f"{name}: interrupted half way and started again with what it kept in "
         "EvaluationTask.scratch, it must give the same result.",
     )
+
+
+def _check_extremes(experiment: Experiment) -> None:
+    """All images right and next to none within reach of an error, then all wrong: some masks select nothing."""
+    right = answered(balanced_model())
+    trial = _Trial(experiment, right)
+    trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(1, 10**4)))
+    _Trial(experiment, ImageData(right.x, (right.y + 1) % NUM_CLASSES)).measured()
 
 
 def _check_breaks(name: str, trials: Sequence[_Trial]) -> None:

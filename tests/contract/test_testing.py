@@ -602,6 +602,15 @@ class Halving(PGD):
         return super().evaluate(task, label)
 
 
+class AskingAboutNothing(PGD):
+    """Asks again about what it has not broken, be it nothing."""
+
+    def craft(self, task, x, y, noise):
+        found = super().craft(task, x, y, noise)
+        task.model(found[task.model(found).argmax(dim=1) == y])
+        return found
+
+
 class LinfOnly(Attack):
     """Moves each pixel by eps, whatever the norm."""
 
@@ -636,6 +645,7 @@ EVALUATORS = [
         "x: interrupted half way and started again with what it kept in EvaluationTask.scratch, it must give the same "
         "result.",
     ),
+    (AskingAboutNothing, "x: it asks the model about an empty batch; skip the call then."),
     (LinfOnly, "evaluator 'x': 5 of 5 adversarial examples left the l2 ball of eps 0.3; the worst is example "),
     (Straying, "evaluator 'x': 12 of 12 adversarial examples left the pixel range [0, 1]; the worst is example "),
     (

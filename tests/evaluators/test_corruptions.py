@@ -182,6 +182,10 @@ def test_with_autoattack_in_the_balls_what_it_breaks_counts(digits_model, digits
     assert result.settings["threats"]["linf"]["attack"] == "autoattack"
     assert result.accuracy <= result.metrics["linf"] == result.details["threats"]["linf"]["accuracy"]
     assert list(tmp_path.iterdir()) == []  # a rest of another process would hide what it broke
+    asked = []
+    with digits_model.register_forward_pre_hook(lambda module, inputs: asked.append(len(inputs[0]))):
+        Panel(dataclasses.replace(options, linf=Fraction(1, 10**4))).evaluate(task, "panel")
+    assert 0 not in asked  # where AutoAttack breaks nothing, nothing is judged
 
 
 def test_findings_say_which_threat_they_are_about(make_task):

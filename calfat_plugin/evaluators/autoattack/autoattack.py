@@ -226,7 +226,8 @@ class _Run:
         self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
         broken = (finite(self.task.model(x_adv), f"images of '{self.label}' ({name})").max(dim=1)[1] != y).cpu()
         self.state.robust[where[broken]] = False
-        self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
+        if broken.any():
+            self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
         from calfat_plugin.datasets.data import pixels
