@@ -153,7 +153,7 @@ def test_what_another_process_writes_is_not_discarded(tmp_path: Path) -> None:
 def begun(path: Path, run: type[RunDirectory] = RunDirectory) -> RunDirectory:
     """A run that was killed when its first round was all but finished."""
     directory = run.create(experiment(), path)
-    RoundsFile(directory.rounds, ["natural"], 2).append(record(1, {"natural": 0.5}))
+    RoundsFile(directory.rounds, ["natural"], 11).append(record(1, {"natural": 0.5}))
     directory.client_states.mkdir()
     for file in (
         *(directory.environment, directory.partition, directory.log, directory.profile),

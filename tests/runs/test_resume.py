@@ -138,13 +138,13 @@ def test_killed_with_groups_and_attackers(warm: WarmServer, recipe: Path, at: st
     assert (run / "partition.json").read_text() == (whole / "partition.json").read_text()
 
 
-@pytest.mark.parametrize("at", ["training", "row"])
-def test_killed_with_many_clients(warm: WarmServer, recipe: Path, at: str) -> None:
+@pytest.mark.parametrize(("at", "round"), [("training", 2), ("row", 2), ("row", 1)])
+def test_killed_with_many_clients(warm: WarmServer, recipe: Path, at: str, round: int) -> None:
     """Their values are in a file of their own, which ends with the round of the checkpoint, too."""
     asked = ("train_args.client_num_in_total=11", "train_args.client_num_per_round=6", "train_args.comm_round=3")
     arguments = ("run", "tiny.yaml", *(word for each in asked for word in ("--set", each)))
     assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
-    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage(at, 2)).code == -9
+    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage(at, round)).code == -9
     assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
     run, whole = recipe.parent / "run", recipe.parent / "whole"
     assert_same_end(run, whole)

@@ -99,6 +99,14 @@ def on_disk(directory: RunDirectory, name: str = "last") -> int:
     return snapshot.round
 
 
+def test_the_values_of_many_clients_are_on_disk_before_the_checkpoint(directory: RunDirectory, disk: Disk) -> None:
+    many = experiment("train_args.client_num_in_total=11", "train_args.client_num_per_round=1")
+    with RunWriter(directory, many) as run:
+        play(run, 1)
+    together, *_ = disk.events
+    assert {"clients.csv", "rounds.csv"} <= set(together)
+
+
 def test_a_round_ends_in_the_order_that_a_crash_survives(directory: RunDirectory, disk: Disk) -> None:
     """All content on disk, then the names in order; nothing is removed that the checkpoint on disk names."""
     best, last = ["best-natural.safetensors", "best-robust.safetensors"], "last.safetensors"
