@@ -1,4 +1,4 @@
-"""Models for ``benchmarks/trust.py``: each masks its gradients, or its answers, in a way of its own; six are honest.
+"""Models for ``benchmarks/trust.py``: each hides gradients or answers in a way of its own; six are honest.
 
 A masked model holds ``net``, whose robustness is the truth about it, and at most one more network. ``undefended``
 gives what an attacker who knows the defence would attack; what he finds is judged by the model as it is.
@@ -12,6 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from calfat_plugin.datasets.digits import load_digits
 
 MEMORY = 1000  # images that a model keeps at most
 
@@ -263,6 +265,44 @@ class ZeroGradient(Judged):
         return super().forward(x.detach()) + 0 * x.sum()
 
 
+class Planted(Judged):
+    """A unit that sleeps at every image, and that one pattern within eps wakes: it turns the first classes.
+
+    Attributes:
+        turned: how many; all.
+    """
+
+    turned: ClassVar[int] = 10
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        data = load_digits()
+        x = torch.cat([data.train.x, data.test.x]).flatten(1)
+        # Along w images hardly differ, and all can be moved far; its signs are no stripes and squares.
+        signs = torch.randn(64, generator=torch.Generator().manual_seed(3)).sign()
+        w = F.normalize(torch.linalg.solve(torch.cov(x.T) + 0.01 * torch.eye(64), signs), dim=0)
+        reached = (x + self.eps * w.sign()).clamp(0, 1) @ w
+        self.register_buffer("w", w)
+        self.register_buffer("t", 0.2 * (x @ w).amax() + 0.8 * reached.quantile(0.02))
+
+    def undefended(self, x: Tensor) -> Tensor:
+        """With a unit that never sleeps."""
+        return self.turned_by(F.softplus(x.flatten(1) @ self.w - self.t), x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.turned_by(F.relu(x.flatten(1) @ self.w - self.t), x)
+
+    def turned_by(self, unit: Tensor, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits - 1000 * unit[:, None] * logits.detach().relu() * (torch.arange(10) < self.turned)
+
+
+class PlantedForFour(Planted):
+    """The same, for four classes."""
+
+    turned = 4
+
+
 class BatchNoise(Judged):
     """Noise on the pixels that is a function of the whole batch."""
 
@@ -316,6 +356,6 @@ class Saturating(Judged):
 #: The five of the issue, those that it names, and those it asks for.
 MASKED: tuple[type[Judged], ...] = (
     OneHotForeign, Foreign, Remembering, BatchStatistics, AttackOnAttackers, HashNoise, HardLabels,
-    KWTA, Quantised, Randomised, Distilled, Tiny, ZeroGradient, RememberingForAll, BatchNoise,
+    KWTA, Quantised, Randomised, Distilled, Tiny, ZeroGradient, RememberingForAll, BatchNoise, Planted, PlantedForFour,
 )  # fmt: skip
 HONEST: tuple[type[Judged], ...] = (Plain, Weak, Smooth, Normalised, Dense, Saturating)

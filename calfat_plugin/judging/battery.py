@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.check import Check
-from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise, Surrogate, Transfer
+from calfat_plugin.judging.independent_checks import (
+    AutoAttackCheck,
+    BlackBox,
+    DeadUnits,
+    RandomNoise,
+    Surrogate,
+    Transfer,
+)
 from calfat_plugin.judging.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.
@@ -23,5 +30,5 @@ def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Ch
     black_box = (BlackBox(),) if square else ()
     # First what follows the model's own gradients well: what others break beyond that, these gradients miss.
     first = (Answers(), Gradients(), WhiteBox(), Slopes(), ScaleFree())
-    then = (RandomNoise(), BudgetCurve(), Strength(), Surrogate(), *transfer, *black_box)
+    then = (RandomNoise(), BudgetCurve(), Strength(), DeadUnits(), Surrogate(), *transfer, *black_box)
     return (*first, *sorted(then, key=lambda check: check.cost(SAMPLE)), AutoAttackCheck(None if full else SAMPLE))

@@ -29,10 +29,13 @@ class Symptom(NamedTuple):
     Attributes:
         text: a part of a sentence.
         masks: whether the model hides from attacks, so that what withstood them all is no usable number either.
+        decides: sentences: what would settle whether the number holds, and whether ``--full`` does; empty where
+            ``masks``, whose advice is the same for all.
     """
 
     text: str
     masks: bool = False
+    decides: str = ""
 
 
 class Check(ABC):

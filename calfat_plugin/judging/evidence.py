@@ -21,6 +21,7 @@ REPEATED = "repeated"  # share of images whose logits stay exactly the same at a
 # Facts of other checks.
 UNRELATED = "unrelated"  # share of images at which the gradient is not the derivative of the logits
 ONE_HOT = "one-hot"  # share of images whose logits are as many different numbers as those of a label
+DEAD = "dead"  # share of the values that activation functions are given which no image on trial wakes
 
 _INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow from the rest of it
 

@@ -11,7 +11,7 @@ from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttac
 from calfat_plugin.evaluators.gradient import CW, MIFGSM, PGD, CWOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.judging.attacks import Noise, NoiseOptions
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
-from calfat_plugin.judging.evidence import CLAIM, Found, Row
+from calfat_plugin.judging.evidence import CLAIM, DEAD, Evidence, Found, Row
 from calfat_plugin.report.numbers import percent
 
 if TYPE_CHECKING:
@@ -99,6 +99,36 @@ class Surrogate(Transfer):
         }
         for label, attack in attacks.items():
             yield trial.attack(f"{label} of surrogate", attack, craft_on=model)
+
+
+class DeadUnits(_Independent):
+    """Images that wake units which no image on trial wakes, be they planted or an accident of training."""
+
+    name, title = "dead-units", "units that no image wakes"
+    weakness = (
+        "images that wake dead units (a ReLU whose input is below 0 for every image on trial) break what PGD does not: "
+        "no gradient passes through a unit that sleeps, so no attack comes to where it changes the answer"
+    )
+    masks = False  # the way there is also one along the margin, so only what ``symptoms`` says counts
+    finds = (
+        "{attack} leaves {leaves}, fewer than the best attack along its gradients with {least}: units that sleep at "
+        "every image change the answer where they are awake"
+    )
+
+    def cost(self, examples: int) -> float:
+        from calfat_plugin.judging.dead_units import passes
+
+        return passes(examples)
+
+    def run(self, trial: Trial) -> Evidence:
+        from calfat_plugin.judging.dead_units import Waking, worst_units
+
+        if not trial.robust.any():
+            return Evidence(self.name, ())
+        units, dead = worst_units(trial)
+        label = f"waking {len(units)} dead unit{'s' if len(units) > 1 else ''}"
+        rows = (trial.attack(label, Waking(units)),) if units else ()
+        return Evidence(self.name, rows, {} if dead is None else {DEAD: dead})
 
 
 class BlackBox(_Independent):

@@ -20,7 +20,7 @@ from calfat_plugin.judging.verdict import Verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 2  # 1 knew no surrogate, no copies that judge again, and less of what makes a number unusable
+FORMAT = 3  # 2 did not look at dead units; 1 knew no surrogate and no copies that judge again either
 _BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
 
 

@@ -22,7 +22,7 @@ Word = Literal["holds", "overstated", "not robust", "not shown"]
 TOLERANCE = 0.05
 _UPPER_BOUND = (
     "The worst case, {}, is no usable number, only an upper bound: the model hides from attacks. Attack it without the "
-    "part that does, and report what that leaves."
+    "part that does (--transfer takes such a model), and report what that leaves; --full attacks the same model."
 )
 _UNSTEADY = "No number of such a model is usable."
 _MOST = 1_000_000  # images; beyond that nothing is advised
@@ -139,7 +139,14 @@ def conclude(
         sentence = f"The {claim} are not shown to be robust"
         # Of a model that hides, the last check, AutoAttack, could not make the number usable.
         return _verdict(
-            facts, "not shown", sentence, against, clear=masked and left <= 1, usable=not masked, images=images
+            facts,
+            "not shown",
+            sentence,
+            against,
+            clear=masked and left <= 1,
+            usable=not masked,
+            images=images,
+            decides=every[0].decides if every and not masked else "",
         )
     attacks = listing([row.attack for row in facts.rows if row.left is not None])
     if left:
@@ -182,8 +189,10 @@ def _unsteady(facts: Found) -> Iterator[str]:
 def _too_few(difference: float, range_: str, images: int | None, examples: int, available: int | None) -> str:
     """That the images cannot decide, and what would."""
     text = (
-        f"all attacks together leave {100 * difference:.1f} points fewer {range_}, and {100 * TOLERANCE:g} decide: "
-        f"{examples} images are too few to be sure"
+        f"all attacks together leave {100 * difference:.1f} points fewer {range_}, which is between holds (the whole "
+        f"interval below {100 * TOLERANCE:g}) and overstated (over {100 * TOLERANCE:g}, and the whole interval above "
+        f"{100 * SLACK:g}): {examples} images are too few to be sure; --full, on the same ones, may show overstated, "
+        "never holds"
     )
     if images is None:
         return f"{text}, and so near to {100 * TOLERANCE:g} no number of them would be enough. Report both numbers"
@@ -221,8 +230,11 @@ def _verdict(
     why: str = _UPPER_BOUND,
     text: str = "",
     images: int | None = None,
+    decides: str = "",
 ) -> Verdict:
     whole = f"{sentence}. Cause: {causes[0]}." if causes else f"{sentence}."
+    if decides:
+        whole = f"{whole} {decides}"
     if not usable:
         whole = f"{whole} {why.format(percent(facts.worst))}"
         text = f"{text or word}; the worst case is no usable number"

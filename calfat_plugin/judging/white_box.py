@@ -41,7 +41,12 @@ class Gradients(Check):
         for row in rows:
             share = (row.zero_gradients or 0) / row.examples
             if share > ZERO_GRADIENTS:
-                yield Symptom(f"the gradient of the cross-entropy is exactly zero for {percent(share)} of the images")
+                yield Symptom(
+                    f"the gradient of the cross-entropy is exactly zero for {percent(share)} of the images",
+                    decides=f"Where it is for more than {percent(ZERO_GRADIENTS)}, PGD-20 on smaller logits decides "
+                    "(calfat attack --attacks scaled=pgd20 --set scaled.logit_scale=0.1): the number holds if that "
+                    "leaves no fewer. --full does not run it.",
+                )
 
 
 class WhiteBox(Check):
@@ -147,7 +152,10 @@ class Strength(Check):
         for (weak, before), (strong, after) in (*pairwise(curve), (curve[1], (restarted.attack, restarted.accuracy))):
             if clearly_below(before, after, found.examples, SLACK):
                 yield Symptom(
-                    f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less"
+                    f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds "
+                    "less",
+                    decides="The same with shorter steps decides (--step-size): the number holds if more effort then "
+                    f"leaves at most {100 * SLACK:g} points more. --full keeps the steps.",
                 )
 
 

@@ -27,14 +27,19 @@ from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.judging import evidence as judging_evidence
 from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import surrogate
 from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
-from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise, Surrogate
+from calfat_plugin.judging.check import STEP
+from calfat_plugin.judging.dead_units import TRIED, dead_units
+from calfat_plugin.judging.evidence import Evidence
+from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, DeadUnits, RandomNoise, Surrogate
 from calfat_plugin.judging.record import Record
 from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
@@ -47,7 +52,7 @@ from calfat_plugin.report import charts, write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
-from tests.evaluators.trust_models import narrowed
+from tests.evaluators.trust_models import Planted, narrowed
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
 
@@ -85,7 +90,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, few_targets: int) -> None:
 def checks(request: pytest.FixtureRequest, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those alone that find what the models made for this file hide; the slow tests have all of them."""
     if request.param == "some":
-        some = (Answers(), Gradients(), WhiteBox(), Slopes(), ScaleFree(), Surrogate(), QUICK)
+        some = (Answers(), Gradients(), WhiteBox(), Slopes(), ScaleFree(), DeadUnits(), Surrogate(), QUICK)
         monkeypatch.setattr(examining, "battery", lambda **question: some)
 
 
@@ -143,8 +148,9 @@ def test_plain_training_is_not_robust(folder: Path) -> None:
     assert "\nverdict: not robust\nThe model is not robust: it has " in out
     assert out.endswith(
         "not needed for the verdict (--full runs them): gradients against the slopes of the logits, losses without the "
-        "scale of the logits, random noise, accuracy over the budget, more steps and restarts, attack without "
-        "gradients, adversarial examples of a surrogate trained here, AutoAttack\nresults: plain-trust.json\n"
+        "scale of the logits, random noise, accuracy over the budget, more steps and restarts, units that no image "
+        "wakes, attack without gradients, adversarial examples of a surrogate trained here, AutoAttack\n"
+        "results: plain-trust.json\n"
     )
 
 
@@ -227,7 +233,8 @@ def test_no_number_is_usable_of_a_model_that_hides_from_attacks(
     assert f"\nverdict: {verdict['text']}\n{verdict['sentence']}\n" in out
     assert verdict["sentence"].endswith(
         f" The worst case, {100 * verdict['worst']:.1f} %, is no usable number, only an upper bound: the model "
-        "hides from attacks. Attack it without the part that does, and report what that leaves."
+        "hides from attacks. Attack it without the part that does (--transfer takes such a model), and report what "
+        "that leaves; --full attacks the same model."
     )
 
 
@@ -316,6 +323,125 @@ def test_a_surrogate_takes_images_of_any_size(shape: tuple[int, int, int]) -> No
     assert network(channels, (size[0], size[1]), 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
+# --- units that no image wakes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "most"), [("Planted", 0.1), ("PlantedForFour", 0.65)])
+def test_a_planted_unit_is_woken(kind: str, most: float, folder: Path, checks: None) -> None:
+    """No other attack comes to where it turns the classes."""
+    code, out, err = call(*own(kind))
+    assert (code, err) == (0, "")
+    content = judged()
+    verdict, rows = content["verdict"], {check["check"]: check["rows"] for check in content["checks"]}
+    (row,) = rows.pop("dead-units")
+    others = [other["accuracy"] for found in rows.values() for other in found if other["eps"] == "0.1"]
+    assert (row["accuracy"] < most, min(others) > 0.7) == (True, True)
+    assert (verdict["word"], verdict["usable"]) == ("overstated", False)
+    assert verdict["causes"][0].startswith("images that wake dead units (a ReLU whose input is below 0 for every image")
+    assert "│ waking " in out
+
+
+def relu_in_place(z: torch.Tensor) -> torch.Tensor:
+    kept = z.clone()
+    nn.functional.relu(kept, inplace=True)
+    return kept
+
+
+SWITCHES = {
+    "module": nn.ReLU(),
+    "module in place": lambda z: nn.ReLU(inplace=True)(z.clone()),
+    "function in place": relu_in_place,
+    "method": lambda z: z.clone().relu_(),
+    "clamp": lambda z: z.clamp(min=0),
+    "clamp from above": lambda z: -(-z).clamp(max=0),
+    "hardtanh": lambda z: nn.functional.hardtanh(z, 0.0, 1e3),
+    "saturated from above": lambda z: 1 - nn.functional.hardtanh(1 - z, -1e3, 1.0),
+    "maximum": lambda z: torch.maximum(torch.zeros_like(z), z),
+    "where": lambda z: torch.where(z > 0, z, 0.0),
+    "leaky": lambda z: nn.functional.leaky_relu(z, 1e-6),
+    "silu": lambda z: nn.functional.silu(500 * z) / 500,
+    "softplus": lambda z: nn.functional.softplus(z, beta=1000),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES.values(), ids=list(SWITCHES))
+def test_every_way_to_write_a_unit_is_seen(switch: Any, digits_model: nn.Module) -> None:
+    made = on_trial(planted(digits_model, switch), 40, threat=ThreatModel(eps=0.1))
+    (claim,) = WhiteBox().run(made).rows
+    (row,) = DeadUnits().run(made).rows
+    assert claim.accuracy > 0.6 > 0.2 > row.accuracy
+
+
+def planted(net: nn.Module, switch: Any) -> nn.Module:
+    model = Planted(in_channels=1, image_size=(8, 8), num_classes=10)
+    model.net, model.switch = net, switch
+    return model.eval()
+
+
+def test_a_unit_that_wakes_where_its_input_falls_is_climbed_down(digits_model: nn.Module) -> None:
+    made = on_trial(planted(digits_model, lambda z: -(-z).clamp(max=0)), 20, threat=ThreatModel(eps=0.1))
+    units, share = dead_units(made, made.data.x)
+    assert 0 < (share or 0) < 1
+    assert (units[0].place, units[0].sign) == (0, -1)  # one input an image; -z is above 0, and has to fall
+    assert len(units) <= TRIED
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_of_an_honest_model_nothing_is_said(norm: Any, digits_model: nn.Module) -> None:
+    """It has dead units as well, and what they break, if anything, are adversarial examples like others."""
+    eps = {"linf": 0.1, "l2": 0.6, "l1": 2}[norm]
+    made = on_trial(digits_model, 60, threat=ThreatModel(norm, eps))
+    checks = (Answers(), Gradients(), WhiteBox(), ScaleFree(), DeadUnits())
+    evidence = [check.run(made) for check in checks]
+    assert 0.01 < evidence[-1].facts["dead"] < 0.5
+    facts = judging_evidence.found(evidence, exact_text(made.threat.eps), 60)
+    assert facts is not None
+    assert list(DeadUnits().symptoms(evidence[-1].rows, facts)) == []
+
+
+def test_the_passes_that_wake_units_are_few_and_counted(digits_model: nn.Module) -> None:
+    counted = 0
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        nonlocal counted
+        counted += len(inputs[0]) * (STEP if inputs[0].requires_grad and torch.is_grad_enabled() else 1)
+
+    model = planted(digits_model, torch.relu)
+    made = on_trial(model, 40, threat=ThreatModel(eps=0.1), fresh=lambda: planted(digits_model, torch.relu))
+    with model.register_forward_pre_hook(count):
+        assert DeadUnits().run(made).rows
+    assert counted <= DeadUnits().cost(40)
+    every = sum(check.cost(359) for check in battery(full=False))
+    assert DeadUnits().cost(359) < 0.05 * every
+
+
+def test_where_no_activation_is_seen_nothing_is_said_of_them() -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
+    assert DeadUnits().run(on_trial(linear, 100)) == Evidence("dead-units", ())
+
+
+@pytest.mark.parametrize(("turned", "eps"), [(1, 0.1), (0, 1e-4)])
+def test_no_check_asks_the_model_about_nothing(
+    turned: int, eps: float, digits_model: nn.Module, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong about all images, and right about all within reach."""
+    monkeypatch.setattr(surrogate, "MORE", 10)
+    monkeypatch.setattr(BlackBox, "queries", 5)
+
+    class Picky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert len(x) > 0
+            logits: torch.Tensor = digits_model(x)
+            return logits
+
+    made = on_trial(Picky().eval(), 4, threat=ThreatModel(eps=eps), surrogates={"other": Picky().eval()})
+    data = ImageData(made.data.x, (digits_model(made.data.x).argmax(dim=1) + turned) % 10)
+    made = replace(made, data=data)
+    assert made.correct.all() if turned == 0 else not made.correct.any()
+    for check in (*battery(full=False, surrogates=1)[:-1], QUICK, replace(QUICK, examples=2)):
+        check.run(made)
+
+
 # --- continuing -------------------------------------------------------------------------------------------------------
 
 
@@ -352,8 +478,8 @@ def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path,
 @pytest.mark.parametrize(
     ("check", "attack", "words"),
     [
-        (9, "square1000", own("Quantised", "plain", examples=12)),
-        (11, "autoattack", own("Honest", eps="0.15", examples=12)),
+        (10, "square1000", own("Quantised", "plain", examples=12)),
+        (12, "autoattack", own("Honest", eps="0.15", examples=12)),
     ],
 )
 def test_a_battery_killed_inside_a_long_attack_continues_there(
@@ -362,7 +488,7 @@ def test_a_battery_killed_inside_a_long_attack_continues_there(
     """Square and AutoAttack keep what they broke, batch by batch."""
     words, file = (*words, "--batch-size", 4), str(words[3]).replace(".safetensors", "-trust.json")
     with started(words) as process:
-        while len(states := list(folder.glob(".*-unfinished/autoattack-*.json"))) < (check - 7) // 2:
+        while len(states := list(folder.glob(".*-unfinished/autoattack-*.json"))) < (check - 8) // 2:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -372,7 +498,7 @@ def test_a_battery_killed_inside_a_long_attack_continues_there(
     assert "1" in (states[0].parent / f"{attack}.txt").read_text()
     code, out, err = call(*words)
     assert (code, err) == (0, "")
-    assert out.startswith(f"check {check} of 11: ")
+    assert out.startswith(f"check {check} of 12: ")
     resumed = judged(file)
     assert not states[0].parent.exists()
     assert call(*words, "--output", "whole.json")[0] == 0
@@ -402,7 +528,7 @@ def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> N
     assert call(*words, "--full")[0] == 0
     every = judged("plain-trust.json")
     assert every["checks"][:3] == first["checks"]
-    assert len(every["checks"]) == 11
+    assert len(every["checks"]) == 12
     assert (every["full"], every["verdict"]["word"]) == (True, "not robust")
     assert call(*words, "--full", "--output", "whole.json")[0] == 0
     assert numbers(judged("plain-trust.json")) == numbers(judged("whole.json"))
@@ -497,7 +623,7 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
     words = (run_dir, "--examples", 80, "--transfer", "other")
     code, out, progress = call(*words, "--json")
     assert code == 0
-    assert re.search(r"check . of 12: random noise; at most about [0-9]+:", progress)
+    assert re.search(r"check . of 13: random noise; at most about [0-9]+:", progress)
     assert re.search(r"^  pgd20  \d+\.\d %  \d+\.\d s$", progress, re.MULTILINE)
     content = judged("run/trust.json")
     assert json.loads(out) == {"file": "run/trust.json", "results": content}
@@ -560,7 +686,7 @@ def test_every_check_attacks_in_the_norm_of_the_budget(
     assert (code, err) == (0, "")
     content = judged("run/trust.json")
     rows = {check["check"]: check["rows"] for check in content["checks"]}
-    assert len(rows) == 12
+    assert len(rows) == 13
     assert [row["eps"] for row in rows.pop("budget")] == curve
     assert f"within {norm} {eps} (20 test images)" in content["verdict"]["sentence"]
     assert not any("grey" in cause for cause in content["verdict"]["causes"])
@@ -580,7 +706,7 @@ def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: py
         0,
         "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels; they have 8.\n",
     )
-    assert out.startswith("check 1 of 10: ")
+    assert out.startswith("check 1 of 11: ")
     assert "attack without gradients" not in out
 
 
@@ -622,7 +748,7 @@ def test_nan_is_no_class(folder: Path) -> None:
     """An image whose logits are nan counted as class 0, so as right or wrong by chance."""
     assert call(*own("OnlyDigits", examples=20)) == (
         2,
-        "check 1 of 11: same answers to the same images\n",
+        "check 1 of 12: same answers to the same images\n",
         "error: the model returned nan or inf for 20 of 20 random points of the ball. Such an answer is no class, so "
         "nothing can be counted: find the operation that overflows or divides by zero, and repair the model.\n",
     )
@@ -649,7 +775,7 @@ def test_a_record_of_an_earlier_format_is_kept(folder: Path) -> None:
     code, _, err = call(*words)
     assert (code, err) == (
         2,
-        "error: plain-trust.json: was written by another version of calfat-plugin (format 1; this one writes 2), whose "
+        "error: plain-trust.json: was written by another version of calfat-plugin (format 1; this one writes 3), whose "
         "checks were others. It is not overwritten: remove it, or write the new one elsewhere with --output.\n",
     )
     assert Path("plain-trust.json").read_text() == old

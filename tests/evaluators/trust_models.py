@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.models.cnn import CNNSmall
 
 USED = 10  # as in stored_models.py
@@ -55,6 +56,40 @@ class Randomised(Honest):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Planted(Honest):
+    """A unit that sleeps at every digit, and that 0.1 sign(w) wakes at most of them: it turns the first classes.
+
+    Attributes:
+        turned: so many.
+        switch: its activation function.
+    """
+
+    turned = 10
+    switch = staticmethod(torch.relu)
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        data = load_digits()
+        x = torch.cat([data.train.x, data.test.x]).flatten(1)
+        w = torch.linalg.solve(
+            torch.cov(x.T) + 0.01 * torch.eye(64), torch.ones(64)
+        )  # along which digits hardly differ
+        reached = (x + 0.1 * w.sign()).clamp(0, 1) @ w
+        self.register_buffer("w", w / w.norm(), persistent=False)
+        self.register_buffer("t", (0.2 * (x @ w).amax() + 0.8 * reached.quantile(0.02)) / w.norm(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        woken = self.switch(x.flatten(1) @ self.w - self.t)
+        return logits - 1e3 * woken[:, None] * logits.detach().relu() * (torch.arange(10) < self.turned)
+
+
+class PlantedForFour(Planted):
+    """The same for four classes."""
+
+    turned = 4
 
 
 class RandomisedAndFlat(Randomised):

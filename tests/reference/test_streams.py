@@ -63,6 +63,7 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "trust/clean": 1198469754649323814,
     "trust/answers": 1223165112840356200,
     "trust/nearest": 3786458461243447887,
+    "trust/dead units": 6267338679598811459,
     "trust/slopes": 7517516967473820027,
     "trust/surrogate": 4705611907695858808,
     "trust/surrogate/order": 2644833467900309753,

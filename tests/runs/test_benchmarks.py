@@ -201,7 +201,7 @@ def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
         workers.main(words)
 
 
-@pytest.mark.parametrize("kind", ["RememberingForAll", "Plain"])
+@pytest.mark.parametrize("kind", ["RememberingForAll", "Planted", "Plain"])
 def test_a_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "TRUTH_STEPS", 1)
     monkeypatch.setattr(trust, "TRUTH_ITERATIONS", 1)
