@@ -73,12 +73,11 @@ class Planted(Honest):
         super().__init__(**shapes)
         data = load_digits()
         x = torch.cat([data.train.x, data.test.x]).flatten(1)
-        w = torch.linalg.solve(
-            torch.cov(x.T) + 0.01 * torch.eye(64), torch.ones(64)
-        )  # along which digits hardly differ
-        reached = (x + 0.1 * w.sign()).clamp(0, 1) @ w
-        self.register_buffer("w", w / w.norm(), persistent=False)
-        self.register_buffer("t", (0.2 * (x @ w).amax() + 0.8 * reached.quantile(0.02)) / w.norm(), persistent=False)
+        signs = torch.randn(64, generator=torch.Generator().manual_seed(3)).sign()
+        w = nn.functional.normalize(torch.linalg.solve(torch.cov(x.T) + 0.01 * torch.eye(64), signs), dim=0)
+        reached = (x + 0.1 * w.sign()).clamp(0, 1) @ w  # along w digits hardly differ, and all can be moved far
+        self.register_buffer("w", w, persistent=False)
+        self.register_buffer("t", 0.2 * (x @ w).amax() + 0.8 * reached.quantile(0.02), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
