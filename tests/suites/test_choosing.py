@@ -174,7 +174,8 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
 
 def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
     """With other test images and labels it does the same, bit for bit; and its final evaluation is left out."""
-    write_suite(tmp_path, TEXT, base=BASE.replace("dataset: digits", "dataset: digits, max_train_examples: 200"))
+    base = BASE.replace("dataset: digits", "dataset: digits, max_train_examples: 200")
+    write_suite(tmp_path, TEXT, base=base.replace("batch_size: 64", "batch_size: 16"))
     rows, evaluations, digest = choice_run(tmp_path / "first")
     assert json.loads(rows)[0]["pgd20"]
     assert evaluations == []
