@@ -40,6 +40,7 @@ from calfat_plugin.interfaces import (
 from calfat_plugin.judging import battery, examine, surrogate
 from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise
 from calfat_plugin.judging.white_box import Strength
+from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
 from calfat_plugin.registry import Registry
@@ -145,7 +146,8 @@ def test_aggregators(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(entries.AttackerEntry))
 def test_attackers(name: str) -> None:
-    assert_the_cpus_bits(tiny(clients=[{"ids": [1], "attacker": name}]))
+    labels = {"source": [0, 1], "target": [1, 2]} if name == "label_flip" else {}
+    assert_the_cpus_bits(tiny(clients=[{"ids": [1], "attacker": {"name": name, **labels}}]))
 
 
 def test_an_aggregator_sees_logits_on_the_cpu() -> None:
@@ -252,7 +254,7 @@ def leaves(tensor: Tensor) -> None:
 
 
 def plugins(name: str, look: Callable[[Tensor], None]) -> list[entries.Entry]:
-    """A plugin of each kind that trains or attacks, which looks at each tensor that it is given to compute with."""
+    """A plugin of each kind, which looks at each tensor that it is given to compute with."""
 
     class Trainer(Standard):
         def train_loss(self, batch: TrainBatch) -> Tensor:
@@ -295,6 +297,12 @@ def plugins(name: str, look: Callable[[Tensor], None]) -> list[entries.Entry]:
             look(logits)
             return super().cross_entropy(logits, y)
 
+    def model(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+        made = CNNSmall(in_channels, image_size, num_classes)
+        # What builds it tries it on the CPU, without gradients.
+        made.register_forward_pre_hook(lambda module, inputs: look(inputs[0]) if torch.is_grad_enabled() else None)
+        return made
+
     def in_linf(options: object, recipe: Recipe) -> None:
         if recipe.threat.norm != "linf":
             raise OptionError("in linf alone, which is quicker.")
@@ -306,6 +314,7 @@ def plugins(name: str, look: Callable[[Tensor], None]) -> list[entries.Entry]:
         entries.EvaluatorEntry(name, build=Evaluator, config=FGSMOptions),
         entries.InnerAttackEntry(name, build=Inner, check=in_linf),
         entries.ModifierEntry(name, build=Modifier, methods=("fedpgd",)),
+        entries.ModelEntry(name, build=model),
     ]
 
 
@@ -329,6 +338,7 @@ CHECKS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (testing.check_evaluator, {}),
     (testing.check_inner_attack, {}),
     (testing.check_modifier, {}),
+    (testing.check_model, {}),
 ]
 
 
