@@ -58,6 +58,12 @@ class CardTensor(Tensor):
         Tensor.data.__set__(self, other)
         self.raw = other.raw
 
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_as_tensor(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_as_tensor(index), value)
+
     def tolist(self) -> Any:
         return self.raw.detach().tolist()
 
@@ -78,6 +84,11 @@ class CardTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
+
+
+def _as_tensor(index: Any) -> Any:
+    """Of a list: torch would make one on the card, and leaves out modes while it does."""
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 class Card(TorchDispatchMode):

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 import calfat_plugin
 from calfat_plugin import entries, testing
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
+from calfat_plugin.attackers.label_flip import LabelFlip, LabelFlipOptions
 from calfat_plugin.datasets import Augmentation, Dataset, ImageData
 from calfat_plugin.errors import OptionError
-from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.gradient import FGSM, FGSMOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import (
     ActiveCorrection,
-    Attacker,
     ClientLoss,
     InnerAttack,
     InnerTask,
@@ -40,15 +40,16 @@ from calfat_plugin.interfaces import (
 from calfat_plugin.judging import battery, examine, surrogate
 from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise
 from calfat_plugin.judging.white_box import Strength
+from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
+from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.testing.evaluators import TinyClients, tiny_set_up
 from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import (
     NUM_CLASSES,
     THREATS,
-    TinyModel,
     balanced_images,
     balanced_model,
     in_each_norm,
@@ -57,7 +58,7 @@ from calfat_plugin.testing.tiny import (
     tiny_experiment,
 )
 from calfat_plugin.trainers.batches import TrainBatch
-from calfat_plugin.trainers.fedpgd import FedPGD
+from calfat_plugin.trainers.standard import Standard
 from tests.card.card import CARD, Card, install
 from tests.cli.runner import calfat
 
@@ -145,7 +146,15 @@ def test_aggregators(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(entries.AttackerEntry))
 def test_attackers(name: str) -> None:
-    assert_the_cpus_bits(tiny(clients=[{"ids": [1], "attacker": name}]))
+    labels = {"source": [0, 1], "target": [1, 2]} if name == "label_flip" else {}
+    assert_the_cpus_bits(tiny(clients=[{"ids": [1], "attacker": {"name": name, **labels}}]))
+
+
+def test_an_aggregator_sees_logits_on_the_cpu() -> None:
+    """Those of the server's images, whose model is on the card."""
+    with Card():
+        server = TinyFederation(tiny(), device=CARD).server
+        assert server._measurements.monitored().logits(server.state).device == CPU
 
 
 ADDED: list[dict[str, Any]] = [
@@ -233,101 +242,112 @@ def test_models(name: str) -> None:
 
 # --- the checks of plugins --------------------------------------------------------------------------------------------
 
-LEFT = torch.zeros(NUM_CLASSES)  # on the CPU
+
+def stays(tensor: Tensor) -> None:
+    """What a plugin does that computes where it is called, and wants to be called on the card."""
+    assert tensor.device == CARD
 
 
-class Trainer(FedPGD):
-    def train_loss(self, batch: TrainBatch) -> Tensor:
-        return super().train_loss(batch) + (batch.logits_adv * LEFT).sum()
+def leaves(tensor: Tensor) -> None:
+    """What a plugin does that makes a tensor on the CPU."""
+    tensor + torch.zeros(1)
 
 
-class Aggregator(FedAvg):
-    def __init__(self, options: object) -> None:
-        super().__init__(FedAvgOptions())
+def plugins(name: str, look: Callable[[Tensor], None]) -> list[entries.Entry]:
+    """A plugin of each kind, which looks at each tensor that it is given to compute with."""
 
-    def correction(self) -> LocalCorrection:
-        return Correction()
+    class Trainer(Standard):
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            look(batch.x_nat)
+            return super().train_loss(batch)
+
+    class Aggregator(FedAvg):
+        def correction(self) -> LocalCorrection:
+            return Correction()
+
+    class Correction(LocalCorrection):
+        def begin(self, task: LocalTask) -> ActiveCorrection:
+            look(next(task.model.parameters()))
+            return ActiveCorrection()
+
+    class Poisoner(LabelFlip):
+        def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
+            look(data.x)
+            return super().poisoned(data, num_classes)
+
+    class Evaluator(FGSM):
+        def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+            look(logits)
+            return super().loss(logits, y)
+
+    class Inner(InnerAttack):
+        def craft(self, task: InnerTask) -> Tensor:
+            look(task.x_nat)
+            return super().craft(task)
+
+    class Modifier(LossModifier):
+        def __init__(self, options: object) -> None: ...
+
+        def bind(self, class_counts: Tensor) -> ClientLoss:
+            look(class_counts)
+            return Loss()
+
+    class Loss(ClientLoss):
+        def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+            look(logits)
+            return super().cross_entropy(logits, y)
+
+    def model(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+        made = CNNSmall(in_channels, image_size, num_classes)
+        # What builds it tries it on the CPU, without gradients.
+        made.register_forward_pre_hook(lambda module, inputs: look(inputs[0]) if torch.is_grad_enabled() else None)
+        return made
+
+    def in_linf(options: object, recipe: Recipe) -> None:
+        if recipe.threat.norm != "linf":
+            raise OptionError("in linf alone, which is quicker.")
+
+    return [
+        entries.TrainerEntry(name, build=Trainer),
+        entries.AggregatorEntry(name, build=Aggregator, config=FedAvgOptions),
+        entries.AttackerEntry(name, build=Poisoner, config=LabelFlipOptions),
+        entries.EvaluatorEntry(name, build=Evaluator, config=FGSMOptions),
+        entries.InnerAttackEntry(name, build=Inner, check=in_linf),
+        entries.ModifierEntry(name, build=Modifier, methods=("fedpgd",)),
+        entries.ModelEntry(name, build=model),
+    ]
 
 
-class Correction(LocalCorrection):
-    def begin(self, task: LocalTask) -> ActiveCorrection:
-        for parameter in task.model.parameters():
-            parameter + LEFT[:1]
-        return ActiveCorrection()
+@cache
+def with_plugins() -> Registry:
+    """The built-ins, and of each kind a plugin ``right`` and one that is ``wrong``."""
+    offered = [*plugins("right", stays), *plugins("wrong", leaves)]
+
+    def offering(kind: type[entries.Entry]) -> Callable[[object], list[entries.Entry]]:
+        return hookimpl(lambda self: [entry for entry in offered if type(entry) is kind])
+
+    hooks = {kind.hook: offering(kind) for kind in entries.KINDS}
+    return testing.builtin_registry(type("Plugin", (), hooks)())
 
 
-class Poisoner(Attacker):
-    def __init__(self, options: object) -> None: ...
-
-    def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
-        return ImageData(data.x + LEFT, data.y)
-
-
-class Evaluator(PGD):
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return super().loss(logits + LEFT, y)
-
-
-class Inner(InnerAttack):
-    def craft(self, task: InnerTask) -> Tensor:
-        return super().craft(task) + LEFT[:1]
-
-
-class Modifier(LossModifier):
-    def __init__(self, options: object) -> None: ...
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return Prior()
-
-
-class Prior(ClientLoss):
-    def attack_logits(self, logits: Tensor) -> Tensor:
-        return logits + LEFT
-
-
-def model(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
-    made = TinyModel(channels=2, side=image_size[0], classes=num_classes)
-    made.register_forward_hook(lambda module, inputs, logits: logits + LEFT)
-    return made
-
-
-def in_linf(options: object, recipe: Recipe) -> None:
-    if recipe.threat.norm != "linf":
-        raise OptionError("in linf alone.")
-
-
-CHECKS: list[tuple[Callable[..., Any], type[entries.Entry], Any, str, dict[str, Any]]] = [
-    (testing.check_trainer, entries.TrainerEntry, Trainer, "standard", {}),
-    (testing.check_same_steps, entries.TrainerEntry, Trainer, "fedpgd", {"reference": "fedpgd", "steps": 1}),
-    (testing.check_aggregator, entries.AggregatorEntry, Aggregator, "fedavg", {"trainer": "standard"}),
-    (testing.check_attacker, entries.AttackerEntry, Poisoner, "label_flip", {}),
-    (testing.check_evaluator, entries.EvaluatorEntry, Evaluator, "fgsm", {}),
-    (testing.check_modifier, entries.ModifierEntry, Modifier, "logitadj", {}),
-    (testing.check_inner_attack, entries.InnerAttackEntry, Inner, "right", {}),
-    (testing.check_model, entries.ModelEntry, model, "cnn_small", {"in_channels": 1, "num_classes": NUM_CLASSES}),
+CHECKS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (testing.check_trainer, {}),
+    (testing.check_same_steps, {"reference": "standard", "steps": 1}),
+    (testing.check_aggregator, {"trainer": "standard"}),
+    (testing.check_attacker, {}),
+    (testing.check_evaluator, {}),
+    (testing.check_inner_attack, {}),
+    (testing.check_modifier, {}),
+    (testing.check_model, {}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("check", "kind", "wrong", "right", "options"), CHECKS, ids=[each[0].__name__ for each in CHECKS]
-)
-def test_a_check_takes_a_device(
-    check: Callable[..., Any], kind: type[entries.Entry], wrong: Any, right: str, options: dict[str, Any]
-) -> None:
-    """It passes what computes there, and nothing that leaves a tensor on the CPU."""
-    fields: dict[Any, dict[str, Any]] = {
-        entries.EvaluatorEntry: {"config": PGDOptions},
-        entries.InnerAttackEntry: {"check": in_linf},
-        entries.ModifierEntry: {"methods": ("fedpgd",)},
-    }
-    offered = [kind("wrong", build=wrong, **fields.get(kind, {}))]
-    if right == "right":
-        offered.append(kind(right, build=InnerAttack, **fields[kind]))
-    known = testing.builtin_registry(type("Plugin", (), {kind.hook: hookimpl(lambda self: offered)})())
+@pytest.mark.parametrize(("check", "options"), CHECKS, ids=[check.__name__ for check, _ in CHECKS])
+def test_a_check_computes_on_the_device_that_it_is_given(check: Callable[..., Any], options: dict[str, Any]) -> None:
     with Card():
-        check(right, registry=known, device="cuda", **options)
+        check("right", registry=with_plugins(), device="cuda", **options)
         with pytest.raises(RuntimeError, match="on the same device, but found cuda:0 and cpu"):
-            check("wrong", registry=known, device="cuda:0", **options)
+            check("wrong", registry=with_plugins(), device="cuda:0", **options)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
@@ -380,7 +400,7 @@ def test_a_recipe_and_what_is_asked_of_its_run(
         command("run", "tiny.yaml", "--run-dir", "card", "--resume", "--set", "train_args.comm_round=3")
         command("attack", "card", "--attacks", "fgsm", "--examples", "10")
         command("per-class", "card")
-        command("trust", "card", "--examples", "6")
+        command("trust", "card", "--examples", "6", "--full")
     command("run", "tiny.yaml", "--run-dir", "cpu", "--set", "train_args.comm_round=3", *ON_CPU)
     found, expected = map(Path, ("card", "cpu"))
     devices = [json.loads((run / "environment.json").read_text())["device"] for run in (found, expected)]
