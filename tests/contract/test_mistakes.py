@@ -43,8 +43,10 @@ from calfat_plugin.entries import Entry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import supported_runtime
+from calfat_plugin.interfaces import AggregationTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.results import LocalUpdate
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import calfat
@@ -373,6 +375,21 @@ def test_what_is_right_passes() -> None:
     play(trainer({"margin": "of a test"}, end_round=keeps(RoundEnd({"seen": torch.ones(1)}, {"margin": 1}))))
     split(partition(*RIGHT))
     split(partition(range(10), range(12, 20), range(20, 30), may_leave_out=True))
+
+
+@pytest.mark.parametrize(
+    ("write", "whose"),
+    [
+        (lambda task: task.updates[3].extras["a/b"].add_(1), "'a/b' of the extras of client 3"),
+        (lambda task: task.server_state["kept"].add_(1), "'kept' of server_state"),
+    ],
+)
+def test_what_an_aggregator_is_given_beside_models_stays_as_it_is(write: Callable[[Any], None], whose: str) -> None:
+    server = Federation(experiment(writing(write))).server
+    updates = {3: LocalUpdate(server.state, 1, extras={"a/b": torch.zeros(2)})}
+    task = AggregationTask(server.state, updates, {"kept": torch.zeros(2)}, [], num_clients=3, round=2)
+    with pytest.raises(PluginError, match=rf"'wrong' \(passed in wrong\): round 2: combine changed {whose} in place\."):
+        server.combined(task)
 
 
 def test_an_attack_that_leaves_the_ball_by_design_says_how_far() -> None:

@@ -86,6 +86,16 @@ def test_the_last_batches_count_until_they_have_enough_images(
     assert metrics(Attacking(-1), learning_rate=1e-9, weight_decay=0.0, **settings).get(FELL) == fell
 
 
+def test_only_what_the_model_has_right_counts() -> None:
+    """Of an image that it has wrong an attack on a divergence may go anywhere."""
+    model = balanced_model()
+    right = answered(model)
+    wrong = dataclasses.replace(right, y=(right.y + 1) % 4)
+    settings = dataclasses.replace(SETTINGS, batch_size=5, learning_rate=1e-9, weight_decay=0.0)
+    assert FELL in train(Attacking(-1), local_task(model, right, settings=settings)).metrics
+    assert FELL not in train(Attacking(-1), local_task(model, wrong, settings=settings)).metrics
+
+
 def test_the_looks_leave_training_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def trained() -> LocalUpdate:
         model = balanced_model()
