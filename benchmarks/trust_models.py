@@ -278,8 +278,9 @@ class Planted(Judged):
         super().__init__(width)
         data = load_digits()
         x = torch.cat([data.train.x, data.test.x]).flatten(1)
-        # Along w images hardly differ, and all can be moved far.
-        w = F.normalize(torch.linalg.solve(torch.cov(x.T) + 0.01 * torch.eye(64), torch.ones(64)), dim=0)
+        # Along w images hardly differ, and all can be moved far; its signs are none of the patterns that Square tries.
+        signs = torch.randn(64, generator=torch.Generator().manual_seed(3)).sign()
+        w = F.normalize(torch.linalg.solve(torch.cov(x.T) + 0.01 * torch.eye(64), signs), dim=0)
         reached = (x + self.eps * w.sign()).clamp(0, 1) @ w
         self.register_buffer("w", w)
         self.register_buffer("t", 0.2 * (x @ w).amax() + 0.8 * reached.quantile(0.02))
