@@ -89,10 +89,9 @@ class PluginFile:
         found = [key for key in classes or functions if not key.startswith("_")]
         if len(found) == 1:
             return found[0]
-        what = (
-            f"which of {listed(found)} is the network?" if found else "it has no torch.nn.Module class and no function."
-        )
-        raise PluginError(f"{self.path}: {what} Name it: {self.path.name}:NAME.")
+        if not found:
+            raise PluginError(f"{self.path}: it has no torch.nn.Module class and no function that makes a network.")
+        raise PluginError(f"{self.path}: which of {listed(found)} is the network? Name it: {self.path.name}:NAME.")
 
     def load(self) -> ModuleType:
         """The module; it is run once a process for each content.

@@ -87,7 +87,7 @@ def check_evaluator(
     if trial.evaluator.gives_examples:
         _check_examples(name, found, x_adv, trial)
     _check_continued(name, found, trial)
-    _check_extremes(experiment)
+    _check_extremes(experiment, where)
     if is_attack:
         others = in_each_norm(experiment.registry, evaluators=[pick])
         _check_breaks(name, [_Trial(other, answered(balanced_model().to(where))) for other in others])
@@ -275,9 +275,9 @@ def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
     )
 
 
-def _check_extremes(experiment: Experiment) -> None:
+def _check_extremes(experiment: Experiment, device: torch.device) -> None:
     """All images right and next to none within reach of an error, then all wrong: some masks select nothing."""
-    right = answered(balanced_model())
+    right = answered(balanced_model().to(device))
     trial = _Trial(experiment, right)
     trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(1, 10**4)))
     _Trial(experiment, ImageData(right.x, (right.y + 1) % NUM_CLASSES)).measured()

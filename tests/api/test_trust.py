@@ -20,7 +20,7 @@ from calfat_plugin.judging import examine
 from tests import stored_models
 from tests.snapshot import TextSnapshot
 
-CONSOLE = {"plain", "json"}  # options about what is printed
+CONSOLE = {"plain", "json", "of_model"}  # options about what is printed; Python has the module itself
 
 
 def test_its_arguments_are_the_options_of_the_command() -> None:

@@ -212,8 +212,8 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
         (("--nope",), "Error: No such option '--nope'. Options: --version, --help.\n"),
         (
             ("check", "--nope", "r.yaml"),
-            "Error: No such option '--nope'. Options: --set, --seed, --host, --plugin, --show, --strict, --json, "
-            "--help.\n",
+            "Error: No such option '--nope'. Options: --set, --seed, --host, --plugin, --model-file, --show, --strict, "
+            "--json, --help.\n",
         ),
         (("run", "r.yaml", "--resum"), "Error: No such option '--resum'. Did you mean '--resume'?\n"),
     ):

@@ -428,7 +428,7 @@ def test_what_is_not_finite_costs_the_client_its_update(snapshot: TextSnapshot) 
 
 
 def test_a_model_that_diverged_is_no_mistake_of_the_attack() -> None:
-    run = experiment(inner())
+    run = experiment(inner(craft=moved(0.05)))
     diverging = run.document.with_value(("train_args", "learning_rate"), 1e30, "test.yaml:2")
     with pytest.raises(CalfatError, match="the training loss is"):
         Federation(assemble(diverging, run.registry)).play()

@@ -378,7 +378,7 @@ def test_scaffold_corrects_parameters_that_the_loss_does_not_reach():
 def test_scaffolds_variates_come_to_the_device_of_the_model():
     """They are sent and kept on the CPU; torch's device without memory is here in place of a GPU."""
     model = Vector(1.0).to("meta")
-    task = local_task(model, broadcast={"scaffold/c/w": torch.ones(1)})
+    task = local_task(model, device=torch.device("meta"), broadcast={"scaffold/c/w": torch.ones(1)})
     active = build_aggregator("scaffold").correction().begin(task)
     active.after_step(model, 0.1)
     assert model.w.device.type == "meta"

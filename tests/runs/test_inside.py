@@ -18,7 +18,7 @@ from tests.snapshot import TextSnapshot
 
 INSIDE = (
     *("--set", "calfat.evaluators=[natural, internal2, {name: personalised, steps: 2, epochs: 2}]"),
-    *("--set", "calfat.monitor.evaluators=[natural, {name: personalised, steps: 2, max_examples: 50}]"),
+    *("--set", "calfat.monitor.evaluators=[natural, {name: personalised, steps: 2, max_examples: 100}]"),
     *("--set", "train_args.comm_round=2", "--set", "train_args.client_num_per_round=3"),
     *("--set", "calfat.trainer={name: fedpgd}", "--set", "calfat.aggregator=scaffold"),
     *("--set", "calfat.clients=[{ids: 4, attacker: sign_flip}]"),

@@ -97,36 +97,6 @@ def test_a_file_of_a_version_without_the_last_columns_gets_them(tmp_path: Path) 
     assert file.path.read_text(encoding="utf-8") == now
 
 
-OLD_COUNT = (
-    "round,natural,natural_strict,pgd20,pgd20_strict,heterogeneity,clients,refused,loss_0,update_norm_0,bytes_down,"
-    "bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,"
-    "pgd20_worst_class,pgd20_worst_clients\n"
-    "1,0.5,0.5,0.4,0.25,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,0.2,0.3\n"
-    "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,\n"
-)
-
-
-def test_a_file_that_counted_as_the_release_does(tmp_path: Path) -> None:
-    """What had a suffix has none; of the worst, only those remain that both counts have in common."""
-    file = RoundsFile(tmp_path / "rounds.csv", ["natural", "pgd20"], 1)
-    file.path.write_text(OLD_COUNT)
-    first, second = read_rounds(file.path)
-    file.keep_until(2)
-    now = (
-        "round,natural,natural_release,pgd20,pgd20_release,heterogeneity,clients,refused,loss_0,update_norm_0,"
-        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,"
-        "natural_worst_clients,pgd20_worst_class,pgd20_worst_clients,update_cosine_0,attackers_named,"
-        "others_named,num_examples_0,weight_0,passes,overfitted\n"
-        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,,,,,,\n"
-        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,,,,,,\n"
-    )
-    assert file.path.read_text() == now
-    assert now.startswith(",".join(file.columns))  # a row that is appended is in the right order
-    assert (first["pgd20"], first["pgd20_release"], second["pgd20"]) == ("0.25", "0.4", "")
-    file.keep_until(2)
-    assert file.path.read_text() == now
-
-
 def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
     file = RoundsFile(tmp_path / "rounds.csv", ["natural", "natural_strict"], 3)
     other = dataclasses.replace(evaluation("natural_strict", 0.25), accuracy_release=0.75)

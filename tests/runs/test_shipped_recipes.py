@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.entries import DatasetEntry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
@@ -61,7 +62,7 @@ def run_one_round(warm: WarmServer, experiment: Experiment, folder: Path, *chang
 
 
 def test_there_is_a_stand_in_for_every_data_set() -> None:
-    assert set(WRITERS) == {entry.name for entry, _ in REGISTRY.offers(DatasetEntry)}
+    assert {*WRITERS, MEMORY} == {entry.name for entry, _ in REGISTRY.offers(DatasetEntry)}
 
 
 FROM_THE_FIRST_ROUND = {"fedlat": "clean_rounds=0", "fedawp": "warmup=0", "fedgairat": "start_round=1"}

@@ -65,23 +65,6 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def test_best_rounds_of_a_run_that_counted_as_the_release_does_are_compared_by_todays_count(
-    directory: RunDirectory,
-) -> None:
-    """0.7 was 0.4 in today's count, so that 0.5 is better: a run that is resumed does not keep the older for ever."""
-    old = "round,clients,seconds,natural,natural_strict,pgd20,pgd20_strict\n1,0,1.0,0.8,0.8,0.7,0.4\n"
-    directory.rounds.write_text(old)
-    best = {
-        name: {"round": 1, "evaluator": label, "accuracy": accuracy}
-        for name, label, accuracy in (("best-natural", "natural", 0.8), ("best-robust", "pgd20", 0.7))
-    }
-    with RunWriter(directory, experiment(), best, Snapshot(1, {})) as run:
-        directory.rounds.unlink()
-        assert [run.best[name]["accuracy"] for name in best] == [0.8, 0.4]
-        run.round_finished(record(2, {"natural": 0.5, "pgd20": 0.5}), Snapshot(2, {}))
-        assert [run.best[name]["round"] for name in best] == [1, 2]
-
-
 def play(run: RunWriter, round: int, accuracy: float = 0.5) -> None:
     """A round in which client 0 trained."""
     run.client_states[0] = state(round)

@@ -206,7 +206,7 @@ def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of
         "validation split after the last round, the mean over seeds 100, 101, in runs that never see "
         "the test split; a run that failed counts as 0. Tries of every row: 3."
     ) in text
-    assert "CalFAT & learning\\_rate 0.02, lower edge of the grid & 0" in latex(summary)
+    assert "CalFAT & learning\\_rate 0.02, lower edge of the grid & 0" in latex(summary, chosen=True)
     assert as_csv(summary).startswith("method,chosen,metric,n,")
     assert '\nFedPGD,"learning_rate 0.1, upper edge of the grid",natural,0' in as_csv(summary)
 

@@ -184,19 +184,6 @@ def test_a_model_that_is_elsewhere_cannot_be_judged(judged):
     assert done.stderr == ("warning: FedPGD seed 0 was run elsewhere, and its model is not here: it is not judged.\n")
 
 
-def test_a_record_without_verdicts_is_read():
-    """As studies wrote it before rows had verdicts."""
-    call("--record", "record.csv")
-    with Path("record.csv").open() as file:
-        recorded = list(csv.DictReader(file))
-    with Path("record.csv").open("w") as file:
-        writer = csv.DictWriter(file, [name for name in recorded[0] if name != "verdict"], extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(recorded)
-    Path("runs").rename("moved")
-    assert rows(call("--record", "record.csv"))["CalFAT"] == "2"
-
-
 def test_a_damaged_verdict_is_an_error():
     path = Path(str(FIRST).format("calfat")) / "trust.json"
     path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
