@@ -254,7 +254,8 @@ def test_dropout_survives_a_resume(warm: WarmServer, recipe: Path) -> None:
 def test_a_resumed_run_names_clients_by_the_rounds_behind_it(warm: WarmServer, recipe: Path) -> None:
     """The tenth round is the first with a median of ten; it is the first of the resumed process."""
     groups = "calfat.clients=[{ids: 0, attacker: {name: sign_flip, scale: 4}}]"
-    words = ("run", "tiny.yaml", "--set", groups, "--run-dir", "run", "--set")
+    split = "calfat.partition.seed=2021"
+    words = ("run", "tiny.yaml", "--set", groups, "--set", split, "--run-dir", "run", "--set")
     assert warm.run(*words, "train_args.comm_round=9", cwd=recipe.parent).code == 0
     assert warm.run(*words, "train_args.comm_round=10", "--resume", cwd=recipe.parent).code == 0
     *before, last = read_rounds(recipe.parent / "run" / "rounds.csv")
