@@ -146,6 +146,19 @@ def test_what_is_wrong_is_an_error_that_says_where(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_overwrite_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def stop(request: Request) -> None:
+        asked.append(request)
+        raise calfat.RunError("seen")
+
+    monkeypatch.setattr(RunDirectory, "open", stop)
+    with pytest.raises(calfat.RunError, match="seen"):
+        calfat.run(SECTIONS, run_dir=tmp_path, overwrite=True, progress=False)
+    assert [(request.run_dir, request.overwrite) for request in asked] == [(tmp_path, True)]
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """The experiments of runs, each of which ends as soon as it would open its directory."""
