@@ -30,7 +30,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, TrustObserver, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, parse_document, read_document
-from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
@@ -210,6 +210,7 @@ def trust(
     step_size: str | float | None = None,
     checkpoint: str | None = None,
     model: str | None = None,
+    model_file: str | Path | None = None,
     weights: str | Path | None = None,
     dataset: str | None = None,
     data_dir: str | Path | None = None,
@@ -240,6 +241,7 @@ def trust(
         step_size: of the attacks, a number or a multiple of eps such as ``"eps/10"``; None: the recipe's.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
         model: ``package.module:factory``, or a built-in name.
+        model_file: instead of ``model``, a Python file with the network, or ``file.py:Name``.
         weights: its state dict.
         dataset: the name of the data set that it is judged on.
         data_dir: where data sets are; None: the recipe's.
@@ -306,6 +308,7 @@ def trust(
         model,
         _path(weights),
         dataset,
+        () if model_file is None else model_overrides(str(model_file)),
         attacks=(),
         eps=() if eps is None else (_exact(eps),),
         norm=norm,

@@ -43,13 +43,13 @@ def check(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
-    of_model: tuple[str, ...],
+    model_file: tuple[str, ...],
     show: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
-    overrides += (*of_host, *of_model)
+    overrides += (*of_host, *model_file)
     document = read_document(recipe)  # once: it may be a pipe
     with json_output(as_json):  # a plugin may print
         if "axes" in document.data:

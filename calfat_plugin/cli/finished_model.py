@@ -55,7 +55,7 @@ def planned(
     model: str | None,
     weights: Path | None,
     dataset: str | None,
-    of_model: tuple[str, ...] = (),
+    model_file: tuple[str, ...] = (),
     **request: Any,
 ) -> AttackPlan:
     """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`.
@@ -65,9 +65,9 @@ def planned(
         CalfatError: as ``attack_plan`` says.
     """
     asked = AttackRequest(**request)
-    if model is not None and of_model:
+    if model is not None and model_file:
         raise OptionError("--model and --model-file each name a model; leave one out.")
-    own = {"--model-file" if of_model else "--model": of_model or model, "--weights": weights, "--dataset": dataset}
+    own = {"--model-file" if model_file else "--model": model_file or model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:
             raise OptionError(
@@ -75,10 +75,10 @@ def planned(
                 "--weights and --dataset, not both."
             )
         return plan_run(target, checkpoint, asked)
-    if not (model or of_model) or weights is None or dataset is None:
+    if not (model or model_file) or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
             f"--model (or --model-file), --weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, asked, of_model)
+    return plan_model(model, weights, dataset, asked, model_file)

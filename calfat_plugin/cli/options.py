@@ -58,7 +58,7 @@ plugin_option: Decorator = click.option(
 )
 model_file_option: Decorator = click.option(
     "--model-file",
-    "of_model",
+    "model_file",
     metavar="FILE[:NAME]",
     callback=lambda ctx, param, text: () if text is None else model_overrides(text),  # for the overrides
     help="A Python file with the network: a class or function NAME, or the only one.",

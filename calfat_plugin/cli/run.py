@@ -72,7 +72,7 @@ def run(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
-    of_model: tuple[str, ...],
+    model_file: tuple[str, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
@@ -89,7 +89,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += (*of_host, *of_model)
+    overrides += (*of_host, *model_file)
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]

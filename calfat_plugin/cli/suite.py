@@ -82,7 +82,7 @@ def suite(
     seeds: str | None,
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
-    of_model: tuple[str, ...],
+    model_file: tuple[str, ...],
     only: tuple[str, ...],
     versus: str | None,
     record: Path | None,
@@ -98,7 +98,7 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    overrides += of_model
+    overrides += model_file
     with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         check_out(loaded, out)

@@ -14,7 +14,7 @@ import yaml
 import calfat_plugin
 from calfat_plugin import Registry
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
-from calfat_plugin.errors import OptionError, PluginError
+from calfat_plugin.errors import OptionError, PluginError, RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
@@ -150,6 +150,15 @@ def test_a_model_from_elsewhere_is_attacked(folder: Path, name: str) -> None:
     asked = AttackRequest(attacks=("fgsm",), eps=())
     plan = plan_model(None, weights, "digits", asked, model_overrides(f"{FILE}{name}"))
     assert [each.model.name for each in plan.experiments] == ["my_net:MyNet"]
+
+
+def test_python_takes_it_too(folder: Path) -> None:
+    with pytest.raises(RunError, match=r"--weights w\.pt: no such file"):
+        calfat_plugin.trust(model_file=f"{FILE}:MyNet", weights="w.pt", dataset="digits")
+    with pytest.raises(PluginError, match=r"--model-file mine/none\.py: no such file"):
+        calfat_plugin.trust(model_file="mine/none.py", weights="w.pt", dataset="digits")
+    with pytest.raises(OptionError, match="leave one out"):
+        calfat_plugin.trust(model_file=FILE, model="cnn_small", weights="w.pt", dataset="digits")
 
 
 @pytest.mark.parametrize("command", ["attack", "trust"])
