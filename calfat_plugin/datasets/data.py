@@ -137,12 +137,6 @@ class Dataset:
                 f"data set {self.name}: training images are {shapes[0]}, test images {shapes[1]}; "
                 "expected one shape (C, H, W)."
             )
-        channels, _, width = shapes[0]
-        if width in (1, 3) and channels not in (1, 3):
-            raise DataError(
-                f"data set {self.name}: its images are (N, C, H, W) = (N, {channels}, {shapes[0][1]}, {width}), which "
-                "looks like channels last: permute(0, 3, 1, 2)."
-            )
         if len(self.class_names) != self.num_classes:
             raise DataError(
                 f"data set {self.name}: {len(self.class_names)} class names for {self.num_classes} classes."

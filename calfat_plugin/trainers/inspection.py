@@ -20,7 +20,7 @@ INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may
 
 @contextmanager
 def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, trained: bool) -> Iterator[None]:
-    """Hold a step's images to the budget, and the first step inside to leaving them alone.
+    """Hold a step's images to the budget, and the step inside to leaving them alone.
 
     Args:
         batch: what the step trains on.
@@ -28,7 +28,7 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
         made: (N, C, H, W), the adversarial examples that the attack gave.
         number: of the mini-batch, from 1.
         trained: whether there were steps in this round. What is not finite is then left to the check of the loss, since
-            the model may have diverged; and a replayed graph may write over images that were used.
+            the model may have diverged.
 
     Raises:
         PluginError: the images left what ``InnerAttack.reach`` gives, or were changed in place; named, if the inner
@@ -49,7 +49,7 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
             raise UpdateError(f"{where}: the adversarial examples{of_inner and f' of {of_inner}'} hold nan or inf.")
         if finite:
             _check_budget(batch, where)
-    given = {} if trained else {"x_nat": x_nat, "x_adv": x_adv, "y": batch.y}
+    given = {"x_nat": x_nat, "x_adv": x_adv, "y": batch.y}
     before = {name: tensor.detach().clone() for name, tensor in given.items()}
     yield
     for name, tensor in given.items():

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,12 @@ def changing(what: str, then: Callable[..., Any]) -> Callable[..., Any]:
         return then(self, batch, *others)
 
     return hook
+
+
+def later(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``backward`` that is right when it is called first."""
+    calls = count()
+    return lambda self, batch: hook(self, batch) if next(calls) else AdversarialTrainer.backward(self, batch)
 
 
 def on_inverted_images(self: Any, batch: Any) -> Any:
@@ -266,6 +273,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         f"a step that changes {what} in place": (play, trainer(backward=changing(what, AdversarialTrainer.backward)))
         for what in ("x_nat", "x_adv", "y")
     },
+    "a step that changes x_adv in place from the second batch on": (
+        play,
+        trainer(backward=later(changing("x_adv", AdversarialTrainer.backward))),
+    ),
     "an optimiser's class": (play, trainer(make_optimizer=lambda self, parameters, task: torch.optim.AdamW)),
     "a schedule that is a number": (play, trainer(make_schedule=lambda self, optimizer, task, num_batches: 0.1)),
     "an end that is a dict": (play, trainer(end_round=keeps({"teacher": torch.zeros(1)}))),

@@ -37,7 +37,7 @@ from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import STEP
-from calfat_plugin.judging.dead_units import TRIED, dead_units
+from calfat_plugin.judging.dead_units import TRIED, dead_units, worst_units
 from calfat_plugin.judging.evidence import Evidence
 from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, DeadUnits, RandomNoise, Surrogate
 from calfat_plugin.judging.record import Record
@@ -384,6 +384,21 @@ def test_a_unit_that_wakes_where_its_input_falls_is_climbed_down(digits_model: n
     assert 0 < (share or 0) < 1
     assert (units[0].place, units[0].sign) == (0, -1)  # one input an image; -z is above 0, and has to fall
     assert len(units) <= TRIED
+
+
+def test_units_are_tried_on_images_that_withstood(digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are broken already say nothing of a unit."""
+    made, given = on_trial(digits_model, 40, threat=ThreatModel(eps=0.1)), []
+    made.robust[:] = False
+    made.robust[5:25:2] = True
+
+    def looked_at(trial: Any, x: torch.Tensor) -> tuple[list[Any], None]:
+        given.append(x)
+        return [], None
+
+    monkeypatch.setattr("calfat_plugin.judging.dead_units.dead_units", looked_at)
+    assert worst_units(made) == ([], None)
+    assert torch.equal(given[0], made.data.x[5:25:2])
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
