@@ -6,6 +6,7 @@ It compiles ``guard.cpp`` against torch's headers, loads it, and only then lets 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -23,6 +24,9 @@ BUILT_FOR_GPUS = any((LIBRARIES / f"libtorch_{name}.so").exists() for name in ("
 
 def main(arguments: list[str]) -> int:
     """The exit code of pytest with these arguments."""
+    # A card's backward passes run in a thread of their own, which keeps the number of threads that torch had when it was
+    # started. Here they run kernels of the CPU, whose bits depend on that number.
+    os.environ["OMP_NUM_THREADS"] = "1"
     with TemporaryDirectory(prefix="calfat-card-") as folder:
         guard = Path(folder, "guard.so")
         linked = (f"-L{LIBRARIES}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{LIBRARIES}")
