@@ -24,7 +24,7 @@ BUILT_FOR_GPUS = any((LIBRARIES / f"libtorch_{name}.so").exists() for name in ("
 
 def main(arguments: list[str]) -> int:
     """The exit code of pytest with these arguments."""
-    # A card's backward passes run in a thread of their own, which keeps the number of threads that torch had when it was
+    # A card's backward passes run in a thread of their own, which keeps the number of threads that torch had when it
     # started. Here they run kernels of the CPU, whose bits depend on that number.
     os.environ["OMP_NUM_THREADS"] = "1"
     with TemporaryDirectory(prefix="calfat-card-") as folder:
