@@ -66,7 +66,7 @@ def test_every_block_works(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
 NOT_RUN = {
     "howto/add_a_host.md": ["server.start_round(n)"],
     "howto/cluster.md": ["#!/bin/sh"],
-    "howto/flower.md": ["pip", "calfat", "calfat", "flwr", "flwr", "flower-superlink", "flower-supernode", "flwr"],
+    "howto/flower.md": ["pip", "calfat", "calfat", "flwr", "flower-superlink", "flower-supernode", "flwr"],
     "howto/data.md": ["images/train/benign/0001.png"],
     "howto/trust.md": ["┏━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━┓"],
 }
