@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Generator
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from tests import programs, reaper
 from tests import snapshot as snapshots
@@ -20,10 +20,6 @@ os.environ["XDG_STATE_HOME"] = _STATE.name
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests share few cores, also through subprocesses
 
 settings.register_profile("house", derandomize=True, deadline=None)
-# A mutant is killed by the first example that fails; nobody reads the smallest one.
-settings.register_profile(
-    "mutation", parent=settings.get_profile("house"), phases=[Phase.explicit, Phase.generate], database=None
-)
 settings.load_profile("house")
 
 # A shell's background job starts with SIGINT ignored, and nohup ignores SIGHUP; what tests start would inherit it.
@@ -36,11 +32,7 @@ reaper.watch_this_process()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of ``tests/fuzz``: CI repeats the same cases, and whoever looks for more asks for others."""
     snapshots.add_option(parser)
-    group = parser.getgroup("fuzz")
-    group.addoption("--fuzz-seed", type=int, default=0, help="seed of the mutated inputs of tests/fuzz")
-    group.addoption("--fuzz-share", type=float, default=1.0, help="share of the cases of tests/fuzz, such as 0.1")
     parser.addoption(
         "--weight-noise",
         type=int,
@@ -79,7 +71,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whole federations are trained last: with ``-x``, as in mutation testing, quick tests find most mistakes first."""
+    """Whole federations are trained last: with ``-x`` quick tests find most mistakes first."""
     snapshots.note_collected(config, items)
     items.sort(key=lambda item: "reference" in item.path.parts)
     for item in items:

@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
 
 def _made(folder: str, names: list[str]) -> set[str]:
     """What is no source: beside the sources, and caches everywhere."""
-    beside = {"build", "dist", "runs", "mutants"} if Path(folder) == ROOT else set()
+    beside = {"build", "dist", "runs"} if Path(folder) == ROOT else set()
     hidden = {name for name in names if name.startswith(".") and name not in (".ci", ".gitignore")}
     return beside | hidden | {name for name in names if name == "__pycache__" or name.endswith(".egg-info")}
 

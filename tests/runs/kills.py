@@ -1,6 +1,4 @@
-"""Kills runs with SIGKILL at random times and resumes them: ``python tests/fuzz/kills.py --kills 100 --seed 0``.
-
-Ten of 1,000 clients a round: ``python tests/fuzz/kills.py --kills 20 --places states --clients 1000``.
+"""Kills runs with SIGKILL at random times and resumes them.
 
 Killed are a simulation while it runs or resumes, one whose clients keep states and do not all train in each round, one
 while its page is made, and the server or a client of a run over gRPC.
@@ -10,28 +8,17 @@ uninterrupted run, there must be a page, and neither a file of a killed process 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import os
 import random
 import signal
-import sys
-import tempfile
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 
-if "tests" not in sys.modules:  # started as a program; an installed package may have this name, too
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    package = types.ModuleType("tests")
-    package.__path__ = [str(Path(__file__).parents[1])]
-    sys.modules["tests"] = package
-
 from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from tests import reaper
 from tests.runs.processes import RECIPE, Finished, WarmServer
 from tests.silo.federation import Federation, global_model
 
@@ -227,25 +214,3 @@ def kill_many(
         say(f"{count:4}  {hit}")
     say(f"{kills} kills (seed {seed}), {bad} bad")
     return bad
-
-
-def main() -> None:
-    """The program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
-    parser.add_argument("--clients", type=int, default=5, help="of the runs whose clients keep states")
-    words = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    reaper.watch_this_process()
-    with tempfile.TemporaryDirectory(prefix="calfat-kills-") as folder:
-        places = tuple(words.places)
-        bad = kill_many(
-            Path(folder), words.kills, words.seed, lambda line: print(line, flush=True), places, words.clients
-        )
-    sys.exit(1 if bad else 0)
-
-
-if __name__ == "__main__":
-    main()

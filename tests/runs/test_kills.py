@@ -1,4 +1,4 @@
-"""A few random kills; `python tests/fuzz/kills.py --kills 100 --seed 0` makes many."""
+"""Runs are killed at random times and resumed, and lose nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.kills import PLACES, kill_many
+from tests.runs.kills import PLACES, kill_many
 
 
 @pytest.mark.slow
