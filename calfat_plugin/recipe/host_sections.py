@@ -23,11 +23,6 @@ _HOME_IN_CALFAT = {
     for info in describe_options(what.config)
 }
 _HOME_IN_CALFAT |= dict.fromkeys(schema.CALFAT_KEYS, "calfat")
-# FedML's other sections, so that nobody takes attack_args for a misspelt data_args.
-_FEDMLS = (
-    *("validation_args", "dp_args", "defense_args", "attack_args", "fhe_args"),
-    *("environment_args", "client_specific_args"),
-)
 _MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
 _OTHER_WORDS = {  # what other programs call a key, where no spelling finds it
     "lr": "train_args.learning_rate",
@@ -121,7 +116,7 @@ def refuse_misplaced(document: Document, path: KeyPath) -> None:
 
 def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
     """The keys of a section on which nobody acts, or the section itself where that is true of all its keys."""
-    if name not in (*_OURS, *_FEDMLS):
+    if name not in (*_OURS, "attack_args"):  # FedML's, and no misspelt data_args
         refuse_misplaced(document, (name,))
         if hint := did_you_mean(name, _OURS, cutoff=_MISSPELT):
             raise document.error((name,), f"there is no such section.{hint}")
