@@ -29,8 +29,8 @@ _RECIPE_HEAD = """\
 # Recipes
 
 A recipe is a FedML configuration file with one additional section, `calfat:`. FedML's own sections keep their names and
-meaning. A key that is not listed here causes a warning if it has no effect. It is an error if it is nearly one of these
-keys, if it belongs in another section, or if it promises privacy, a defence or an attack that a run does not have
+meaning. Only the keys listed here act; one warning has all others of the file. It is an error if a key belongs in
+another section, or switches on privacy, a defence or an attack that a run does not have
 ([host.md](host.md#keys-of-fedml)). The `calfat:` section is strict: an unknown key, name, type or unit is an error.
 `calfat check --strict` takes every warning for an error.
 

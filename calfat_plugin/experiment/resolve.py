@@ -20,10 +20,7 @@ from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.additions import ADDED, Additions
-from calfat_plugin.recipe.attacks import with_attack
-from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
 from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
 from calfat_plugin.recipe.keys import (
     Groups,
@@ -65,12 +62,11 @@ def assemble(
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
     warnings: list[str] = []
-    document = with_attack(with_defense(document, warnings), warnings)
     written = document
     document.check_norm()
     if not group:  # of a preset in a group only the options count: what else a client trains by is the run's
         document = _with_preset(document, registry)
-    host, extra = read_host_sections(document, warnings)
+    host = read_host_sections(document, warnings)
     if "calfat" not in document.data:
         raise RecipeError(
             f"{document.file}: there is no section 'calfat'. The shortest recipe has two lines, "
@@ -85,9 +81,7 @@ def assemble(
     reader = _Reader(document, registry, finished)
     sections = {schema.HOST_ATTRIBUTES[name]: section for name, section in host.items()}
     values = {name: reader.value(("calfat", name), what) for name, what in keys_of(schema.CalfatSection).items()}
-    experiment = Experiment(
-        name=_name(document), document=document, registry=registry, host_extra=extra, **sections, **values
-    )
+    experiment = Experiment(name=_name(document), document=document, registry=registry, **sections, **values)
     if not group:
         _check_together(experiment, finished)
     for each in experiment.clients:  # what holds for the whole run is said there, too
@@ -330,9 +324,6 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
         experiment.silo.check_clients(experiment.num_clients)
     except OptionError as error:
         raise document.error(("calfat", "silo", *error.at), str(error)) from None
-    asked, path = experiment.train.federated_optimizer, ("train_args", "federated_optimizer")
-    if reason := REFUSED_OPTIMIZERS.get(asked.lower()):
-        raise document.error(path, f"got '{asked}', but {reason}. Remove the key, or write FedAvg.")
     if finished:
         return
     for plugin in experiment.picked:

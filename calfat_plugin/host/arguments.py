@@ -108,10 +108,8 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         role="server",
         using_mlops=False,
     )
-    for extra in experiment.host_extra.values():
-        vars(args).update(extra)
-    for section in experiment.host_sections.values():
-        vars(args).update(dataclasses.asdict(section))
+    for section in experiment.host_sections.values():  # the host asks of some keys only whether they are there
+        vars(args).update({key: value for key, value in dataclasses.asdict(section).items() if value is not None})
     args.data_cache_dir = str(expanded(experiment.data.data_cache_dir))
     args.client_num_per_round = experiment.clients_per_round
     args.worker_num = experiment.clients_per_round

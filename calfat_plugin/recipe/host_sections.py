@@ -1,21 +1,21 @@
-"""The host's sections of a recipe: our keys typed, every other key sorted by what FedML would make of it."""
+"""The host's sections of a recipe: keys that act are typed, a switch of what there is not is refused, and one warning
+lists what has no effect."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calfat_plugin.errors import did_you_mean
-from calfat_plugin.options import describe, describe_options, yaml_text
+from calfat_plugin.options import describe, describe_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, REFUSED_SECTIONS, Effect, HostKey
 from calfat_plugin.recipe.keys import Section, keys_of
 from calfat_plugin.recipe.sections import options_at, section_at
 
-_OUR_KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
-_HOME = {key: name for name, keys in _OUR_KEYS.items() for key in keys}
+_KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
+_OURS = (*_KEYS, "calfat")
+_HOME = {key: name for name, keys in _KEYS.items() for key in keys}
 _HOME_IN_CALFAT = {
     info.name: f"calfat.{name}"
     for name, what in keys_of(schema.CalfatSection).items()
@@ -23,149 +23,154 @@ _HOME_IN_CALFAT = {
     for info in describe_options(what.config)
 }
 _HOME_IN_CALFAT |= dict.fromkeys(schema.CALFAT_KEYS, "calfat")
-_HOST_HOME = {key: name for name, keys in HOST_KEYS.items() for key in keys}
-_MISSPELT = 0.8  # similarity from which an unknown name must be one of ours: calfta, train_arg, but not server_args
-_MAX_UNKNOWN = 50  # unknown names that are worth a warning each; with more, the file is something else
+_MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
+_OTHER_WORDS = {  # what other programs call a key, where no spelling finds it
+    "lr": "train_args.learning_rate",
+    "wd": "train_args.weight_decay",
+    "local_epochs": "train_args.epochs",
+    "seed": "common_args.random_seed",
+}
+_SHOWN = 20  # keys without effect that a warning names
 
-Sections = Mapping[str, Mapping[str, Any]]
+SWITCHES: Mapping[str, str] = {
+    "enable_dp": "there is no differential privacy here: no client's update is clipped and no noise is added",
+    "enable_defense": "FedML's own defences do not run here",
+    "enable_attack": "FedML's own attacks do not run here",
+    "enable_fhe": "there is no homomorphic encryption here: the server sees every client's update",
+}
+"""FedML's switches of what there is not here, and the reason. FedML reads them in any section."""
+
+INSTEAD: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "enable_defense": (
+        "defense_type",
+        {
+            "krum": "aggregator: {name: krum, f: 1}",
+            "multikrum": "aggregator: {name: multi_krum, f: 1, weights: examples}",
+            "bulyan": "aggregator: {name: bulyan, f: 1}",
+            "wise_median": "aggregator: median",
+            "trimmed_mean": "aggregator: {name: trimmed_mean, f: 1}",
+            "rfa": "aggregator: {name: geometric_median, weights: examples}",
+            "cclip": "aggregator: {name: centered_clipping, weights: examples}",
+            "norm_diff_clipping": "aggregator: {name: norm_clipping, weights: examples}",
+        },
+    ),
+    "enable_attack": (
+        "attack_type",
+        {
+            "byzantine": "clients: [{share: 0.2, attacker: sign_flip}]",
+            "label_flipping": "clients: [{share: 0.2, attacker: {name: label_flip, source: [3], target: [5]}}]",
+            "model_replacement": "clients: [{ids: 0, attacker: scaling}]",
+        },
+    ),
+}
+"""Switch to the key beside it that says what is wanted, and a line of the section ``calfat`` for each of its values."""
+
+_SECURE = "there is no secure aggregation here: the server sees every client's update"
+_REFUSED_OPTIMIZERS = {
+    **dict.fromkeys(("lsa", "sa", "turbo_aggregate"), _SECURE),
+    "fedavg_robust": f"{SWITCHES['enable_defense']}: calfat.aggregator selects one",
+}
 
 
-def read_host_sections(document: Document, warnings: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """All sections but ``calfat``.
+def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any]:
+    """All sections but ``calfat``: section to its typed keys.
 
     Args:
-        warnings: receives a finding for every key that has no effect.
-
-    Returns:
-        (section to our typed keys, section to the further keys that FedML reads and that have an effect).
+        warnings: receives a finding for what has no effect.
 
     Raises:
-        RecipeError: a misspelt or misplaced key, or one that promises what there is not.
+        RecipeError: a misspelt section, a key in the wrong one, a wrong value, or one that asks for what there is not.
     """
-    _check_names(document, warnings)
-    sections = {name: section_at(document, (name,)) for name in (*_OUR_KEYS, *document.data) if name != "calfat"}
-    passed_on: dict[str, dict[str, Any]] = {}
-    for name, section in sections.items():
-        keys = [key for key in section if key not in _OUR_KEYS.get(name, ())]
-        _refuse_many(document, (name,), [key for key in keys if key not in BY_NAME], "keys")
-        for key in keys:
-            if _is_in_force(document, sections, (name, key), warnings):
-                passed_on.setdefault(name, {})[key] = section[key]
-    typed: dict[str, Any] = {
-        name: options_at(
-            document, (name,), config, {key: sections[name][key] for key in _OUR_KEYS[name] if key in sections[name]}
+    useless: list[KeyPath] = []
+    for name in document.data:
+        if name != "calfat":
+            useless += _without_effect(document, name)
+    typed: dict[str, Any] = {}
+    for name, config in schema.HOST_SECTIONS.items():
+        section = section_at(document, (name,))
+        typed[name] = options_at(
+            document, (name,), config, {key: section[key] for key in _KEYS[name] if key in section}
         )
-        for name, config in schema.HOST_SECTIONS.items()
-    }
-    if typed["tracking_args"].enable_wandb and not isinstance(_value(sections, "wandb_project"), str):
-        raise document.error(
-            ("tracking_args", "enable_wandb"),
-            "FedML also needs the name of a project; write it as tracking_args.wandb_project.",
-        )
-    return typed, passed_on
-
-
-def _check_names(document: Document, warnings: list[str]) -> None:
-    """A section that is nearly one of ours would be ignored as a whole, which nobody means."""
-    ours = (*_OUR_KEYS, "calfat")
-    unknown = [name for name in document.data if name not in HOST_KEYS and name not in ours]
-    _refuse_many(document, (), unknown, "sections")
-    for name in unknown:
-        refuse_misplaced(document, (name,))
-        near = _near(name, ours)
-        if near:
-            raise document.error((name,), f"there is no such section. Did you mean '{near}'?")
-        warnings.append(
-            f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin."
-            f"{did_you_mean(name, (*HOST_KEYS, 'calfat'))}"
-        )
+    optimizer = typed["train_args"].federated_optimizer
+    if reason := _REFUSED_OPTIMIZERS.get(optimizer.lower()):
+        path: KeyPath = ("train_args", "federated_optimizer")
+        raise document.error(path, f"got '{optimizer}', but {reason}. Remove the key, or write FedAvg.")
+    if not typed["tracking_args"].enable_wandb:
+        if not document.has(("tracking_args", "enable_wandb")):
+            useless += [("tracking_args", key) for key, value in vars(typed["tracking_args"]).items() if value]
+        typed["tracking_args"] = schema.TrackingArgs()
+    warnings += _as_warnings(document, useless)
+    return typed
 
 
 def refuse_misplaced(document: Document, path: KeyPath) -> None:
     """Refuse a key of another section."""
     key = str(path[-1])
-    homes = (_HOME, _HOME_IN_CALFAT, _HOST_HOME)
+    homes = (_HOME, _HOME_IN_CALFAT)
     if isinstance(document.get(path), Mapping):  # model: {...} are options, model: cnn is a name
-        homes = (_HOME_IN_CALFAT, _HOME, _HOST_HOME)
+        homes = (_HOME_IN_CALFAT, _HOME)
     home = next((found[key] for found in homes if key in found), "")
     if home and home != path[0]:
         raise document.error(path, f"this key belongs in the section {home}; move it there.")
 
 
-def _refuse_many(document: Document, path: KeyPath, unknown: list[str], what: str) -> None:
-    if len(unknown) > _MAX_UNKNOWN:
-        raise document.error(
-            (*path, unknown[0]),
-            f"this is one of {len(unknown)} {what} here that neither FedML nor calfat_plugin knows; docs/recipes.md "
-            "describes a recipe.",
-        )
+def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
+    """The keys of a section on which nobody acts, or the section itself where that is true of all its keys."""
+    if name not in (*_OURS, "attack_args"):  # FedML's, and no misspelt data_args
+        refuse_misplaced(document, (name,))
+        if hint := did_you_mean(name, _OURS, cutoff=_MISSPELT):
+            raise document.error((name,), f"there is no such section.{hint}")
+    section = section_at(document, (name,))
+    # null and false ask for nothing: they are the defaults of all our keys that take them.
+    asked = [key for key, value in section.items() if value is not None and value is not False]
+    for key in asked:
+        if key in SWITCHES:
+            raise document.error((name, key), f"got {describe(section[key])}, but {_not_here(section, key)}")
+    if name in _KEYS:
+        for key in asked:
+            if key not in _KEYS[name]:
+                refuse_misplaced(document, (name, key))
+                yield name, key
+    elif asked and not any(section.get(switch) is False for switch in SWITCHES):
+        yield (name,)
 
 
-def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], warnings: list[str]) -> bool:
-    """Whether FedML acts on the key at ``path``, which is none of ours in that section; if not, this is reported."""
-    section, key = path
-    value = sections[section][key]
-    if key in _HOME and section not in REFUSED_SECTIONS:  # where it is part of a promise that there is not
-        raise document.error(path, f"this key belongs in the section {_HOME[key]}; move it there.")
-    row = BY_NAME.get(key)
-    if section in REFUSED_SECTIONS and (row is None or row.switch or row.effect is not Effect.REFUSED):
-        row = REFUSED_SECTIONS[section]
-    if row is None:
-        _report_unknown(document, path, warnings)
-        return False
-    switch = _value(sections, row.switch)
-    if switch is False or value is None or value in row.harmless:
-        return False
-    if row.effect is Effect.RENAMED:
-        right = row.text.removeprefix(f"{section}.")
-        raise document.error(path, f"this key has no effect here. Did you mean '{right}'?")
-    if row.effect is Effect.REFUSED:
-        raise document.error(path, _refusal(row, value))
-    if row.effect is Effect.ACTS and switch is True:
-        return True
-    why = {
-        Effect.ACTS: f"it needs {_HOME.get(row.switch)}.{row.switch}: true",
-        Effect.OVERRIDDEN: f"it is decided by {row.text}",
-        Effect.NOTHING: row.text,
-    }[row.effect]
-    warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: {why}.")
-    return False
+def _not_here(section: Mapping[str, Any], switch: str) -> str:
+    """Why a switch is refused, and what to write instead."""
+    text = f"{SWITCHES[switch]}. Write {switch}: false"
+    if switch in INSTEAD:
+        asked_by, lines = INSTEAD[switch]
+        line = lines.get(str(section.get(asked_by)).strip(), next(iter(lines.values())))
+        text += f" and, in the section calfat, a line such as {line}"
+    return f"{text}."
 
 
-def _refusal(row: HostKey, value: Any) -> str:
-    instead = f", or write {row.switch}: false" if row.switch else ""
-    if row.harmless:
-        instead = f", or write {yaml_text(row.harmless[0])}"
-    return f"got {describe(value)}, but {row.text}. Remove the key{instead}."
+def _as_warnings(document: Document, paths: list[KeyPath]) -> Iterator[str]:
+    """One warning of all that the recipe's file has, which may be copied from elsewhere with a dozen such keys; and one
+    for each key that was set elsewhere."""
+    in_file: list[KeyPath] = []
+    elsewhere: list[KeyPath] = []
+    for path in paths:
+        (in_file if document.place(path).startswith(document.file) else elsewhere).append(path)
+    for path in (*in_file[:1], *elsewhere):
+        what = "section" if len(path) == 1 else "key"
+        text = f"{document.place(path)}: {dotted(path)}: this {what} has no effect here.{_hint(path)}"
+        if path in in_file[:1] and (others := in_file[1:]):
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            text += f" The same is true of {', '.join(_listed(document, each) for each in others[:_SHOWN])}{more}."
+        yield text
 
 
-def _report_unknown(document: Document, path: tuple[str, str], warnings: list[str]) -> None:
-    """A key that neither side knows; keys of an unknown section share the section's warning.
-
-    Raises:
-        RecipeError: it is nearly one that has an effect in that section.
-    """
-    section, key = path
-    if section not in HOST_KEYS:
-        return
-    if key not in _HOST_HOME:
-        refuse_misplaced(document, path)
-    acting = [name for name, row in HOST_KEYS[section].items() if row.effect is Effect.ACTS]
-    right = (*_OUR_KEYS.get(section, ()), *acting)
-    near = _near(key, right)
-    if near:
-        raise document.error(path, f"there is no such key. Did you mean '{near}'?")
-    warnings.append(
-        f"{document.place(path)}: {dotted(path)}: this key is unknown to FedML and calfat_plugin and "
-        f"has no effect.{did_you_mean(key, right)}"
-    )
+def _listed(document: Document, path: KeyPath) -> str:
+    line, hint = document.place(path).removeprefix(document.file).lstrip(":"), _hint(path).strip(" .")
+    notes = [*([f"line {line}"] if line else []), *([hint[0].lower() + hint[1:]] if hint else [])]
+    return f"{dotted(path)} ({'; '.join(notes)})" if notes else dotted(path)
 
 
-def _near(name: str, known: tuple[str, ...]) -> str:
-    """The one of ``known`` that ``name`` must mean; empty where there is none."""
-    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_MISSPELT)), "")
-
-
-def _value(sections: Sections, key: str) -> Any:
-    """The value of a key of the host, whose sections all end up on one object; None where no section has it."""
-    return next((section[key] for section in sections.values() if key in section), None)
+def _hint(path: KeyPath) -> str:
+    if len(path) == 1:
+        return ""
+    name, key = map(str, path)
+    if key in _KEYS[name]:
+        return " It needs tracking_args.enable_wandb: true."
+    return f" Did you mean '{_OTHER_WORDS[key]}'?" if key in _OTHER_WORDS else did_you_mean(key, _KEYS[name])

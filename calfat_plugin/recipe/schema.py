@@ -1,6 +1,6 @@
 """The sections of a recipe. Field help here is the reference documentation of the recipe format.
 
-The host's sections keep the host's names and meaning; only the keys that we read are typed. ``host_keys`` says what
+The host's sections keep the host's names and meaning. The keys here are those that act; ``host_sections`` says what
 becomes of the others.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
+from calfat_plugin.errors import OptionError
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
 from calfat_plugin.recipe.additions import EMA_PAPER, Additions, EMAOptions
@@ -126,11 +127,21 @@ class CommArgs:
 
 @dataclass(frozen=True)
 class TrackingArgs:
-    """``tracking_args``: tracking by FedML, off by default."""
+    """``tracking_args``: tracking by FedML, off by default; its other keys are those of FedML, for Weights & Biases."""
 
     enable_wandb: bool = option(
         False, help="open a run of Weights & Biases through FedML; needs wandb_project; see also calfat.loggers"
     )
+    wandb_project: str | None = option(None, help="project of the run; null: without enable_wandb")
+    wandb_entity: str | None = option(None, help="user or team that has the project; null: the user who is logged in")
+    run_name: str | None = option(None, help="name of the run; null: wandb chooses one")
+    wandb_only_server: bool | None = option(None, help="true: no run for the clients across silos; null: as false")
+    wandb_group_id: str | None = option(None, help="any text: a group of runs, each named by its rank; null: no group")
+
+    def __post_init__(self) -> None:
+        if self.enable_wandb and self.wandb_project is None:
+            text = "FedML also needs the name of a project; write it as tracking_args.wandb_project."
+            raise OptionError(text, ("enable_wandb",))
 
 
 HOST_SECTIONS: Mapping[str, type] = {
@@ -383,7 +394,6 @@ class Recipe(CalfatSection):
         device: ``device_args``.
         comm: ``comm_args``.
         tracking: ``tracking_args``.
-        host_extra: section to the keys that we only pass on to the host, which acts on them.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -396,7 +406,6 @@ class Recipe(CalfatSection):
     device: DeviceArgs
     comm: CommArgs
     tracking: TrackingArgs
-    host_extra: Mapping[str, Mapping[str, Any]]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -463,19 +472,16 @@ class Recipe(CalfatSection):
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
-        sections: dict[str, Any] = {
-            name: {**options_to_plain(values), **self.host_extra.get(name, {})}
-            for name, values in self.host_sections.items()
-        }
+        sections = {name: options_to_plain(values) for name, values in self.host_sections.items()}
         sections["train_args"]["client_num_per_round"] = self.clients_per_round
         sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
         # What has no effect is not written: read again, the file would draw a warning.
         del sections["train_args"]["federated_optimizer"]
+        tracking = sections["tracking_args"]
+        sections["tracking_args"] = {key: value for key, value in tracking.items() if value is not None}
         sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}
         if not self.partition.entry.uses_alpha:
             del sections["data_args"]["partition_alpha"]
-        for name, extra in self.host_extra.items():
-            sections.setdefault(name, dict(extra))
         calfat = as_plain(self, CalfatSection)
         del calfat["name"]  # of the recipe's file, not of what it says
         for name in ("plugins", "ema"):

@@ -210,7 +210,7 @@ def test_keys_on_which_only_the_host_acts_reach_it_and_no_others() -> None:
         host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}, tracking_args=wandb))
     )
     assert {key: args[key] for key in wandb} == wandb
-    assert not {"server_lr", "enable_dp"} & set(args)
+    assert not {"server_lr", "enable_dp", "wandb_group_id"} & set(args)  # the host asks whether the last is there
 
 
 def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:

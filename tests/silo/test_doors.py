@@ -23,7 +23,6 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
     [
         [f"calfat.silo.parties=[{OPEN}]"],
         ["calfat.silo.bind=0.0.0.0"],
-        ["common_args.scenario=hierarchical"],
         ["train_args.federated_optimizer=FedProx"],
         ["comm_args.backend=NCCL"],
         ["comm_args.backend=sp"],

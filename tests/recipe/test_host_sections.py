@@ -1,115 +1,35 @@
-"""Keys that FedML reads: each is in the table, and none of them promises in a recipe what a run does not do."""
+"""What is said of keys of FedML on which nobody acts here, and of those that promise what there is not."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, Effect
+from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.recipe.host_sections import INSTEAD, SWITCHES
 from calfat_plugin.recipe.schema import HOST_SECTIONS
 from calfat_plugin.report import write_run_report
+from calfat_plugin.testing import builtin_registry
 from tests.cli.runner import RECIPES, Ended, calfat
 from tests.recipe.test_bad_recipes import GOOD, SAID_OF_GOOD, Bad, blocks
 from tests.report.made import made_run
 
-OURS = {info.name for config in HOST_SECTIONS.values() for info in describe_options(config)}
-PAGE = (Path(__file__).parent / "host_keys.txt").read_text()
+PAGE = (Path(__file__).parent / "without_effect.txt").read_text()
 GIVEN = list(blocks(PAGE))
 ACCEPTED = [each for each in GIVEN if not each.message]
-
-# --- the table against the installed host -----------------------------------------------------------------------------
-
-# Methods of its Arguments class, of lists that are called args too, and of objects in general.
-NO_KEYS = {"__dict__", "append", "insert", "load_yaml_config", "self", "set_attr_from_config"}
-
-
-@dataclass(frozen=True)
-class Read:
-    """A key that a file of the host reads."""
-
-    key: str
-    file: str
-
-
-def host_folder() -> Path:
-    spec = importlib.util.find_spec("fedml")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def reads(folder: Path) -> Iterator[Read]:
-    """Every ``args.key``, ``getattr(args, "key")`` and ``hasattr(args, "key")`` of the whole wheel, with any prefix
-    before ``args``. Defences call their arguments ``config``."""
-    for path in sorted(folder.rglob("*.py")):
-        names = {"args", "config"} if "defense" in path.parts else {"args"}
-        with warnings.catch_warnings():  # of escape sequences in the host's texts
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                holder, key = node.value, node.attr
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
-                holder, name = node.args[0], node.args[1]
-                if not isinstance(name, ast.Constant):
-                    continue
-                key = str(name.value)
-            else:
-                continue
-            if getattr(holder, "id", getattr(holder, "attr", None)) in names:
-                yield Read(key, str(path.relative_to(folder)))
-
-
-def test_every_key_that_the_host_reads_is_in_the_table() -> None:
-    """Those of the whole wheel, not only of the modules that a run imports: people copy keys from any example."""
-    found = {read.key: read.file for read in reads(host_folder()) if read.key not in NO_KEYS}
-    assert len(found) > 250, "the scan must see the host"
-    assert {"enable_dp", "krum_param_m", "nesterov", "byzantine_client_num", "server_lr", "epochs"} <= set(found)
-    missing = {key: file for key, file in found.items() if key not in BY_NAME and key not in OURS}
-    assert missing == {}
-
-
-def test_the_examples_that_the_host_ships_are_all_known() -> None:
-    for file in host_folder().glob("config/**/*.yaml"):
-        for section, values in yaml.safe_load(file.read_text()).items():
-            assert section in HOST_KEYS
-            assert set(values) <= {*BY_NAME, *OURS}
-
-
-def test_a_key_has_one_meaning() -> None:
-    assert len(BY_NAME) == sum(map(len, HOST_KEYS.values()))
-    assert OURS & set(BY_NAME) == set()
-    assert all(row.text for row in BY_NAME.values() if row.effect is not Effect.ACTS)
-    assert all(row.switch in (*BY_NAME, *OURS) for row in BY_NAME.values() if row.switch)
-
-
-@pytest.mark.parametrize("effect", [Effect.OVERRIDDEN, Effect.RENAMED])
-def test_what_decides_instead_exists(effect: Effect) -> None:
-    sections = {name: {info.name for info in describe_options(config)} for name, config in HOST_SECTIONS.items()}
-    for key, row in BY_NAME.items():
-        section, dot, name = row.text.partition(".")
-        if row.effect is effect and dot and section in sections:
-            assert name.split()[0] in (*sections[section], *HOST_KEYS[section]), key
-
-
-# --- recipes with such keys -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def test_there_are_as_many_as_were_promised() -> None:
-    assert len({each.name for each in GIVEN}) == len(GIVEN) >= 40
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
@@ -124,13 +44,16 @@ def test_a_key_without_effect_is_named_and_then_left_out(given: Bad) -> None:
     Path("r.yaml").write_text(given.recipe)
     said = "".join(f"warning: {warning}\n" for warning in given.warnings)
     assert calfat("check", "r.yaml") == Ended(0, SAID_OF_GOOD, said)
-    refusal = f"error: r.yaml: {len(given.warnings)} warning; --strict allows none.\n"
+    number = f"{len(given.warnings)} warning{'s' if len(given.warnings) > 1 else ''}"
+    refusal = f"error: r.yaml: {number}; --strict allows none.\n"
     strict = Ended(2, "", said + refusal) if said else Ended(0, SAID_OF_GOOD, "")
     assert calfat("check", "r.yaml", "--strict") == strict
     written = yaml.safe_load(calfat("check", "r.yaml", "--show").out)
-    passed_on = {key for section in written if section != "calfat" for key in written[section]} - OURS
-    expected = {"wandb_project", "wandb_entity", "run_name"} if given.name == "W&B with its keys" else set()
-    assert passed_on == expected
+    assert {*written} == {*HOST_SECTIONS, "calfat"}
+    for section, config in HOST_SECTIONS.items():
+        assert {*written[section]} <= {info.name for info in describe_options(config)}
+    wandb = {"enable_wandb", "wandb_project", "wandb_entity", "run_name"}
+    assert {*written["tracking_args"]} == (wandb if given.name == "W&B with its keys" else {"enable_wandb"})
 
 
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.name)
@@ -198,3 +121,60 @@ def test_a_concentration_that_the_partition_does_not_use_is_named(
     Path("r.yaml").write_text(recipe)
     ended = calfat("check", "r.yaml", *(word for override in overrides for word in ("--set", override)))
     assert (ended.code, ended.err) == (0, said)
+
+
+def resolved(text: str, *overrides: str) -> Experiment:
+    return assemble(parse_document(text, "r.yaml").with_overrides(overrides), builtin_registry())
+
+
+SMALL = "model_args: {model: cnn_small}\ntrain_args: {client_num_in_total: 11}\n"
+
+
+@pytest.mark.parametrize("line", [line for _, lines in INSTEAD.values() for line in lines.values()])
+def test_the_line_to_write_instead_is_a_good_one(line: str) -> None:
+    switches = "".join(f"x{number}: {{{switch}: false}}\n" for number, switch in enumerate(SWITCHES))
+    experiment = resolved(f"{SMALL}{switches}calfat:\n  trainer: fedpgd\n  {line}\n")
+    assert not [text for text in experiment.warnings if "no effect" in text]
+
+
+def test_what_is_looked_up_are_the_hosts_names() -> None:
+    spec = importlib.util.find_spec("fedml")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "core" / "security" / "constants.py").read_text(encoding="utf-8")
+    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    looked_up = {name for _, lines in INSTEAD.values() for name in lines}
+    assert looked_up - texts == {"bulyan"}  # a file of its defences that its own switch forgets
+
+
+def test_what_is_set_elsewhere_has_a_warning_of_its_own() -> None:
+    text = SMALL.replace("{client", "{zzz: 1, yyy: 1, client") + "calfat: {clients: [{ids: 0, epochs: 2}]}\n"
+    assert resolved(text, "train_args.comm_rounds=3", "validation_args.ci=1").warnings == (
+        "r.yaml:2: train_args.zzz: this key has no effect here. The same is true of train_args.yyy (line 2).",
+        "--set train_args.comm_rounds=3: train_args.comm_rounds: this key has no effect here. Did you mean "
+        "'comm_round'?",
+        "--set validation_args.ci=1: validation_args: this section has no effect here.",
+    )
+
+
+def test_a_recipe_that_is_no_file_has_no_lines() -> None:
+    recipe: dict[str, Any] = {"train_args": {"zzz": 1, "yyy": 1}, "calfat": {}}
+    assert assemble(Document("recipe", recipe), builtin_registry()).warnings == (
+        "recipe: train_args.zzz: this key has no effect here. The same is true of train_args.yyy.",
+    )
+
+
+def test_a_silo_reads_them_alike() -> None:
+    text = "common_args: {training_type: cross_silo, scenario: hierarchical}\ncomm_args: {backend: GRPC}\ncalfat: {}\n"
+    assert resolved(text).warnings == ("r.yaml:1: common_args.scenario: this key has no effect here.",)
+    for runtime in ("common_args.host=flower", "common_args.training_type=cross_silo"):
+        with pytest.raises(RecipeError) as refused:
+            resolved(text.replace("comm_args: {backend: GRPC}", "x: {enable_attack: 1}"), runtime)
+        assert str(refused.value).startswith("r.yaml:2: x.enable_attack: got 1 (int), but FedML's own attacks do not ")
+
+
+def test_false_and_null_ask_for_nothing() -> None:
+    """Every key of ours that takes one of them has it as its default, so no misspelt one can mean something else."""
+    for config in HOST_SECTIONS.values():
+        for info in describe_options(config):
+            assert info.default in (None, False) or not (info.optional or info.type is bool), info.name
