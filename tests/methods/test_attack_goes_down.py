@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.federation.outliers import attack_alarms
+from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.maths.losses import falling
 from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.testing.tiny import answered, balanced_model
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -125,6 +127,36 @@ def test_a_batch_without_an_attacked_image_is_not_looked_at() -> None:
             return answer
 
     assert FELL not in metrics(Attacking(-1, 12), wrap=Flat)
+
+
+class Downhill(InnerAttack):
+    """Gives images of which the model is surer than of the clean ones."""
+
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: torch.Generator) -> Tensor:
+        x, model = x_nat.clone().requires_grad_(), balanced_model()
+        with torch.enable_grad():
+            logits = model(x)
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(logits, logits.argmax(dim=1)), x)
+        surer: Tensor = (x_nat - 0.05 * slope.sign()).clamp(0, 1)
+        return surer
+
+    def craft(self, task: InnerTask) -> Tensor:
+        return self.start(task.x_nat, task.threat, torch.Generator())
+
+
+class DownhillFirst(Downhill):
+    """The same, and then steps of its own."""
+
+    def take_steps(self, batch: Any, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
+        return step(batch)
+
+
+@pytest.mark.parametrize(("inner", "said"), [(Downhill(), True), (DownhillFirst(), False)])
+def test_an_attack_with_steps_of_its_own_is_not_looked_at(inner: InnerAttack, said: bool) -> None:
+    """Free goes on from its start with the gradients of training: there the loss may be lower."""
+    model = balanced_model()
+    task = local_task(model, answered(model), settings=dataclasses.replace(SETTINGS, batch_size=12), inner=inner)
+    assert (FELL in train(Attacking(1), task).metrics) is said
 
 
 def test_rounds_are_looked_at_ever_less_often() -> None:
