@@ -75,21 +75,6 @@ _SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
 _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
 PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
-PER_CLASS_FILE = {
-    "checkpoint": TEXT,
-    "round": COUNT,
-    "class_names": [TEXT],
-    "evaluators": [TEXT],
-    "methods": {"*": [{"client": COUNT}]},
-}
-TSNE = {
-    **dict.fromkeys(("round", "seed"), COUNT),
-    "checkpoint": TEXT,
-    "perplexity": NUMBER,
-    "class_names": [TEXT],
-    "labels": [COUNT],
-    "points": [[NUMBER]],
-}
 ATTACKS = {
     "format?": COUNT,
     "checkpoint?": TEXT,

@@ -48,7 +48,6 @@ def originals(tmp_path: Path) -> list[Path]:
         ("run", "recipe.yaml", "--run-dir", str(unfinished), "--plain", "--set", "train_args.comm_round=1"),
         ("run", "recipe.yaml", "--run-dir", str(finished), "--plain"),
         ("attack", str(finished), "--attacks", "fgsm"),
-        ("per-class", str(finished), "--methods", "calfat"),
     ):
         done = server.run(*words, cwd=tmp_path)
         assert done.code == 0, done.err
