@@ -50,8 +50,7 @@ def test_clients_class_by_class(finished: Path, tmp_path: Path, capsys: pytest.C
     }
     assert len(rows) == 2 * 2 * 2 * 10
     assert capsys.readouterr().out.count("| 1 | fedgairat | ") == 2
-    assert (tmp_path / "classes_natural.pdf").stat().st_size > 0
-    assert (tmp_path / "classes_pgd20.pdf").stat().st_size > 0
+    assert len([*tmp_path.glob("classes_*.pdf")]) == 2
 
 
 def test_one_local_epoch_of_a_method_from_the_model_of_the_run(finished: Path) -> None:
