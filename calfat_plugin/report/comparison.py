@@ -18,7 +18,6 @@ from calfat_plugin.report.charts import (
     label_distribution,
     per_class,
 )
-from calfat_plugin.report.front import front_chart
 from calfat_plugin.report.labels import (
     MORE,
     WORST_DEFINED,
@@ -305,7 +304,6 @@ def comparison_page(
         figures=figures.name,
         sections={
             "results": {**results_table(groups, suite), "notes": notes},
-            "front": drawn([front_chart(suite.front)], figures),
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),

@@ -192,7 +192,6 @@ class SuiteFiles:
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
         notes: how values of its cells were chosen, and what came of it; which runs the page leaves out.
-        front: what its rows reach for what they cost.
     """
 
     title: str
@@ -200,7 +199,6 @@ class SuiteFiles:
     headings: Mapping[str, str]
     cells: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
-    front: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -215,7 +213,6 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=[*_choice_notes(found), *_lost_note(found)],
-        front=found.get("front") or {},
     )
 
 

@@ -99,7 +99,6 @@ TRUST = {
     },
     "checks": [{"check": TEXT, "rows": [_ROW]}],
 }
-_POINT = {"curve": TEXT, "name": TEXT, "cost": NUMBER, "mean": FRACTION, "interval?": [FRACTION], "on_front": FLAG}
 SUITE = {
     "title?": TEXT,
     "axes?": [{"name": TEXT}],
@@ -114,7 +113,6 @@ SUITE = {
         }
     ],
     "choose?": {"how": TEXT},
-    "front?": {"cost": TEXT, "reached": TEXT, "points": [_POINT]},
 }
 
 

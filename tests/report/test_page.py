@@ -87,7 +87,7 @@ def comparison_view(text: str) -> dict[str, Any]:
             "judged": True,
             "notes": [text],
         },
-        **dict.fromkeys(("front", "rounds", "classes", "labels"), run["sections"]["results"]["figures"]),
+        **dict.fromkeys(("rounds", "classes", "labels"), run["sections"]["results"]["figures"]),
         "settings": {"names": [text], "columns": [(text, [text])]},
         "recipe": {text: text},
         **{name: run["sections"][name] for name in ("versions", "citations")},
