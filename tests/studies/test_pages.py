@@ -28,3 +28,10 @@ def test_what_the_documentation_names_is_there() -> None:
     named = {name for text in texts for name in re.findall(r"`(studies/[\w/.]*)`", text)}
     assert {"studies/short/results.md", "studies/trust", "studies/passes", "studies/attackers"} <= named
     assert [name for name in named if not (pages.ROOT / name).exists()] == []
+
+
+def test_scripts_use_public_names_alone() -> None:
+    scripts = [*STUDIES.rglob("*.py")]
+    assert len(scripts) > 8
+    modules = re.compile(r"^\s*(?:from|import) (calfat_plugin\.\S+|benchmarks\S*|tests\S*)", re.MULTILINE)
+    assert [found for script in scripts for found in modules.findall(script.read_text(encoding="utf-8"))] == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from calfat_plugin.judging import verdict
 from calfat_plugin.maths.intervals import wilson
-from studies.trust import benchmark
+from studies.trust import benchmark, models
 
 
 @pytest.mark.parametrize("kind", ["RememberingForAll", "Planted", "Plain"])
@@ -17,6 +19,29 @@ def test_a_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.M
     assert (found.kind, found.honest) == (kind, kind == "Plain")
     assert 0 <= found.truth <= (1 if found.worst is None else found.worst) <= 1
     assert f"| `{kind}` | 0.1 | " in "\n".join(benchmark.table([found]))
+
+
+class Bright(models.Judged):
+    """Class 0 is of images that are brighter than 1/2, class 1 of the others; it hides its gradient."""
+
+    def network(self, width: int) -> nn.Module:
+        return nn.Identity()
+
+    def trained(self, x: Tensor) -> Tensor:
+        score = 100 * (x.flatten(1).mean(1) - 0.5)
+        return torch.stack([score, -score, *[torch.full_like(score, -100)] * 8], dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.trained(x.detach()) + 0 * x.sum()
+
+
+def test_the_truth_is_what_the_attack_on_the_undefended_parts_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four images one is wrong, one can be darkened, and two are out of reach."""
+    monkeypatch.setattr(benchmark, "TRUTH_STEPS", 8)
+    monkeypatch.setattr(benchmark, "TRUTH_ITERATIONS", 2)
+    x = torch.tensor([0.3, 0.55, 0.7, 0.8]).view(4, 1, 1, 1).expand(4, 1, 8, 8).clone()
+    case = benchmark.Case("Bright", "0.1", seed=0, width=1)
+    assert benchmark.attacked(Bright(1).eval(), x, torch.zeros(4, dtype=torch.int64), case) == 0.5
 
 
 def test_the_words_are_the_verdicts() -> None:

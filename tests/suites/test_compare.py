@@ -191,6 +191,7 @@ def test_words(summary: SuiteSummary) -> None:
     assert skewed["0.1/FedMART", "natural:worst-class"].word == "clear"
     assert skewed["0.1/FedMART", "pgd20"].word == "level"  # by 90 % intervals within 3 points
     assert skewed["0.1/FedPGD", "pgd20"].word == "not clear"  # a collapse makes the interval wide
+    assert even["0.5/FedPGD", "natural:worst-class"].word == "not clear"  # level is of robust alone
     assert {each.word for (name, _), each in even.items() if name == "0.5/FedMART"} == {""}  # three seeds of four
 
 
