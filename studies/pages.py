@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -40,7 +41,12 @@ def write_tables(page: Path, study: str, tables: Tables) -> None:
 
 def svg(draw: Callable[[Figure], None], file: Path, width: float, height: float) -> None:
     """A figure for pages: the same bytes each time on one machine, with texts as texts."""
-    plain = {"svg.fonttype": "none", "svg.hashsalt": "studies", "axes.spines.top": False, "axes.spines.right": False}
+    plain: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "studies",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
     with rc_context(plain):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)

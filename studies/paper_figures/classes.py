@@ -94,7 +94,7 @@ def one_epoch(recipe: Mapping[str, Any], run: Path, trainer: Any) -> dict[str, A
         "warmup_rounds": 0,
     }
     calfat_section = changed["calfat"]
-    for key in ("clients", "loggers", "plugins", "reported"):
+    for key in ("clients", "loggers", "reported"):
         calfat_section.pop(key, None)
     calfat_section |= {
         "model": {"run": str(run.resolve())},
@@ -110,12 +110,12 @@ def measured(run: Path) -> dict[str, Accuracies]:
     """Method to what the clients' models can do."""
     recipe = calfat.load_run(run).recipe
     own = recipe["calfat"]["trainer"]
-    found = {}
+    found: dict[str, Accuracies] = {}
     for trainer in (own, FEDGAIRAT):
         with TemporaryDirectory() as folder:
             ended = calfat.run(one_epoch(recipe, run, trainer), plugins=__file__, run_dir=Path(folder) / "run")
             clients = ended.results["each-client"].details["clients"]
-        found[trainer["name"]] = {int(client): of for client, of in clients.items()}
+        found[str(trainer["name"])] = {int(client): of for client, of in clients.items()}
     return found
 
 
@@ -164,7 +164,8 @@ def figure(found: Mapping[str, Accuracies], evaluator: str, file: Path) -> None:
     for index, (method, clients) in enumerate(found.items()):
         heights = [100 * value for value in over_clients(clients, evaluator)]
         axes.bar([place + index * thick for place in range(len(heights))], heights, thick, label=method)
-    axes.set_xticks([place + thick * (len(found) - 1) / 2 for place in range(len(heights))], range(len(heights)))
+    middle = thick * (len(found) - 1) / 2
+    axes.set_xticks([place + middle for place in range(len(heights))], [str(label) for label in range(len(heights))])
     axes.set(xlabel="class", ylabel=f"{evaluator} accuracy (%), mean over clients")
     axes.legend()
     drawing.savefig(file)

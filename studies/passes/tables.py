@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -256,7 +257,7 @@ def draw(data: str, cost: str, file: Path) -> None:
         steps = [row.cost(cost) for row in best], [100 * row.mean("autoattack") for row in best]
         axes.plot(*steps, color="#586069", drawstyle="steps-post", linewidth=1, zorder=1)
         for index, method in enumerate(METHODS):
-            style = {"color": pages.COLOURS[index], "marker": pages.MARKERS[index]}
+            style: dict[str, Any] = {"color": pages.COLOURS[index], "marker": pages.MARKERS[index]}
             axes.plot([], [], linestyle="", label=method, **style)
             for row in (row for row in rows(data).values() if row.method == method):
                 mean, (low, high) = row.mean("autoattack"), row.interval or (row.mean("autoattack"),) * 2

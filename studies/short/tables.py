@@ -172,7 +172,7 @@ def shown(of: Study, cell: str, metric: str) -> str:
         for other in of.cells
         if other != cell and other.partition("/")[0] == cell.partition("/")[0]
     ]
-    if all(lead is not None and lead[0] > 1e-9 for lead in others):
+    if others and all(lead is not None and lead[0] > 1e-9 for lead in others):
         mean = f"**{mean}**"
     ends = "" if interval is None else f" [{100 * max(0, interval[0]):.1f}, {100 * min(1, interval[1]):.1f}]"
     return f"{mean} ± {100 * values.std():.2f}{ends}"
@@ -286,8 +286,8 @@ def headline(figure: Figure) -> None:
         axes.set(title=title, xlabel="under AutoAttack (%)", ylim=(0, 100))
         axes.grid(color="#d5dae0")
     figure.axes[0].set_ylabel("worst class, natural (%)")
-    handles = [figure.axes[0].errorbar([], [], linestyle="", **style) for style in styles.values()]
-    figure.legend(handles, styles, loc="outside lower center", ncols=3, fontsize=8)
+    handles: list[Any] = [figure.axes[0].errorbar([], [], linestyle="", **style) for style in styles.values()]
+    figure.legend(handles, list(styles), loc="outside lower center", ncols=3, fontsize=8)
 
 
 def draw(file: Path) -> None:

@@ -273,6 +273,8 @@ class Planted(Judged):
     """
 
     turned: ClassVar[int] = 10
+    w: Tensor
+    t: Tensor
 
     def __init__(self, width: int) -> None:
         super().__init__(width)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +29,14 @@ TINY = {
     "train_args.batch_size": 16,
     "calfat.evaluators": ["natural"],
 }
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result whose accuracies are names."""
+
+    per_class: tuple[str, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +77,26 @@ def test_one_local_epoch_of_a_method_from_the_model_of_the_run(finished: Path) -
     assert "clients" not in changed["calfat"]
     own, trained = calfat.load_model(finished).state_dict(), classes.trained(run=str(finished)).state_dict()
     assert all(torch.equal(own[name], trained[name]) for name in own)
+
+
+def test_a_client_is_measured_by_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the average; and with the run's budget and seed."""
+
+    def evaluate(model: str, data: str, evaluators: Sequence[str], **how: object) -> dict[str, Found]:
+        assert (data, how) == ("test", {"eps": 0.1, "norm": "l2", "step_size": 0.02, "seed": 3})
+        return {name: Found((model,)) for name in evaluators}
+
+    monkeypatch.setattr(classes.calfat, "evaluate", evaluate)
+    monkeypatch.setattr(classes.AttackEvaluator, "evaluate", lambda self, task, label: Found(()))
+    task = SimpleNamespace(
+        model="average",
+        data="test",
+        seed=3,
+        threat=SimpleNamespace(eps=0.1, norm="l2", step_size=0.02),
+        clients=lambda: SimpleNamespace(ids=(0, 2), model=lambda client: f"of {client}"),
+    )
+    found = classes.EachClient(None).evaluate(task, "each-client").details["clients"]
+    assert found == {client: dict.fromkeys(classes.EVALUATORS, (f"of {client}",)) for client in (0, 2)}
 
 
 def test_means_leave_out_classes_without_images() -> None:
