@@ -220,7 +220,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "passes",
         "how often a training image went forward through the network, by the attacks and training steps of all clients "
-        "together ([passes.md](passes.md)). It is what the clients count",
+        "together. It is what the clients count",
         page="passes",
         logged="passes",
         in_results="sum",

@@ -28,7 +28,6 @@ COMMANDS = {
     "download": "Download a published data set.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
-    "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
     "new-plugin": "Write the package of a plugin of your own.",

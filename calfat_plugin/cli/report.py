@@ -6,13 +6,9 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.analyses.tsne import write_tsne
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import warn
-from calfat_plugin.cli.options import trust_option
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.reading import find_runs
-from calfat_plugin.runs.loaded_run import Trust
 
 
 @click.command()
@@ -20,10 +16,8 @@ from calfat_plugin.runs.loaded_run import Trust
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="The page to write; default: report.html in DIR."
 )
-@click.option("--tsne", is_flag=True, help="First compute a t-SNE of each run's penultimate features. Takes a while.")
-@trust_option
 @json_option
-def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, trust: Trust, as_json: bool) -> None:
+def report(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Make one self-contained HTML page.
 
     A run directory gives the page of that run. Several, or a directory with several runs below it such as a suite's,
@@ -32,10 +26,6 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, trust: T
     """
     with json_output(as_json) as show:
         runs = [run for directory in directories for run in find_runs(directory)]
-        if tsne:
-            for run in runs:
-                click.echo(f"t-SNE of {run}")
-                write_tsne(run, warn=warn, trust=trust)
         alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
         page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
         click.echo(f"report: {page}")

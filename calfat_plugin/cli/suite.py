@@ -33,8 +33,8 @@ from calfat_plugin.suites.parse import MAX_SEED
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
-from calfat_plugin.suites.summary import check_versus, summarise
-from calfat_plugin.suites.tables import check_out, markdown, versus_markdown, write_tables
+from calfat_plugin.suites.summary import summarise
+from calfat_plugin.suites.tables import check_out, markdown, write_tables
 from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
@@ -59,9 +59,6 @@ SOME_FAILED = 1
     help="Run only these cells: 'CIFAR-10/CalFAT', 'SVHN/*', or a label: CalFAT. Repeatable.",
 )
 @click.option(
-    "--versus", metavar="LABEL", help="Show how all other rows differ from the rows of this label, such as FedPGD."
-)
-@click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     help="CSV file with a row for each finished run. A run that has a row is finished, wherever it was run.",
@@ -84,7 +81,6 @@ def suite(
     plugins: tuple[Path, ...],
     model_file: tuple[str, ...],
     only: tuple[str, ...],
-    versus: str | None,
     record: Path | None,
     trust: bool,
     out: Path | None,
@@ -104,8 +100,6 @@ def suite(
         check_out(loaded, out)
         if latex_chosen and loaded.choose is None:
             raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")
-        if versus is not None:
-            check_versus(loaded, versus)
         registry = registry_of(loaded, overrides)
         asked = None if seeds is None else _seeds(seeds)
 
@@ -121,12 +115,12 @@ def suite(
             show(_plan_as_json(plan, workers))
             return
         if table:
-            _show_and_write(plan, [], out, latex_chosen, versus, show)
+            _show_and_write(plan, [], out, latex_chosen, show)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, trust, out, latex_chosen, versus, show)
+        _run(now, jobs, workers, trust, out, latex_chosen, show)
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
@@ -147,7 +141,6 @@ def _run(
     trust: bool,
     out: Path | None,
     latex_chosen: bool,
-    versus: str | None,
     show: Callable[[Any], None],
 ) -> None:
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
@@ -174,7 +167,7 @@ def _run(
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, latex_chosen, versus, show)
+    _show_and_write(plan, outcomes, out, latex_chosen, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -269,7 +262,6 @@ def _show_and_write(
     outcomes: list[RunOutcome],
     out: Path | None,
     latex_chosen: bool,
-    versus: str | None,
     show: Callable[[Any], None],
 ) -> None:
     console, summary = verbatim_console(), summarise(plan, outcomes)
@@ -280,8 +272,6 @@ def _show_and_write(
             console.print(remark, soft_wrap=True)
     else:
         click.echo("\n" + markdown(summary))
-    if versus is not None:
-        click.echo("\n" + versus_markdown(summary, versus))
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)

@@ -22,7 +22,7 @@ from calfat_plugin.results import OVERFITTED_ATTACK
 from calfat_plugin.rounds_csv import read_rounds
 
 #: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
-#: :data:`WINDOW` rounds, and a norm's of a single round. docs/attackers.md has the rates of false alarms that these
+#: :data:`WINDOW` rounds, and a norm's of a single round. studies/attackers has the rates of false alarms that these
 #: were chosen for, and how often they name an attacker.
 LARGE, CONTRARY, WINDOW, AT_ONCE = 2.5, -3.0, 10, 10.0
 _FEWEST, _FEWEST_AT_ONCE = 5, 3  # clients of a round; among fewer, nobody can say who is out of proportion

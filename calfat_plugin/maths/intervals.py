@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: of the differences; a fraction for accuracies.
-        interval: Student's, of that mean; None where :func:`student` gives none, and for shares of yes and no.
+        interval: Student's, of that mean; None where :func:`student` gives none.
         seeds: how many pairs.
     """
 
@@ -232,35 +232,22 @@ def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> floa
     return float(ttest_1samp(differences, 0).pvalue)
 
 
-def sign_p_value(wins: int, losses: int) -> float:
-    """Two-sided p-value of the exact sign test, which is McNemar's exact test for pairs of yes and no.
-
-    Args:
-        wins, losses: pairs in which only the one, only the other is so; the other pairs do not count.
-    """
-    from scipy.stats import binomtest
-
-    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-
-
-def holm(p_values: Sequence[float | None], number: int | None = None) -> list[float | None]:
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """p-values adjusted for their number: one below 0.05 may be called significant with all others like it.
 
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
 
     Args:
         p_values: None for a test that was planned and not made, which counts as 1.
-        number: of planned tests, where more were planned than are listed here.
 
     Returns:
         In the same order; None where there was None.
     """
-    number = max(number or 0, len(p_values))
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
     for rank, (p, index) in enumerate(known):
-        highest = max(highest, min(1.0, (number - rank) * p))
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p))
         adjusted[index] = highest
     return adjusted
 
@@ -278,16 +265,3 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
     interval = student(differences, 0.90)
     return interval is not None and -margin < interval.low and interval.high < margin
-
-
-def prediction(values: Sequence[float]) -> Interval | None:
-    """95 % prediction interval: where the value of one further seed lies if values are normal.
-
-    mean ± t std sqrt(1 + 1/n), Student's t with n - 1 degrees of freedom; None where :func:`student` gives none.
-    """
-    found = student(values)
-    if found is None:
-        return None
-    mean = (found.low + found.high) / 2
-    half = (found.high - mean) * math.sqrt(len(values) + 1)  # sqrt(1 + 1/n) / sqrt(1/n)
-    return Interval(mean - half, mean + half)

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
-from calfat_plugin.report.labels import final, listing, on_examples, without_curve
+from calfat_plugin.report.labels import final, on_examples, without_curve
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
@@ -441,12 +440,6 @@ def final_per_class(run: RunFiles) -> Chart | None:
     return per_class("per_class", "Accuracy per class", caption, values, run.class_names, indexes)
 
 
-def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
-    """The worst class of every series, which are means over clients."""
-    worst = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
-    return f"Worst class of the mean: {listing(worst)}." if worst else ""
-
-
 def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The worst and the best class in words; nothing where no class has examples."""
     known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
@@ -514,12 +507,6 @@ def _short(name: str, longest: int = 14) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
-def mean_of(fractions: PerClass) -> float | None:
-    """Unweighted mean over classes that have examples."""
-    known = [value for value in fractions if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 # --- calfat attack: accuracy over eps ---------------------------------------------------------------------------------
 
 _MOST_LEVEL_TICKS = 7
@@ -562,37 +549,3 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     numbers = dict.fromkeys(str(each["num_examples"]) for each in evaluations if "num_examples" in each)
     caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
     return Chart(name, title, caption, 3.4, draw)
-
-
-# --- calfat report --tsne (figure 6 of the paper) ---------------------------------------------------------------------
-
-
-def tsne_chart(content: Mapping[str, Any], name: str = "tsne", of: str = "") -> Chart | None:
-    """A point an example, its class's name at the median of its points.
-
-    Args:
-        of: whose features they are, when there are several on a page.
-    """
-    if not content:
-        return None
-    points: Sequence[Sequence[float]] = content["points"]
-    labels: Sequence[int] = content["labels"]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        dots: dict[str, Any] = {"linestyle": "", "markersize": 3.2, "markeredgewidth": 0, "alpha": 0.75}
-        name: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
-        name["bbox"] = {"boxstyle": "round,pad=0.2", "facecolor": theme.PAPER.light, "alpha": 0.8, "linewidth": 0}
-        for label in sorted(set(labels)):
-            x, y = zip(*(point for point, other in zip(points, labels, strict=True) if other == label), strict=True)
-            axes.plot(x, y, marker=theme.marker(label), color=theme.series(label), **dots)
-            axes.annotate(str(content["class_names"][label]), (median(x), median(y)), **name)
-        axes.set_aspect("equal", adjustable="datalim")
-        axes.set_axis_off()
-
-    caption = (
-        f"{len(points):,} clean test examples, as many of each class as can be; features of checkpoint "
-        f"{content['checkpoint']} (round {content['round']}); perplexity {content['perplexity']:g}, seed "
-        f"{content['seed']}. Distances between far groups mean nothing in t-SNE."
-    )
-    return Chart(name, "t-SNE of penultimate features" + (f": {of}" if of else ""), caption, 4.4, draw)

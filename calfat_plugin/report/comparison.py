@@ -17,9 +17,7 @@ from calfat_plugin.report.charts import (
     drawn,
     label_distribution,
     per_class,
-    tsne_chart,
 )
-from calfat_plugin.report.front import front_chart
 from calfat_plugin.report.labels import (
     MORE,
     WORST_DEFINED,
@@ -298,10 +296,6 @@ def comparison_page(
         for run in group.runs
     }
     columns = differences(groups)
-    features = (
-        tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
-        for index, group in enumerate(groups)
-    )
     return render_page(
         "comparison.html",
         title=title,
@@ -310,11 +304,9 @@ def comparison_page(
         figures=figures.name,
         sections={
             "results": {**results_table(groups, suite), "notes": notes},
-            "front": drawn([front_chart(suite.front)], figures),
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),
-            "features": drawn(features, figures),
             "settings": columns and {"names": [group.name for group in groups], "columns": columns},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),

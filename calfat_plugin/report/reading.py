@@ -20,15 +20,11 @@ from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
-PER_CLASS = "per_class.json"
-TSNE = "tsne.json"
 ATTACKS = "attacks"
 SUITE = "suite.json"
 _FILES = {  # JSON beside results.json, each a field of RunFiles
     "environment": shapes.ENVIRONMENT,
     "partition": shapes.PARTITION,
-    "per_class": shapes.PER_CLASS_FILE,
-    "tsne": shapes.TSNE,
     "profile": shapes.PROFILE,
     "trust": shapes.TRUST,
 }
@@ -43,8 +39,6 @@ class RunFiles:
         recipe: as run; a plugin of it that is not installed has untyped options.
         rounds: a row a round: column to number; None where nothing was measured.
         results: ``results.json``; empty while the run is not finished.
-        per_class: ``per_class.json``, made by ``calfat per-class``.
-        tsne: ``tsne.json``, made by ``calfat report --tsne``.
         profile: ``profile.json``, made by ``calfat run --profile``.
         trust: ``trust.json``, made by ``calfat trust``.
         attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
@@ -57,8 +51,6 @@ class RunFiles:
     results: Mapping[str, Any]
     environment: Mapping[str, Any]
     partition: Mapping[str, Any]
-    per_class: Mapping[str, Any]
-    tsne: Mapping[str, Any]
     profile: Mapping[str, Any]
     trust: Mapping[str, Any] = field(default_factory=dict)
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -87,7 +79,7 @@ class RunFiles:
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; their numbers where no name is known."""
-        names = self.partition.get("class_names") or self.per_class.get("class_names")
+        names = self.partition.get("class_names")
         if names:
             return tuple(map(str, names))
         counted = next((e["per_class"] for e in self.evaluations if e.get("per_class")), ())
@@ -189,31 +181,6 @@ def _check_sizes(run: RunFiles) -> None:
         if found.get("per_class") and len(found["per_class"]) != number:
             what = f"has {len(found['per_class'])} entries for {number} classes"
             damaged(run.path / "results.json", f"evaluations[{index}].per_class", what)
-    if run.per_class:
-        _check_per_class(run.per_class, run.path / "per_class.json")
-    if run.tsne:
-        _check_tsne(run.tsne, run.path / "tsne.json")
-
-
-def _check_per_class(content: Mapping[str, Any], path: Path) -> None:
-    methods, number = content["methods"], len(content["class_names"])
-    if not methods or len({len(clients) for clients in methods.values()}) > 1:
-        damaged(path, "methods", "is empty, or has methods of different numbers of clients")
-    for method, clients in methods.items():
-        for index, client in enumerate(clients):
-            for label in content["evaluators"]:
-                found, where = client.get(label), f"methods.{method}[{index}].{label}"
-                check_shape(found, [shapes.PER_CLASS], path, where)
-                if len(found) != number:
-                    damaged(path, where, f"has {len(found)} entries for {number} classes")
-
-
-def _check_tsne(content: Mapping[str, Any], path: Path) -> None:
-    points, labels = content["points"], content["labels"]
-    if not points or len(points) != len(labels) or any(len(point) != 2 for point in points):
-        damaged(path, "points", f"has {len(points)} entries for {len(labels)} labels, or not two numbers each")
-    if max(labels) >= len(content["class_names"]):
-        damaged(path, "labels", f"goes up to {max(labels)}, but there are {len(content['class_names'])} classes")
 
 
 @dataclass(frozen=True)
@@ -225,7 +192,6 @@ class SuiteFiles:
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
         notes: how values of its cells were chosen, and what came of it; which runs the page leaves out.
-        front: what its rows reach for what they cost.
     """
 
     title: str
@@ -233,7 +199,6 @@ class SuiteFiles:
     headings: Mapping[str, str]
     cells: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
-    front: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -248,7 +213,6 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=[*_choice_notes(found), *_lost_note(found)],
-        front=found.get("front") or {},
     )
 
 

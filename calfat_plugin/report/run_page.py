@@ -12,7 +12,6 @@ from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
 from calfat_plugin.report.charts import (
     Chart,
-    PerClass,
     drawn,
     eps_chart,
     final_per_class,
@@ -21,12 +20,8 @@ from calfat_plugin.report.charts import (
     learning_curves,
     learning_rate,
     losses,
-    mean_of,
     name_rows,
     own_metrics,
-    per_class,
-    spread_sentence,
-    tsne_chart,
 )
 from calfat_plugin.report.comparison import reported_of
 from calfat_plugin.report.groups import group_curves, groups_table, ranges, with_groups
@@ -78,8 +73,6 @@ def run_page(run: RunFiles, figures: Path) -> str:
             ),
             "attacks": attacks_view(run.attacks, figures),
             "trust": trust_view(run.trust, figures),
-            "per-class": per_class_view(run.per_class, figures),
-            "features": drawn([tsne_chart(run.tsne)], figures),
             "time": [
                 (title, [("\N{NO-BREAK SPACE}" * 3 * row.depth + row.name, "", cells(row)) for row in rows])
                 for title, rows in spending(run.profile)
@@ -251,50 +244,6 @@ def evaluation_row(
         f"{float(evaluation.get('seconds') or 0):.1f}",
     ]
     return str(evaluation["label"]), labels.budget(evaluation.get("settings") or {}), numbers
-
-
-# --- calfat per-class (methods.md 12.1: Table 4, figures 3 and 5 of the paper) ----------------------------------------
-
-_MANY_CLASSES = 24
-
-
-def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | None:
-    """What the page shows of ``per_class.json``; None where the protocol has not been run."""
-    if not content:
-        return None
-    methods: Mapping[str, Sequence[Mapping[str, Any]]] = content["methods"]
-    classes = [str(name) for name in content["class_names"]]
-    shown = len(classes) if len(classes) <= _MANY_CLASSES else 0  # columns of classes, while they fit on a page
-    charts, tables = [], []
-    for number, label in enumerate(map(str, content["evaluators"]), start=1):
-        title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
-        if label != NATURAL and "format" not in content:  # of a version that counted as the release does
-            title += " (release)"
-        found = {method: [client[label] for client in clients] for method, clients in methods.items()}
-        means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
-        caption = spread_sentence(means, classes)
-        name = f"clients_{number}"  # of files, and a label may hold a slash
-        charts.append(per_class(name, f"{title} per class, mean over clients", caption, means, classes))
-        blocks = []
-        for index, client in enumerate(next(iter(methods.values()))):
-            rows = [_row(method, of[index], shown) for method, of in found.items()]
-            blocks.append({"whose": f"client {client['client']}", "rows": rows})
-        blocks.append({"whose": "mean", "rows": [_row(method, mean, shown) for method, mean in means.items()]})
-        tables.append({"title": title, "blocks": blocks})
-    return {
-        "checkpoint": content["checkpoint"],
-        "round": content["round"],
-        "methods": labels.listing(list(methods)),
-        "classes": classes[:shown],
-        "figures": drawn(charts, figures),
-        "tables": tables,
-    }
-
-
-def _row(method: str, fractions: PerClass, shown: int) -> dict[str, Any]:
-    """A method's accuracies: (number, strength of its tint in percent) for each class, and their mean."""
-    cells = [(bare_percent(value, 1), f"{38 * (value or 0.0):.0f}") for value in fractions[:shown]]
-    return {"method": method, "cells": cells, "mean": bare_percent(mean_of(fractions))}
 
 
 # --- the verdict of calfat trust --------------------------------------------------------------------------------------

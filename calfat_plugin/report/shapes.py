@@ -75,21 +75,6 @@ _SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
 _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
 PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
-PER_CLASS_FILE = {
-    "checkpoint": TEXT,
-    "round": COUNT,
-    "class_names": [TEXT],
-    "evaluators": [TEXT],
-    "methods": {"*": [{"client": COUNT}]},
-}
-TSNE = {
-    **dict.fromkeys(("round", "seed"), COUNT),
-    "checkpoint": TEXT,
-    "perplexity": NUMBER,
-    "class_names": [TEXT],
-    "labels": [COUNT],
-    "points": [[NUMBER]],
-}
 ATTACKS = {
     "format?": COUNT,
     "checkpoint?": TEXT,
@@ -114,7 +99,6 @@ TRUST = {
     },
     "checks": [{"check": TEXT, "rows": [_ROW]}],
 }
-_POINT = {"curve": TEXT, "name": TEXT, "cost": NUMBER, "mean": FRACTION, "interval?": [FRACTION], "on_front": FLAG}
 SUITE = {
     "title?": TEXT,
     "axes?": [{"name": TEXT}],
@@ -129,7 +113,6 @@ SUITE = {
         }
     ],
     "choose?": {"how": TEXT},
-    "front?": {"cost": TEXT, "reached": TEXT, "points": [_POINT]},
 }
 
 

@@ -31,8 +31,6 @@ Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
 LAST = "last"
-#: What to do where an analysis cannot write to the directory of the run that it is about.
-IN_THE_RUN = "the results go into the run. Change its permissions, or give a copy of it."
 _OTHERWISE = (
     "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
 )
@@ -158,11 +156,10 @@ class LoadedRun:
             return load_checkpoint(self.weights)
         return Snapshot(0, _read_weights(self.weights)), {}
 
-    def model(self, variant: Experiment | None = None, images: ImageShape | None = None) -> nn.Module:
+    def model(self, images: ImageShape | None = None) -> nn.Module:
         """A model with the weights, in evaluation mode on ``device``.
 
         Args:
-            variant: another experiment, whose trainer may adapt the architecture; None: the run's own.
             images: which it shall take; None: those of the run.
 
         Raises:
@@ -170,15 +167,15 @@ class LoadedRun:
         """
         from calfat_plugin.maths.averaging import check_update
 
-        experiment = variant or self.experiment
-        model = experiment.build_model(images or self.images, experiment.build_trainer())
+        model = self.experiment.build_model(images or self.images, self.experiment.build_trainer())
         state = self.checkpoint[0].global_state
         try:
             check_update(state, dict(model.state_dict()), who="the file")
         except UpdateError as error:
-            what = f"'{experiment.model.name}'" + (f" as '{variant.trainer.label}' trains it" if variant else "")
             end = "" if str(error).endswith("?") else "."
-            raise ModelError(f"{self.weights}: these are not weights of the model {what}: {error}{end}") from None
+            raise ModelError(
+                f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {error}{end}"
+            ) from None
         model.load_state_dict(dict(state))
         return model.to(self.device).eval()
 

@@ -23,7 +23,6 @@ from calfat_plugin.suites.schema import (
     Axes,
     Choose,
     Compare,
-    Front,
     Grid,
     Reported,
     Selector,
@@ -33,7 +32,7 @@ from calfat_plugin.suites.schema import (
     slug,
 )
 
-STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "front", "reported", "skip")
+STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "reported", "skip")
 MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
 NO_METRIC = "'{}' is not among the suite's metrics."
 _REPORTED_KEYS = ("source", "percent", "tolerance")
@@ -97,7 +96,6 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
         metrics=metrics,
         choose=parse_choose(document, axes, tuple(settings)),
         compare=_compare(document, axes, list(metrics)),
-        front=_front(document, axes, metrics),
         reported=reported,
         tolerance=tolerance,
         skip=_skip(document, axes),
@@ -238,43 +236,17 @@ def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare 
     if document.get(path) is None:
         return None
     compare = options_at(document, path, Compare)
-    labels = next((list(variants) for variants in axes.values() if compare.row in variants), None)
-    if labels is None:
-        every = [label for variants in axes.values() for label in variants]
+    every = [label for variants in axes.values() for label in variants]
+    if compare.row not in every:
         hint = did_you_mean(compare.row, every) or f" Labels: {', '.join(every)}."
         raise document.error((*path, "row"), f"no row has the label '{compare.row}'.{hint}")
-    for key in ("exchange", "lead_over"):
-        label = getattr(compare, key)
-        if label is not None and (label not in labels or label == compare.row):
-            others = [other for other in labels if other != compare.row]
-            hint = did_you_mean(label, others) or f" Expected one of: {', '.join(others)}."
-            raise document.error((*path, key), f"got '{label}', which is no other label of the same axis.{hint}")
-    needed = {"metrics": compare.metrics}
-    of_natural = (compare.exchange, compare.lead_over, compare.collapsed)  # the last may be 0
-    needed |= {"natural": (compare.natural,)} if any(each is not None for each in of_natural) else {}
-    needed |= {"robust": (compare.robust,)} if compare.exchange or compare.level else {}
-    for key, named in needed.items():
-        for metric in named:
-            _check_known(document, (*path, key), metric, metrics, NO_METRIC.format(metric))
+    for metric in compare.metrics:
+        _check_known(document, (*path, "metrics"), metric, metrics, NO_METRIC.format(metric))
     if twice := next((metric for metric in compare.metrics if compare.metrics.count(metric) > 1), None):
         raise document.error((*path, "metrics"), f"the metric '{twice}' is listed twice; keep one.")
     if compare.level is not None and compare.robust not in compare.metrics:
         raise document.error((*path, "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
-    other_axes = [variants for variants in axes.values() if compare.row not in variants]
-    if compare.lead_over is not None and [len(variants) for variants in other_axes] != [2]:
-        raise document.error((*path, "lead_over"), "this needs one other axis with two labels.")
     return compare
-
-
-def _front(document: Document, axes: Axes, metrics: Mapping[str, str]) -> Front | None:
-    path: KeyPath = ("front",)
-    if document.get(path) is None:
-        return None
-    front = options_at(document, path, Front)
-    for key, metric in (("cost", front.cost), ("reached", front.reached)):
-        _check_known(document, (*path, key), metric, metrics, NO_METRIC.format(metric))
-    _check_known(document, (*path, "curve"), front.curve, axes, f"'{front.curve}' is no axis of the suite.")
-    return front
 
 
 def _skip(document: Document, axes: Axes) -> dict[Selector, str]:

@@ -223,20 +223,11 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
             raise in_cell(suite.document.error(("reported",), what), name, suite)
         if label not in measured and (problem := _problem_of_metric(label, experiment, accuracies, measured)):
             raise in_cell(suite.document.error(("metrics",), problem), name, suite)
-    for path, label in _in_percent(suite):
+    for label in suite.compare.metrics if suite.compare is not None else ():
         if label in measured and label not in accuracies:
             what = f"'{label}' is no accuracy, which is wanted here."
             what += f" Name the metric of an evaluator: {listed(accuracies)}."
-            raise in_cell(suite.document.error(path, what), name, suite)
-
-
-def _in_percent(suite: Suite) -> Iterator[tuple[KeyPath, str]]:
-    """(its place, the metric) of those that planned comparisons and the figure of accuracy against cost show."""
-    if suite.compare is not None:
-        yield from ((("compare", "metrics"), label) for label in suite.compare.metrics)
-        yield from ((("compare", key), getattr(suite.compare, key)) for key in ("natural", "robust"))
-    if suite.front is not None:
-        yield ("front", "reached"), suite.front.reached
+            raise in_cell(suite.document.error(("compare", "metrics"), what), name, suite)
 
 
 def _problem_of_metric(metric: str, experiment: Experiment, accuracies: Sequence[str], measured: Sequence[str]) -> str:

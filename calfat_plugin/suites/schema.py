@@ -147,33 +147,10 @@ class Compare:
 
     row: str = option(help="label of the row that all other rows are compared with")
     metrics: tuple[str, ...] = option(help="metrics of the suite that are compared")
-    natural: str = option("natural", help="the metric with the accuracy on clean images")
-    robust: str = option("autoattack", help="the metric with the robust accuracy")
+    robust: str = option("autoattack", help="the metric that 'level' is about")
     level: float | None = option(
         None, low=0, open_low=True, help="largest difference in 'robust' that counts as none", unit="points"
     )
-    exchange: str | None = option(
-        None,
-        help="label of a row that is not compared, such as standard training: 'natural' is then also compared at equal "
-        "'robust', which is exchanged for natural accuracy by answering a share of the images as that row does",
-    )
-    collapsed: float | None = option(
-        None, low=0, high=100, help="runs with at most this in 'natural' are counted, and compared", unit="percent"
-    )
-    lead_over: str | None = option(
-        None,
-        help="label of a row: whether the lead over it in 'natural' is larger at the first than at the second label of "
-        "the other axis",
-    )
-
-
-@dataclass(frozen=True)
-class Front:
-    """The section ``front`` of a suite: a figure of what each row reaches for what it costs."""
-
-    cost: str = option(help="metric of the suite that counts a cost, such as passes")
-    reached: str = option(help="metric of the suite that is an accuracy")
-    curve: str = option(help="axis whose labels are told apart by colour")
 
 
 @dataclass(frozen=True)
@@ -193,7 +170,6 @@ class Suite:
             (``pgd20:worst-class``), or a plugin's figure (``train/margin``, ``pgd20/ece``), to the column's heading.
         choose: how values of each cell are chosen before its runs; None: as the suite says.
         compare: the comparisons that are planned; None: none are.
-        front: the figure of accuracy against cost; None: there is none.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
         skip: cells that are not run, with the reason that the table shows.
@@ -213,7 +189,6 @@ class Suite:
     metrics: Mapping[str, str]
     choose: Choose | None = None
     compare: Compare | None = None
-    front: Front | None = None
     reported: Mapping[str, Reported] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)
     skip: Mapping[Selector, str] = field(default_factory=dict)

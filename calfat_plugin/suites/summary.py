@@ -1,5 +1,5 @@
-"""What a suite has measured so far: means over seeds with their intervals, compared with each other, with a row that
-the user names, and with published numbers."""
+"""What a suite has measured so far: means over seeds with their intervals, compared with each other and with published
+numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calfat_plugin.errors import OptionError, did_you_mean
 from calfat_plugin.maths.intervals import (
     Difference,
     Score,
@@ -16,10 +15,9 @@ from calfat_plugin.maths.intervals import (
     is_level,
     paired,
     paired_p_value,
-    sign_p_value,
     with_rivals,
 )
-from calfat_plugin.report.labels import differing, problem_of
+from calfat_plugin.report.labels import problem_of
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
 from calfat_plugin.runs.directory import RunDirectory
@@ -235,71 +233,10 @@ def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:
     return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))
 
 
-# --- a row that the user names ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A row beside the named one of the same other labels.
-
-    Attributes:
-        row: what is compared.
-        differences: the row minus the named one, paired over seeds, by metric; None where they share no seed.
-        unlike: keys of the recipe that differ although numbers compare only where they agree: data, partition, model,
-            clients, threat model, evaluators.
-    """
-
-    row: CellSummary
-    differences: dict[str, Difference | None]
-    unlike: tuple[str, ...]
-
-
-def check_versus(suite: Suite, label: str) -> None:
-    """Whether the suite has rows of this label.
-
-    Raises:
-        OptionError: it has none.
-    """
-    labels = [each for variants in suite.axes.values() for each in variants]
-    if label not in labels:
-        hint = did_you_mean(label, labels) or f" Labels: {', '.join(dict.fromkeys(labels))}."
-        raise OptionError(f"--versus '{label}': no row of {suite.document.file} has this label.{hint}")
-
-
-def versus(summary: SuiteSummary, label: str) -> Iterator[Beside]:
-    """The other rows, each compared with the row that has ``label`` on that axis and its own labels on all others.
-
-    Unlike the comparison with the best row, this also compares rows of different problems: the user asked for it.
-
-    Args:
-        summary: what was measured.
-        label: of any axis; see :func:`check_versus`.
-    """
-    axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if label in variants)
-    rows = {cell.cell.labels: cell for cell in summary.cells}
-    for labels, row in rows.items():
-        wanted = (*labels[:axis], label, *labels[axis + 1 :])
-        named = rows[wanted]
-        if row is not named:
-            differences = {
-                metric: paired(score.by_seed, named.scores[metric].by_seed) if score.is_accuracy else None
-                for metric, score in row.scores.items()
-            }
-            yield Beside(row, differences, _unlike(row, named))
-
-
-def _unlike(one: CellSummary, other: CellSummary) -> tuple[str, ...]:
-    recipes = [cell.cell.experiment.as_run() for cell in (one, other) if cell.cell.experiment is not None]
-    evaluators = "calfat.evaluators"
-    return tuple(differing([{**problem_of(recipe), evaluators: recipe["calfat"]["evaluators"]} for recipe in recipes]))
-
-
 # --- planned comparisons: the section ``compare``, one row against all others, corrected for their number -------------
 
 SIGNIFICANT = 0.05
-AT_EQUAL, COLLAPSED, LEAD = "natural at equal {}", "collapsed", "lead in {}, {} minus {}"
-NO_ROBUSTNESS, TOO_FEW = "no robustness to exchange", "too few seeds"
-BySeed = Mapping[int, float]
+TOO_FEW = "too few seeds"
 
 
 @dataclass(frozen=True)
@@ -308,7 +245,7 @@ class Compared:
 
     Attributes:
         row: the other row.
-        endpoint: what is compared: a metric's label, or a name such as ``natural at equal autoattack``.
+        endpoint: the label of the metric that is compared.
         difference: the named row minus the other, paired over seeds; None where they share no seed.
         p_value: of the paired test; None where it cannot be made, or not yet.
         adjusted: the same after Holm over the family.
@@ -338,18 +275,14 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
     """The comparisons of each family, in the order of the table: one family for each label of the other axes.
 
     A family is corrected for all comparisons that were planned, those included that cannot be made yet, but not those
-    of skipped rows, which are never run. The last list, if the suite plans it, has the difference of the leads in two
-    families, which is a test of its own.
+    of skipped rows, which are never run.
     """
     plan = summary.suite.compare
     if plan is None:
         return
-    families = _families(summary, plan)
-    for rows in families.values():
+    for rows in _families(summary, plan).values():
         if plan.row in rows and (family := _family(summary, plan, rows)):
             yield family
-    if plan.lead_over is not None and all({plan.row, plan.lead_over} <= rows.keys() for rows in families.values()):
-        yield [_lead(summary, plan, families)]
 
 
 def _families(summary: SuiteSummary, plan: Compare) -> dict[tuple[str, ...], dict[str, CellSummary]]:
@@ -376,85 +309,20 @@ def _of_seeds(row: CellSummary, seeds: Collection[int]) -> CellSummary:
 
 
 def _family(summary: SuiteSummary, plan: Compare, rows: Mapping[str, CellSummary]) -> list[Compared]:
-    seeds = summary.suite.seeds
     found = [
-        compared
+        _compared(summary, plan, rows[plan.row], row, metric)
         for label, row in rows.items()
-        if label not in (plan.row, plan.exchange)
-        for compared in _pair(plan, seeds, rows[plan.row], row, rows.get(plan.exchange or ""))
+        if label != plan.row
+        for metric in plan.metrics
     ]
     adjusted = holm([each.p_value for each in found])
     return [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
 
 
-def _pair(
-    plan: Compare, seeds: Sequence[int], one: CellSummary, other: CellSummary, exchange: CellSummary | None
-) -> Iterator[Compared]:
-    """All comparisons of two rows of a family."""
-    for metric in plan.metrics:
-        yield _compared(other, metric, one.scores[metric].by_seed, other.scores[metric].by_seed, seeds, plan)
-    if exchange is not None:
-        gain = dict(_at_equal_robustness(plan, one, other, exchange))
-        compared = _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
-        robust = other.scores[plan.robust].by_seed
-        yield replace(compared, why_none=NO_ROBUSTNESS) if any(robust.get(seed) == 0 for seed in seeds) else compared
-    if plan.collapsed is not None:
-        fell = [
-            {seed: float(value <= plan.collapsed / 100) for seed, value in row.scores[plan.natural].by_seed.items()}
-            for row in (one, other)
-        ]
-        pairs = [(fell[0][seed], fell[1][seed]) for seed in fell[0] if seed in fell[1]]
-        wins, losses = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
-        p_value = sign_p_value(wins, losses) if _all_there(seeds, *fell) else None
-        difference = paired(*fell)
-        # Of -1, 0 and 1 Student's interval is none: over ten pairs of zeros it would be [0, 0].
-        yield Compared(other, COLLAPSED, difference and difference._replace(interval=None), p_value)
-
-
-def _compared(
-    other: CellSummary, endpoint: str, one: BySeed, two: BySeed, seeds: Sequence[int], plan: Compare
-) -> Compared:
-    there = _all_there(seeds, one, two)
+def _compared(summary: SuiteSummary, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
+    one, two = (each.scores[metric].by_seed for each in (row, other))
+    there = all(seed in of for of in (one, two) for seed in summary.suite.seeds)
     p_value = paired_p_value(one, two) if there else None
-    level = endpoint == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
+    level = metric == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
     why_none = TOO_FEW if there and p_value is None else ""
-    return Compared(
-        other, endpoint, paired(one, two), p_value, is_level=p_value is not None and level, why_none=why_none
-    )
-
-
-def _at_equal_robustness(
-    plan: Compare, one: CellSummary, other: CellSummary, exchange: CellSummary
-) -> Iterator[tuple[int, float]]:
-    """(seed, the natural accuracy that ``one`` has more, at the robustness of ``one``).
-
-    A model can be exchanged for one that answers a random share of the images as ``exchange`` does, whose robustness is
-    taken as none: natural accuracy grows by ``rate`` for each point of robustness that is given up. A seed is left out
-    where ``other`` has no robustness to exchange.
-    """
-    natural = [row.scores[plan.natural].by_seed for row in (one, other, exchange)]
-    robust = [row.scores[plan.robust].by_seed for row in (one, other)]
-    for seed in natural[0]:
-        if all(seed in values for values in (*natural, *robust)) and robust[1][seed]:
-            rate = (natural[2][seed] - natural[1][seed]) / robust[1][seed]
-            yield seed, natural[0][seed] - natural[1][seed] + rate * (robust[0][seed] - robust[1][seed])
-
-
-def _lead(
-    summary: SuiteSummary, plan: Compare, families: Mapping[tuple[str, ...], Mapping[str, CellSummary]]
-) -> Compared:
-    """The named row's lead in natural accuracy in the first family minus that in the second, seed by seed."""
-    named, rival = plan.row, plan.lead_over or ""
-
-    def lead(rows: Mapping[str, CellSummary]) -> BySeed:
-        one, other = (rows[label].scores[plan.natural].by_seed for label in (named, rival))
-        return {seed: value - other[seed] for seed, value in one.items() if seed in other}
-
-    (first, here), (second, there) = families.items()
-    endpoint = LEAD.format(plan.natural, "/".join(first), "/".join(second))
-    compared = _compared(here[rival], endpoint, lead(here), lead(there), summary.suite.seeds, plan)
-    return replace(compared, adjusted=compared.p_value)
-
-
-def _all_there(seeds: Sequence[int], *values: BySeed) -> bool:
-    return all(seed in of for of in values for seed in seeds)
+    return Compared(other, metric, paired(one, two), p_value, is_level=p_value is not None and level, why_none=why_none)

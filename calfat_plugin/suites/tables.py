@@ -19,10 +19,8 @@ from calfat_plugin.report.labels import WORST_DEFINED, partition_note
 from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.results import WORST, evaluator_of
-from calfat_plugin.suites.front import as_json as front_as_json
-from calfat_plugin.suites.front import points as front_of
 from calfat_plugin.suites.schema import Choose, Suite
-from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons, versus
+from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
@@ -40,10 +38,8 @@ DIFFERENCES = (
 )
 PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
-    "corrected; none of collapsed runs) and p-values (paired t test; for collapsed runs, McNemar's exact test), "
-    "corrected after Holm within each family."
+    "corrected) and p-values (paired t test), corrected after Holm within each family."
 )
-FRONT = "No row with at most as many {} has more {} than these."
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -164,20 +160,9 @@ def markdown(summary: SuiteSummary) -> str:
     compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
     rows = [[*cell.cell.labels, count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
     text += f"\n{_pipe_table(summary, [*summary.suite.axes], rows)}\n{DIFFERENCES}\n" if rows else ""
-    text += _planned(summary) + _front(summary)
+    text += _planned(summary)
     remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
-
-
-def versus_markdown(summary: SuiteSummary, label: str) -> str:
-    """A pipe table of the differences of the other rows to those of ``label``, and which are of another problem."""
-    compared = list(versus(summary, label))
-    differences = [[paired_points(of) or NOTHING for of in each.differences.values()] for each in compared]
-    rows = [[*each.row.cell.labels, count(each.row), *of] for each, of in zip(compared, differences, strict=True)]
-    unlike = [f"{each.row.cell.name} ({', '.join(each.unlike)})" for each in compared if each.unlike]
-    text = f"Each row minus {label}, in points with 95 % intervals (Student's), paired over the seeds that both have."
-    text += f" Measured on another problem: {'; '.join(unlike)}." if unlike else ""
-    return f"{_pipe_table(summary, [*summary.suite.axes], rows)}\n{_in_markdown(text)}\n"
 
 
 def _planned(summary: SuiteSummary) -> str:
@@ -191,18 +176,6 @@ def _planned(summary: SuiteSummary) -> str:
     ]
     level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
     return f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n" + "".join(f"\n{table}" for table in tables)
-
-
-def _front(summary: SuiteSummary) -> str:
-    """The rows that nothing cheaper beats, from cheap to dear; empty where the suite asks for no such figure."""
-    front, best = summary.suite.front, [point for point in front_of(summary) if point.on_front]
-    if front is None or not best:
-        return ""
-    headings = [summary.suite.metrics[metric] for metric in (front.cost, front.reached)]
-    rows = [
-        [", ".join(filter(None, (each.curve, each.name))), f"{each.cost:.4g}", _in_text(each.reached)] for each in best
-    ]
-    return f"\n{_in_markdown(FRONT.format(*headings))}\n\n{_pipes(['row'], headings, rows)}"
 
 
 def _compared(one: Compared) -> list[str]:
@@ -446,7 +419,6 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds; "
         "interval is a 95 % interval",
         **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
-        **({"front": front_as_json(suite.front, suite.metrics, front_of(summary))} if suite.front else {}),
         "cells": [_cell_as_json(cell) for cell in summary.cells],
         **({"comparisons": [[*map(_compared_as_json, of)] for of in comparisons(summary)]} if suite.compare else {}),
         "calfat_plugin": __version__,

@@ -9,20 +9,22 @@ from statistics import stdev
 import numpy as np
 from scipy import stats
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+STUDIES = Path(__file__).parents[1]
+SHORT = ("CalFAT, the paper's constants", "FedPGD")
+METHODS = ("CalFAT", "FedPGD")
 POWER, SIZE = 0.8, 0.05
 ENDPOINTS = {"autoattack": 3.0, "natural:worst-class": 8.0}  # points to be found
 ROWS = {
-    "Fashion-MNIST, short study": ("study_fmnist_runs.csv", "0.1/{}", ("CalFAT, the paper's constants", "FedPGD")),
-    "Fashion-MNIST, free, 30 rounds": ("passes_fmnist.csv", "{}/free, 4 replays/30 rounds", ("CalFAT", "FedPGD")),
-    "digits, short study": ("study_digits_runs.csv", "0.1/{}", ("CalFAT, the paper's constants", "FedPGD")),
-    "digits, free, 40 rounds": ("passes_digits.csv", "{}/free, 4 replays/40 rounds", ("CalFAT", "FedPGD")),
+    "Fashion-MNIST, short study": ("short/study_fmnist_runs.csv", "0.1/{}", SHORT),
+    "Fashion-MNIST, free, 30 rounds": ("passes/passes_fmnist.csv", "{}/free, 4 replays/30 rounds", METHODS),
+    "digits, short study": ("short/study_digits_runs.csv", "0.1/{}", SHORT),
+    "digits, free, 40 rounds": ("passes/passes_digits.csv", "{}/free, 4 replays/40 rounds", METHODS),
 }
 
 
 def differences(record: str, cell: str, methods: tuple[str, str], metric: str) -> list[float]:
     """CalFAT minus FedPGD in points, for each pair that both have."""
-    with (RESULTS / record).open(newline="", encoding="utf-8") as file:
+    with (STUDIES / record).open(newline="", encoding="utf-8") as file:
         runs = [row for row in csv.DictReader(file) if not row["tried"]]
     one, two = (
         {row["seed"]: 100 * float(row[metric]) for row in runs if row["cell"] == cell.format(name)} for name in methods

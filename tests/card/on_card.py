@@ -399,7 +399,6 @@ def test_a_recipe_and_what_is_asked_of_its_run(
         command("run", "tiny.yaml", "--run-dir", "card", "--profile")
         command("run", "tiny.yaml", "--run-dir", "card", "--resume", "--set", "train_args.comm_round=3")
         command("attack", "card", "--attacks", "fgsm", "--examples", "10")
-        command("per-class", "card")
         command("trust", "card", "--examples", "6", "--full")
     command("run", "tiny.yaml", "--run-dir", "cpu", "--set", "train_args.comm_round=3", *ON_CPU)
     found, expected = map(Path, ("card", "cpu"))

@@ -70,7 +70,7 @@ def test_a_path_that_is_too_long_is_refused(path: str) -> None:
     for command in ("check", "run", "suite"):
         assert calfat(command, path) == refused(f"{SHORT}: cannot be read (File name too long).")
     why = f"{SHORT}: cannot be used (File name too long). Check this path and its permissions."
-    for command in ("report", "attack", "per-class"):
+    for command in ("report", "attack"):
         assert calfat(command, path) == refused(why)
     assert calfat("run", str(RECIPE), "--run-dir", path) == refused(why)
 
@@ -326,12 +326,11 @@ AGAIN = {
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(
     ("command", "part"),
-    [("attack", "measure"), ("attack", "planned"), ("trust", "examine"), ("per-class", "compare_per_class")],
+    [("attack", "measure"), ("attack", "planned"), ("trust", "examine")],
 )
 def test_a_polite_kill_ends_what_works_long_as_ctrl_c_does(command: str, part: str, name: str) -> None:
     model = ["--model", "cnn_small", "--weights", "w.pt", "--dataset", "digits"]
     Path("w.pt").write_bytes(b"")
-    program = KILLED.format(signal=name, module=command.replace("-", "_"), part=part)
-    ended = python(program, command, *(["run"] if command == "per-class" else model))
+    ended = python(KILLED.format(signal=name, module=command, part=part), command, *model)
     again = "" if part == "planned" else AGAIN.get(command, "")
     assert ended == Ended(130, "", f"error: stopped.\n{again}")

@@ -230,7 +230,7 @@ def forget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = "if you trust it, add --trust-plugins"
-COMMANDS = (("attack", "run"), ("trust", "run"), ("per-class", "run"), ("report", "run", "--tsne"))
+COMMANDS = (("attack", "run"), ("trust", "run"))
 
 
 @pytest.mark.usefixtures("strangers_run")
@@ -256,7 +256,7 @@ def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(command: tu
     ("command", "way"),
     [
         *((command, "flag") for command in COMMANDS),
-        *((command, "plugin") for command in COMMANDS if command[0] != "report"),
+        *((command, "plugin") for command in COMMANDS),
         *((command, "known") for command in COMMANDS),
     ],
     ids=lambda each: each if isinstance(each, str) else each[0],

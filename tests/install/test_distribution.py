@@ -70,7 +70,18 @@ def test_the_sdist_has_what_its_tests_and_make_need(dist: Path) -> None:
         "setup.cfg",
         "pyproject.toml",
     )
-    folders = ("docs", "examples", "recipes", "suites", "tests", "benchmarks", "build_backend", "calfat_plugin", ".ci")
+    folders = (
+        "docs",
+        "examples",
+        "recipes",
+        "studies",
+        "suites",
+        "tests",
+        "benchmarks",
+        "build_backend",
+        "calfat_plugin",
+        ".ci",
+    )
     wanted = sources(*files, *(f"{folder}/**/*" for folder in folders))
     assert sorted(name for name in wanted - names if "__pycache__" not in name) == []
 

@@ -79,8 +79,7 @@ def test_all_that_needs_no_host_works(core: Downloaded, finished: Path) -> None:
         ("attack", "run", "--attacks", "natural,pgd20", "--examples", "20"),
         ("attack", "run", "--attacks", "natural", "--output", "all.json"),
         ("trust", "run", "--examples", "20", "--full"),
-        ("per-class", "run"),
-        ("report", "run", "--tsne"),
+        ("report", "run"),
         ("new-plugin", "my-fat", "--kind", "trainer"),
     ):
         done = core.call("calfat", *words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
+from studies.records import rates
 from tests.cli.runner import RECIPES, ROOT
 
 REGISTRY = Registry.load(entry_points=False)
@@ -52,15 +52,10 @@ def test_recipes_are_shipped() -> None:
 
 @pytest.mark.parametrize("data", ["digits", "fmnist"])
 def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(data: str) -> None:
-    table = (
-        (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition(f"<!-- study_{data}: accuracies -->")[2]
-    )
-    chosen = re.findall(
-        r"^\| 0\.1 +\| CalFAT, the paper's constants +\| (learning_rate [\d.]+, )", table, re.MULTILINE
-    )[0]
+    chosen = rates(ROOT / "studies" / "short" / f"study_{data}_runs.csv")["0.1/CalFAT, the paper's constants"]
     files = (RECIPES / f"calfat_{name}.yaml" for name in (data, f"release_{data}"))
     paper, release = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
-    assert chosen == f"learning_rate {paper['train_args']['learning_rate']}, "
+    assert chosen == str(paper["train_args"]["learning_rate"])
     assert paper["calfat"]["trainer"] == "calfat"
     release["train_args"]["learning_rate"] = paper["train_args"]["learning_rate"]
     assert release["calfat"].pop("trainer") == {"name": paper["calfat"].pop("trainer"), "preset": "release"}

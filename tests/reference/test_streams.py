@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from calfat_plugin import seeds
-from calfat_plugin.analyses.tsne import balanced
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import Augmentation
@@ -56,7 +55,6 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "ambient evaluation": 2041863676708084932,
     "evaluate/pgd20": 4211501034519974291,
     "monitor subset": 7327731280917444722,
-    "t-SNE": 2432437878426244052,
     "train examples": 4026108395715900571,
     "test examples": 4395757872313115755,
     "validation": 1768337720876688361,
@@ -109,7 +107,6 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
         "calfat.evaluators": ["natural", "pgd2", {"name": "apgd-ce", "iterations": 1, "max_examples": 20}],
     }
     runs(setting, changes)
-    balanced(digits().test, 10, 20)
     prepared(digits(), max_train=40, max_test=20, validation_share=0.1, validate_on_test=False, seed=2021)
 
     clients = {1: (1, 2, 3), 2: (2, 3, 4)}
@@ -127,7 +124,6 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
         *((7, f"evaluate/{label}", round, 0, 0) for label, round in (("natural", 2), ("fgsm", 2))),
         *((7, f"evaluate/{label}", 0, 0, 0) for label in ("natural", "pgd2", "fgsm")),  # the monitor's: in the trial
         (0, "monitor subset", 0, 0, 0),
-        (0, "t-SNE", 0, 0, 0),
         *((2021, purpose, 0, 0, 0) for purpose in ("train examples", "test examples", "validation")),
     }
     # Above; in an analysis of a finished run; of what this run has not: groups, attackers, ATAS, personalised accuracy.
@@ -208,12 +204,10 @@ def test_examples_of_a_mixture() -> None:
     assert torch.nonzero(share).flatten().tolist() == [1, 4, 5, 6, 8, 10]
 
 
-def test_examples_of_the_monitor_and_of_tsne() -> None:
+def test_examples_of_the_monitor() -> None:
     subset = fixed_subset(359, 8)
     assert subset is not None
     assert subset.tolist() == [42, 102, 113, 144, 217, 239, 300, 355]
-    data = ImageData(torch.arange(40.0).view(40, 1, 1, 1) / 40, torch.arange(40) % 4)
-    assert [round(40 * float(x)) for x in balanced(data, 4, 8).x] == [5, 8, 9, 11, 15, 20, 22, 30]
 
 
 def test_initial_weights() -> None:

@@ -35,32 +35,6 @@ COUNTS = ((10, 0, 0, 4, 1, 7, 0, 0, 3, 0), (0, 8, 2, 0, 0, 0, 5, 6, 0, 9))
 
 FINAL = {"natural": 0.6431, "fgsm": 0.3501, "pgd20": 0.3123}
 REPORTED = "calfat.reported={source: 'arXiv:2205.14926, Table 1', natural: 64.69, pgd20: 31.12}"
-PER_CLASS = {
-    "checkpoint": "last",
-    "round": 4,
-    "class_names": list("abcdefghij"),
-    "evaluators": ["natural", "pgd20"],
-    "methods": {
-        method: [
-            {
-                "client": client,
-                "natural": [0.1 * client + 0.05 * index for index in range(9)] + [None],
-                "pgd20": [0.5] * 10,
-            }
-            for client in range(2)
-        ]
-        for method in ("calfat", "fedgairat")
-    },
-}
-TSNE = {
-    "checkpoint": "last",
-    "round": 4,
-    "perplexity": 30.0,
-    "seed": 0,
-    "class_names": list("abcdefghij"),
-    "labels": [0, 1, 2] * 4,
-    "points": [[float(i), float(-i)] for i in range(12)],
-}
 PROFILE = {
     "method": "calfat",
     "parts": [
@@ -192,7 +166,7 @@ def full_run(path: Path, *overrides: str) -> Path:
     (path / "attacks").mkdir()
     (path / "attacks" / "just-begun.json").touch()
     again = {**ATTACKS, "evaluations": ATTACKS["evaluations"][:2], "alarms": []}
-    extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "profile.json": PROFILE}
+    extras = {"profile.json": PROFILE}
     extras["attacks/best-robust.json"] = ATTACKS
     extras["attacks/best-robust-2.json"] = again
     for name, content in extras.items():

@@ -34,7 +34,6 @@ def view(text: str) -> dict[str, Any]:
     drawings = [Drawing(text, text, False, "data:,")]
     alarms = [{"whose": text, "code": text, "text": text}] * 5
     found = {"checkpoint": text, "round": text, "figures": drawings}
-    blocks = [{"whose": text, "rows": [{"method": text, "cells": [(text, text)], "mean": text}]}]
     final = {
         "rows": [row],
         "reported": text,
@@ -60,8 +59,6 @@ def view(text: str) -> dict[str, Any]:
             **found,
         }
         | {"rows": [row]},
-        "per-class": {"methods": text, "classes": [text], "tables": [{"title": text, "blocks": blocks}], **found},
-        "features": drawings,
         "time": [(text, [row])],
         "recipe": {"facts": {text: text}, "command": text, "text": text},
         "versions": {"machine": {text: text}, "versions": {text: text}},
@@ -90,7 +87,7 @@ def comparison_view(text: str) -> dict[str, Any]:
             "judged": True,
             "notes": [text],
         },
-        **dict.fromkeys(("front", "rounds", "classes", "labels", "features"), run["sections"]["features"]),
+        **dict.fromkeys(("rounds", "classes", "labels"), run["sections"]["results"]["figures"]),
         "settings": {"names": [text], "columns": [(text, [text])]},
         "recipe": {text: text},
         **{name: run["sections"][name] for name in ("versions", "citations")},

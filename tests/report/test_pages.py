@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from calfat_plugin.report import theme, write_comparison, write_run_report
-from calfat_plugin.report.run_page import per_class_view
-from tests.report.made import FINAL, PER_CLASS, change_json, draw_nothing, full_run, made_run
+from tests.report.made import FINAL, change_json, draw_nothing, full_run, made_run
 from tests.report.pages import Page
 
 
@@ -222,25 +221,6 @@ def test_captions_say_what_is_seen(run_page: Path) -> None:
     assert "After round 4: natural 80.0 %, pgd20 40.0 %." in text
     assert "55 training examples over 2 clients, from 25 to 30 examples each" in text
     assert "a client lacks 5.0 of the 10 classes on average." in text
-
-
-def test_the_table_of_clients_and_classes(run_page: Path) -> None:
-    """Table 4 of the paper: a row a client and method, and the unweighted mean over classes that have examples."""
-    text = Page.read(run_page).text
-    assert "client 1 fedgairat 10.0 15.0 20.0 25.0 30.0 35.0 40.0 45.0 50.0 \N{EN DASH} 30.00" in text
-    assert "mean calfat 5.0 10.0 15.0 20.0 25.0 30.0 35.0 40.0 45.0 \N{EN DASH} 25.00" in text
-
-
-def test_a_label_of_the_table_may_hold_a_slash(tmp_path: Path) -> None:
-    label = "pgd 2/255"
-    clients = [{"client": 0, label: [0.5] * 10}]
-    content = {**PER_CLASS, "evaluators": [label], "methods": {"calfat": clients}}
-    view = per_class_view(content, tmp_path)
-    assert view is not None
-    assert [figure.title for figure in view["figures"]] == [
-        f"Accuracy under {label} (release) per class, mean over clients"
-    ]
-    assert (tmp_path / "clients_1.svg").is_file()
 
 
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:

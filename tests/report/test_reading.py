@@ -126,11 +126,7 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
         ("partition.json", {"class_counts": [[1]]}),
         ("partition.json", {"class_counts": [[-1] * 10]}),
         ("environment.json", {"versions": ["torch"]}),
-        ("tsne.json", {"points": [[1, 2]]}),
         ("profile.json", {"parts": [{"name": "round 1", "seconds": 1.0}]}),
-        ("tsne.json", {"labels": [10] * 12}),
-        ("per_class.json", {"methods": {}}),
-        ("per_class.json", {"methods": {"calfat": [{"client": 0, "natural": [0.5]}]}}),
         (
             "attacks/best-robust.json",
             {"evaluations": [{"label": "x", "accuracy": 1, "accuracy_release": 1, "num_examples": 3}]},

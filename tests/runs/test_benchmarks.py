@@ -22,9 +22,7 @@ from benchmarks import (
     hosts,
     local_epoch,
     loops,
-    passes,
     round_overhead,
-    trust,
     work,
     workers,
 )
@@ -133,17 +131,6 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
 
 
-def test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, changes = tmp_path / "seconds.json", ["--set", "data_args.max_train_examples=200"]
-    passes.main(["--suites", "passes_digits", "--repeats", "1", "--json", str(path), *changes])
-    found = {row[0]: float(row[1]) for row in tables(capsys.readouterr().out)["method and attack"]}
-    assert len(found) == 12
-    assert min(found.values()) > 0
-    content = json.loads(path.read_text())
-    assert content["numbers"]["digits"].keys() == found.keys()
-    assert content["machine"]["threads"] == 1
-
-
 @pytest.mark.slow
 def test_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With FedML in the place of Flower, which has an environment of its own."""
@@ -197,16 +184,6 @@ def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
     assert [row[:3] for row in rows] == [["none", "12", "1"], ["1", "6", "2"], ["2", "4", "3"]]
     with pytest.raises(SystemExit, match="other bits than in the first run; workers: 2"):
         workers.main(words)
-
-
-@pytest.mark.parametrize("kind", ["RememberingForAll", "Planted", "Plain"])
-def test_a_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "TRUTH_STEPS", 1)
-    monkeypatch.setattr(trust, "TRUTH_ITERATIONS", 1)
-    found = trust.judged(trust.Case(kind, "0.1", seed=0, width=2, examples=12, epochs=1))
-    assert (found.kind, found.honest) == (kind, kind == "Plain")
-    assert 0 <= found.truth <= (found.worst or 1) <= 1
-    assert f"| `{kind}` | 0.1 | " in "\n".join(trust.table([found]))
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:

@@ -81,12 +81,7 @@ def test_an_attack_prints_its_results_file(folder: Path, warm: WarmServer) -> No
 
 
 @pytest.mark.slow
-def test_per_class_and_report_print_their_files(folder: Path, warm: WarmServer) -> None:
-    methods = ("--methods", "fedpgd", "--evaluators", "natural")
-    done = warm.run("per-class", "run", *methods, "--json", cwd=folder)
-    shown = document(done.out)
-    assert (shown["file"], shown["report"]) == ("run/per_class.json", "run/report.html")
-    assert shown["results"] == json.loads((folder / "run" / "per_class.json").read_text())
+def test_a_report_prints_its_files(folder: Path, warm: WarmServer) -> None:
     assert document(warm.run("report", "run", "--json", cwd=folder).out) == {
         "report": "run/report.html",
         "runs": ["run"],

@@ -120,10 +120,6 @@ def test_a_finished_run_is_analysed_with_more_files(warm: WarmServer, folder: Pa
     done = warm.run("attack", "run", "--attacks", "corner", "--examples", "20", *more, cwd=folder)
     assert (done.code, done.err) == (0, "")
     assert "corner" in done.out
-    done = warm.run("per-class", "run", "--methods", "my-fat,clean", "--evaluators", "natural", *more, cwd=folder)
-    assert (done.code, done.err) == (0, "")
-    per_class = json.loads((folder / "run" / "per_class.json").read_text())
-    assert list(per_class["trainers"]) == ["my-fat", "clean"]
 
 
 def test_a_model_of_ones_own_is_attacked_with_a_file(tmp_path: Path, forgotten: None) -> None:

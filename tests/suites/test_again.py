@@ -1,4 +1,4 @@
-"""The numbers of docs/results.md can be made again, within the differences between processors."""
+"""The numbers of studies/short can be made again, within the differences between processors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from calfat_plugin.suites.record import read_record
 from tests.cli.runner import COMMAND, ROOT
 
-RECORD = ROOT / "docs" / "results" / "study_digits_runs.csv"
+RECORD = ROOT / "studies" / "short" / "study_digits_runs.csv"
 KEY = ("0.1/FedPGD", "", 1001)
 
 
@@ -28,7 +28,7 @@ def test_a_run_of_the_study(tmp_path: Path) -> None:
     record = tmp_path / "runs.csv"
     with record.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([head, *(row for row in rows if row not in this)])
-    suite = ["suite", str(ROOT / "suites" / "study_digits.yaml"), "--record", str(record), "--only", KEY[0]]
+    suite = ["suite", str(ROOT / "studies" / "short" / "study_digits.yaml"), "--record", str(record), "--only", KEY[0]]
     subprocess.run([sys.executable, "-c", COMMAND, *suite, "--jobs", "1"], cwd=tmp_path, check=True)
     published, again = read_record(RECORD), read_record(record)
     assert published.keys() == again.keys()

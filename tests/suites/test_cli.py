@@ -102,13 +102,6 @@ def test_no_table_is_written_over_the_record(record, there):
     assert Path(record).exists() == there
 
 
-def test_differences_to_a_row_that_the_user_names_are_below_the_table(finished, snapshot):
-    done = call("--versus", "FedPGD")
-    assert done.exit_code == 0, done.output
-    versus = done.stdout.partition("to the best.\n\n")[2]
-    snapshot(versus)
-
-
 def test_dry_run_lists_and_runs_nothing(snapshot):
     done = call("--dry-run", "--seeds", "5", "--only", "FedPGD", "--set", "calfat.threat.eps=8/255")
     snapshot(done.stdout)

@@ -32,9 +32,6 @@ compare:
   metrics: ["natural:worst-class", pgd20]
   robust: pgd20
   level: 3
-  exchange: standard
-  collapsed: 15
-  lead_over: FedPGD
 axes:
   beta:
     "0.1": {data_args.partition_alpha: 0.1}
@@ -43,7 +40,6 @@ axes:
     CalFAT: {}
     FedPGD: {calfat.trainer: fedpgd}
     FedMART: {calfat.trainer: fedmart}
-    standard: {calfat.trainer: standard}
 """
 METRICS = ("natural", "natural:worst-class", "pgd20")
 #: Cell to natural, worst class and PGD-20 accuracy of the four seeds.
@@ -51,11 +47,9 @@ VALUES = {
     "0.1/CalFAT": ((0.80, 0.82, 0.78, 0.81), (0.50, 0.52, 0.48, 0.51), (0.50, 0.51, 0.49, 0.50)),
     "0.1/FedPGD": ((0.70, 0.73, 0.10, 0.71), (0.20, 0.21, 0.00, 0.19), (0.50, 0.52, 0.10, 0.51)),
     "0.1/FedMART": ((0.70, 0.72, 0.69, 0.70), (0.20, 0.23, 0.17, 0.22), (0.50, 0.52, 0.48, 0.51)),
-    "0.1/standard": ((0.90, 0.92, 0.88, 0.91), (0.60, 0.61, 0.62, 0.63), (0.00, 0.00, 0.00, 0.00)),
     "0.5/CalFAT": ((0.85, 0.86, 0.84, 0.85), (0.60, 0.61, 0.60, 0.62), (0.55, 0.56, 0.54, 0.55)),
     "0.5/FedPGD": ((0.84, 0.86, 0.83, 0.85), (0.60, 0.59, 0.60, 0.60), (0.56, 0.57, 0.56, 0.55)),
     "0.5/FedMART": ((0.84, 0.85, 0.83), (0.60, 0.59, 0.60), (0.56, 0.57, 0.56)),
-    "0.5/standard": ((0.93, 0.92, 0.94, 0.93), (0.80, 0.81, 0.82, 0.83), (0.00, 0.00, 0.00, 0.00)),
 }
 
 
@@ -96,15 +90,14 @@ def differences(one: str, other: str, metric: int) -> list[float]:
 
 
 def test_every_planned_comparison_is_there_and_no_other(summary: SuiteSummary) -> None:
-    endpoints = ["natural:worst-class", "pgd20", "natural at equal pgd20", "collapsed"]
-    skewed, even, lead = families(summary)
+    endpoints = ["natural:worst-class", "pgd20"]
+    skewed, even = families(summary)
     assert list(skewed) == [(f"0.1/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
     assert list(even) == [(f"0.5/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
-    assert list(lead) == [("0.1/FedPGD", "lead in natural, 0.1 minus 0.5")]
 
 
 def test_differences_are_the_named_row_minus_the_other(summary: SuiteSummary) -> None:
-    skewed, _, _ = families(summary)
+    skewed, _ = families(summary)
     for (name, endpoint), metric in {
         ("0.1/FedMART", "natural:worst-class"): 1,
         ("0.1/FedPGD", "pgd20"): 2,
@@ -116,103 +109,60 @@ def test_differences_are_the_named_row_minus_the_other(summary: SuiteSummary) ->
         assert found.p_value == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
 
 
-def test_natural_accuracy_is_compared_at_equal_robustness(summary: SuiteSummary) -> None:
-    """Seed 2 of FedMART: 0.10 more natural and 0.01 less robust accuracy; a point of robustness of FedMART is worth
-    (0.92 - 0.72) / 0.52 points of natural accuracy, so 0.10 - 0.01 * 0.3846."""
-    skewed, _, _ = families(summary)
-    natural, robust = VALUES["0.1/FedMART"][0], VALUES["0.1/FedMART"][2]
-    standard, (own, _, own_robust) = VALUES["0.1/standard"][0], VALUES["0.1/CalFAT"]
-    gains = [
-        own[seed] - natural[seed] + (standard[seed] - natural[seed]) / robust[seed] * (own_robust[seed] - robust[seed])
-        for seed in range(4)
-    ]
-    assert gains[1] == pytest.approx(0.10 - 0.01 * 0.2 / 0.52)
-    found = skewed["0.1/FedMART", "natural at equal pgd20"]
-    assert found.difference is not None
-    assert found.difference.mean == pytest.approx(sum(gains) / 4)
-    assert found.p_value == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
-
-
-def test_collapses_are_counted_and_compared_exactly(summary: SuiteSummary) -> None:
-    """FedPGD fell to 10 % with one seed of four; one pair alone has a p-value of 1."""
-    skewed, _, _ = families(summary)
-    found = skewed["0.1/FedPGD", "collapsed"]
-    assert found.difference is not None
-    assert (found.difference, found.p_value, found.word) == (Difference(-0.25, None, 4), 1.0, "not clear")
-    assert re.search(r"\| 0\.1/FedPGD +\| collapsed +\| +4 \| +-25\.00 \| +1 \|", markdown(summary))
-
-
 def test_two_seeds_with_equal_differences_are_no_evidence(measure: Measure) -> None:
     """Whatever the difference: natural accuracy of the worst class 0.5 and 0.6 against 0.49 and 0.59."""
     values = dict.fromkeys(VALUES, ((0.8, 0.9), (0.5, 0.6), (0.5, 0.6)))
     values["0.1/FedMART"] = ((0.79, 0.89), (0.49, 0.59), (0.49, 0.59))
-    (found, _, _) = families(measure(STUDY.replace("[1, 2, 3, 4]", "[1, 2]"), values))
+    (found, _) = families(measure(STUDY.replace("[1, 2, 3, 4]", "[1, 2]"), values))
     for endpoint in ("natural:worst-class", "pgd20"):
         each = found["0.1/FedMART", endpoint]
         assert (each.difference, each.word) == (Difference(pytest.approx(0.01), None, 2), "too few seeds")  # type: ignore[arg-type]
-    assert found["0.1/FedMART", "collapsed"].word == "not clear"
 
 
 def test_a_family_is_corrected_for_all_that_was_planned_in_it(summary: SuiteSummary) -> None:
-    """Eight comparisons under skew; with an even split four of the eight cannot be made yet, and count all the same."""
-    for family in families(summary)[:2]:
+    """Four comparisons under skew; with an even split two of the four cannot be made yet, and count all the same."""
+    for family in families(summary):
         known = sorted((each.p_value, each.adjusted) for each in family.values() if each.p_value is not None)
         expected, highest = [], 0.0
         for rank, (p_value, _) in enumerate(known):
-            highest = max(highest, min(1.0, (8 - rank) * p_value))
+            highest = max(highest, min(1.0, (4 - rank) * p_value))
             expected.append(highest)
         assert [adjusted for _, adjusted in known] == pytest.approx(expected)
-    assert len(known) == 4
+    assert len(known) == 2
 
 
 def test_a_row_that_is_never_run_is_no_part_of_its_family(measure: Measure, summary: SuiteSummary) -> None:
     """Else each of its comparisons would raise all other p-values of the family for ever. The other family is as it
     was, with a row that is not there yet."""
-    skewed, even, lead = families(measure(f"{STUDY}skip: {{0.1/FedMART: too slow}}\n", VALUES))
+    skewed, even = families(measure(f"{STUDY}skip: {{0.1/FedMART: too slow}}\n", VALUES))
     before = families(summary)
     assert {name for name, _ in skewed} == {"0.1/FedPGD"}
     assert {key: each.p_value for key, each in skewed.items()}.items() <= {
         key: each.p_value for key, each in before[0].items()
     }.items()
     known = sorted((each.p_value, each.adjusted) for each in skewed.values())
-    assert known[0][1] == pytest.approx(4 * known[0][0])
+    assert known[0][1] == pytest.approx(2 * known[0][0])
     assert [each.adjusted for each in even.values()] == [each.adjusted for each in before[1].values()]
-    assert len(lead) == 1
 
 
 def test_a_family_without_what_is_compared_is_left_out(measure: Measure) -> None:
-    """Skipped are, one after the other: the named row, the row of the exchange, the row of the lead."""
-    only_even, without_exchange, without_lead = (
-        families(measure(f"{STUDY}skip: {{0.1/{row}: slow}}\n", VALUES)) for row in ("CalFAT", "standard", "FedPGD")
-    )
-    assert [{name for name, _ in family} for family in only_even] == [{"0.5/FedPGD", "0.5/FedMART"}]
-    assert {endpoint for _, endpoint in without_exchange[0]} == {"natural:worst-class", "pgd20", "collapsed"}
-    assert (len(without_exchange), len(without_lead)) == (3, 2)
-
-
-def test_a_row_without_robustness_has_none_to_exchange(measure: Measure) -> None:
-    """With one seed of four, although all are finished."""
-    natural, worst, _ = VALUES["0.1/FedMART"]
-    summary = measure(STUDY, {**VALUES, "0.1/FedMART": (natural, worst, (0.50, 0.52, 0.0, 0.51))})
-    found = families(summary)[0]["0.1/FedMART", "natural at equal pgd20"]
-    assert found.difference is not None
-    assert (found.difference.seeds, found.p_value, found.word) == (3, None, "no robustness to exchange")
-    assert "no robustness to exchange |" in markdown(summary)
-    assert found.word in [each["result"] for each in as_json(summary)["comparisons"][0]]
+    """The named row is skipped in one of them."""
+    (even,) = families(measure(f"{STUDY}skip: {{0.1/CalFAT: slow}}\n", VALUES))
+    assert {name for name, _ in even} == {"0.5/FedPGD", "0.5/FedMART"}
 
 
 def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> None:
-    """Its comparisons wait, in this session as in the next; the same run lost is a collapse, and 0 everywhere."""
+    """Its comparisons wait, in this session as in the next; the same run lost is 0 everywhere."""
     plan = summary.plan
     run = next(run for run in plan.runs if run.cell.name == "0.5/FedMART" and run.seed == 4)
     found = {}
     for status in ("failed", "lost"):
-        _, even, _ = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
+        _, even = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
         found[status] = {endpoint: each for (name, endpoint), each in even.items() if name == run.cell.name}
     assert {each.word for each in found["failed"].values()} == {""}
-    assert found["failed"]["collapsed"].difference == Difference(0.0, None, 3)
-    lost = [found["lost"][endpoint].difference for endpoint in ("pgd20", "collapsed")]
-    assert [(each.mean, each.seeds) for each in lost if each] == [(pytest.approx((-0.04 + 0.55) / 4), 4), (-0.25, 4)]
+    lost = found["lost"]["pgd20"].difference
+    assert lost is not None
+    assert (lost.mean, lost.seeds) == (pytest.approx((-0.04 + 0.55) / 4), 4)
 
 
 def test_further_seeds_of_a_call_change_no_planned_comparison(summary: SuiteSummary, registry: Registry) -> None:
@@ -237,32 +187,20 @@ def test_further_seeds_of_a_call_change_no_planned_comparison(summary: SuiteSumm
 
 
 def test_words(summary: SuiteSummary) -> None:
-    skewed, even, _ = families(summary)
+    skewed, even = families(summary)
     assert skewed["0.1/FedMART", "natural:worst-class"].word == "clear"
     assert skewed["0.1/FedMART", "pgd20"].word == "level"  # by 90 % intervals within 3 points
     assert skewed["0.1/FedPGD", "pgd20"].word == "not clear"  # a collapse makes the interval wide
-    assert skewed["0.1/FedPGD", "natural:worst-class"].p_value < 0.05 < skewed["0.1/FedPGD", "collapsed"].p_value
+    assert even["0.5/FedPGD", "natural:worst-class"].word == "not clear"  # level is of robust alone
     assert {each.word for (name, _), each in even.items() if name == "0.5/FedMART"} == {""}  # three seeds of four
-
-
-def test_the_lead_is_a_difference_of_differences_seed_by_seed(summary: SuiteSummary) -> None:
-    (lead,) = families(summary)[2].values()
-    here, there = (differences(f"{beta}/CalFAT", f"{beta}/FedPGD", 0) for beta in ("0.1", "0.5"))
-    expected = [a - b for a, b in zip(here, there, strict=True)]
-    assert lead.difference is not None
-    assert lead.difference.mean == pytest.approx(sum(expected) / 4)
-    assert lead.p_value == lead.adjusted == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
 
 
 BAD: Mapping[str, tuple[tuple[str, str], str]] = {
     "no such row": (("row: CalFAT", "row: CalFATT"), "row"),
     "no such metric": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"), "metrics"),
     "one metric twice": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd20, pgd20]"), "metrics"),
-    "robust unknown": (("robust: pgd20", "robust: aa"), "robust"),
+    "level of no metric": (("robust: pgd20", "robust: aa"), "level"),
     "level of what is not compared": (('metrics: ["natural:worst-class", pgd20]', "metrics: [natural]"), "level"),
-    "exchange of another axis": (("exchange: standard", 'exchange: "0.1"'), "exchange"),
-    "lead over itself": (("lead_over: FedPGD", "lead_over: CalFAT"), "lead_over"),
-    "three labels": (("  method:", '    "0.9": {data_args.partition_alpha: 0.9}\n  method:'), "lead_over"),
     "negative margin": (("level: 3", "level: -3"), "level"),
     "unknown key": (("  level: 3", "  levle: 3"), "levle"),
 }
@@ -281,32 +219,20 @@ def test_a_plan_that_cannot_be_is_refused_with_its_line(
         load_suite(write_suite(tmp_path, changed))
 
 
-@pytest.mark.parametrize("percent", [0, 15])
-def test_runs_are_counted_by_a_metric_of_the_suite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    counting = re.sub(r"  (exchange|lead_over): .*\n", "", STUDY).replace("metrics: [natural, ", "metrics: [")
-    with pytest.raises(RecipeError, match=r"compare\.natural: 'natural' is not among the suite's metrics"):
-        load_suite(write_suite(tmp_path, counting.replace("collapsed: 15", f"collapsed: {percent}")))
-
-
 def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     text = markdown(summary)
     _, found = text.split("\nPlanned comparisons: ")
     assert found.startswith(
-        "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected; none "
-        "of collapsed runs) and p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after "
-        "Holm within each family. "
+        "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected) and "
+        "p-values (paired t test), corrected after Holm within each family. "
         "Level: within 3 points in pgd20, by two one-sided tests.\n\n| row         | endpoint "
     )
     tables = found.strip().split("\n\n")[1:]
-    assert [table.count("\n") - 1 for table in tables] == [8, 8, 1]
+    assert [table.count("\n") - 1 for table in tables] == [4, 4]
     lines = [re.sub(r"\s+", " ", line) for table in tables for line in table.splitlines()]
     assert lines[0] == "| row | endpoint | n | difference | p | p, corrected | result |"
-    assert lines[2] == "| 0.1/FedPGD | natural:worst-class | 4 | +35.25 [+21.66, +48.84] | 0.0037 | 0.022 | clear |"
+    assert lines[2] == "| 0.1/FedPGD | natural:worst-class | 4 | +35.25 [+21.66, +48.84] | 0.0037 | 0.011 | clear |"
     assert "| 0.5/FedMART | pgd20 | 3 | -1.33 [-2.77, +0.10] | | | not all seeds yet |" in lines
-    assert lines[-1].startswith("| 0.1/FedPGD | lead in natural, 0.1 minus 0.5 | 4 | ")
 
 
 def test_a_suite_without_a_plan_has_no_such_part(summary: SuiteSummary) -> None:
@@ -318,7 +244,7 @@ def test_a_suite_without_a_plan_has_no_such_part(summary: SuiteSummary) -> None:
 
 def test_json_has_what_the_table_has(summary: SuiteSummary) -> None:
     found = as_json(summary)["comparisons"]
-    assert [len(family) for family in found] == [8, 8, 1]
+    assert [len(family) for family in found] == [4, 4]
     for one, other in zip(found[0], next(iter(comparisons(summary))), strict=True):
         assert one == {
             "cell": other.row.cell.name,

@@ -1,0 +1,84 @@
+"""Rows of the records that ``calfat suite --record`` writes, and statistics over pairs of seed and partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+ACCURACIES = ("natural", "fgsm", "pgd20", "autoattack")
+COLLAPSED = 0.15  # natural accuracy of a run that has collapsed, at most
+
+
+def read(record: Path) -> pd.DataFrame:
+    """Every row of a record; accuracies are fractions, and 0 where the training diverged."""
+    table = pd.read_csv(record, keep_default_na=False, na_values={"seconds": [""]})
+    for column in table.columns[table.columns.get_loc("verdict") + 1 :]:
+        is_accuracy = column.partition(":")[0] in ACCURACIES or column == "choice"
+        values = pd.to_numeric(table[column])
+        table[column] = values.mask(table["state"] == "lost", 0.0) if is_accuracy else values
+    return table
+
+
+def runs(record: Path) -> pd.DataFrame:
+    """The runs of a table, by cell and seed."""
+    table = read(record)
+    return table[table["tried"] == ""].set_index(["cell", "seed"]).sort_index()
+
+
+def rates(record: Path) -> dict[str, str]:
+    """Cell to the learning rate that its choice runs chose: the best mean over their seeds."""
+    tried = read(record)
+    scores = tried[tried["tried"] != ""].groupby(["cell", "tried"])["choice"].mean()
+    return {cell: of.idxmax()[1].removeprefix("learning_rate ") for cell, of in scores.groupby(level="cell")}
+
+
+def student(values: Sequence[float] | pd.Series, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Student's interval of a mean; None for one value, and for two or three that are equal: that may be chance."""
+    number = len(values)
+    if number < 2 or (number < 4 and np.ptp(values) < 1e-9):
+        return None
+    half = stats.t.ppf((1 + confidence) / 2, number - 1) * np.std(values, ddof=1) / np.sqrt(number)
+    return float(np.mean(values) - half), float(np.mean(values) + half)
+
+
+class Difference(NamedTuple):
+    """One row minus another, paired over seeds; fractions."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+    pairs: int
+
+    def text(self, digits: int = 1) -> str:
+        """``+20.4 [10.8, 29.9]``, in points."""
+        ends = (
+            ""
+            if self.interval is None
+            else " [{:.{n}f}, {:.{n}f}]".format(*(100 * end for end in self.interval), n=digits)
+        )
+        return f"{100 * self.mean:+.{digits}f}{ends}"
+
+
+def difference(values: Sequence[float] | pd.Series) -> Difference:
+    """Of values that are differences already, at least one; the p-value is the two-sided t test's."""
+    interval = student(values)
+    p_value = None
+    if interval is not None:
+        equal = np.ptp(values) < 1e-9
+        p_value = float(abs(np.mean(values)) < 1e-9) if equal else float(stats.ttest_1samp(values, 0).pvalue)
+    return Difference(float(np.mean(values)), interval, p_value, len(values))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's correction for all tests that were planned; one that was not made, None, counts."""
+    adjusted: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p_value, place) in enumerate(sorted((p, place) for place, p in enumerate(p_values) if p is not None)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_value))
+        adjusted[place] = highest
+    return adjusted
