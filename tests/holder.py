@@ -14,8 +14,8 @@ from tests.runs.processes import WarmServer
 from tests.silo import federation
 from tests.silo.broker import broker, store
 from tests.silo.federation import Federation, free_ports
-from tests.silo.mpi_jobs import Job
 
+RANK = "import time; time.sleep(1000)  # a rank"
 # As `calfat suite` starts its runs: a child that is in no group or session of ours.
 DETACHED = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True).wait()"
 
@@ -32,7 +32,7 @@ def test_hold(tmp_path: Path) -> None:
             subprocess.Popen([programs.CHROMIUM, *flags, "--remote-debugging-port=0", "about:blank"])
         subprocess.Popen([sys.executable, "-c", DETACHED])
         WarmServer(tmp_path)
-        stack.enter_context(Job(tmp_path / "job", 2))
+        subprocess.Popen([programs.MPIEXEC, "-n", "2", sys.executable, "-c", RANK])
         stack.enter_context(Federation(tmp_path / "silo")).start(0, 1)
         Path(os.environ["READY"]).touch()
         time.sleep(1000)
