@@ -31,6 +31,7 @@ from calfat_plugin.judging.examine import FILE, TrustObserver, examine, examine_
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, parse_document, read_document
 from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
+from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
@@ -40,6 +41,7 @@ from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import loaded_run
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.workers import mpi_workers
 from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
@@ -165,8 +167,10 @@ def run(
     experiment = checked_experiment(document, plugins=_paths(plugins))
     runtime = runtime_of(experiment)
     if data is not None:
-        if workers is not None or runtime.trains_elsewhere or runtime.num_processes > 1:
+        own = experiment.executor != PROCESSES
+        if workers is not None or own or runtime.trains_elsewhere or runtime.num_processes > 1:
             kind = f"{experiment.common.host}, {experiment.common.training_type}, {experiment.comm.backend}"
+            kind = f"executor={experiment.executor}" if own else kind
             raise RunError(
                 f"data: this run has further processes ({kind if workers is None else f'workers={workers}'}), which "
                 "have no part in the memory of this one. Simulate in this process (fedml, simulation, sp, no workers), "
@@ -183,6 +187,8 @@ def run(
     notes: list[str] = []
     if workers is not None:
         request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)
+    elif experiment.executor == MPI:
+        mpi_workers()
     directory = RunDirectory.open(request)
     try:
         with shown:

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Spans = dict[tuple[str, ...], list[float]]
-SpanRows = list[dict[str, Any]]
-"""Spans ready for JSON: ``path``, ``seconds`` and ``calls`` of each, in the order in which they were first left."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -31,16 +29,12 @@ class Part:
         started: reading of the clock.
         seconds: how long it took, what no span covers included; 0 while it lasts.
         spans: names from the outermost span to this one -> [seconds, calls]; the seconds contain those of inner spans.
-        shares: the same, summed over the workers that trained its clients.
-        workers: which these were.
     """
 
     name: str
     started: float
     seconds: float = 0.0
     spans: Spans = field(default_factory=dict)
-    shares: Spans = field(default_factory=dict)
-    workers: set[int] = field(default_factory=set)
 
 
 class Profile:
@@ -76,26 +70,24 @@ class Profile:
         finally:
             self._wait()
             if self.parts:
-                _add(self.parts[-1].spans, self._open, time.perf_counter() - started, calls)
+                found = self.parts[-1].spans.setdefault(self._open, [0.0, 0])
+                found[0] += time.perf_counter() - started
+                found[1] += calls
             self._open = outer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The parts, ready for JSON; ``workers`` only where there were some."""
+        """The parts, ready for JSON."""
         return [
-            {"name": part.name, "seconds": part.seconds, "spans": _rows(part.spans)}
-            | ({"workers": {"number": len(part.workers), "spans": _rows(part.shares)}} if part.workers else {})
+            {
+                "name": part.name,
+                "seconds": part.seconds,
+                "spans": [
+                    {"path": list(path), "seconds": seconds, "calls": int(calls)}
+                    for path, (seconds, calls) in part.spans.items()
+                ],
+            }
             for part in self.parts
         ]
-
-
-def _add(spans: Spans, path: tuple[str, ...], seconds: float, calls: float) -> None:
-    found = spans.setdefault(path, [0.0, 0])
-    found[0] += seconds
-    found[1] += calls
-
-
-def _rows(spans: Spans) -> SpanRows:
-    return [{"path": list(path), "seconds": seconds, "calls": int(calls)} for path, (seconds, calls) in spans.items()]
 
 
 _current: ContextVar[Profile | None] = ContextVar("profile", default=None)
@@ -141,19 +133,3 @@ def begin_part(name: str) -> None:
     profile = _current.get()
     if profile is not None:
         profile.begin(name)
-
-
-def take_part() -> SpanRows:
-    """End the part under way, and hand out what it spent instead of keeping it; nothing without a profile."""
-    profile = _current.get()
-    return _rows(profile.parts.pop().spans) if profile is not None else []
-
-
-def add_share(worker: int, spans: SpanRows) -> None:
-    """Add what a worker spent on a client to the part under way of the profile that is being made, if one is."""
-    profile = _current.get()
-    if profile is not None and profile.parts:
-        part = profile.parts[-1]
-        part.workers.add(worker)
-        for span in spans:
-            _add(part.shares, tuple(span["path"]), span["seconds"], span["calls"])

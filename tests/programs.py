@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 #: Debian puts it where only root's PATH looks.
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_BESIDE = Path(sys.executable).with_name("mpiexec")
+MPIEXEC = str(_BESIDE) if _BESIDE.exists() else "mpiexec"  # the package mpich brings it
 _FOUND = {"mosquitto": MOSQUITTO, "chromium": CHROMIUM, "g++": shutil.which("g++")}
 
 

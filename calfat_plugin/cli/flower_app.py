@@ -84,7 +84,7 @@ def client_app(folder: Path) -> ClientApp:
             return _own_round(folder, message, context)
         document, fields = _document(folder, context.run_config, simulated=True), fields_of(message)
         document = document.with_value(("calfat", "runtime", "precision"), fields["precision"], "the server")
-        start = partial(any_clients_worker, document, fields["threads"], Path(os.devnull), False)
+        start = partial(any_clients_worker, document, fields["threads"], Path(os.devnull))
         return any_client(pickle.dumps(start), message)
 
     def says(context: Context) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ def _own_round(folder: Path, message: Message, context: Context) -> Answer:
         raise RunError(f"the server asks for client {fields['client']}, and this SuperNode is client {client}.")
     request, downlink = Request(experiment, None, False, _COMMAND), tensors_of(message, MODEL)
     num_examples, wire = train_round(request, client + 1, keeps, fields["round"], fields["used"], downlink)
-    return Answer(num_examples, wire, {}, [])
+    return Answer(num_examples, wire, {})
 
 
 def _party(folder: Path, context: Context) -> tuple[Experiment, int]:

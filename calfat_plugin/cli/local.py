@@ -1,14 +1,13 @@
-"""``calfat run RECIPE --local``: all processes of a cross-silo run, or of an MPI job, on this machine."""
+"""``calfat run RECIPE --local``: all processes of a cross-silo run on this machine."""
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from calfat_plugin.cli.errors import coloured
 from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
-_MPI_ABORT = "Abort("
 _POLL = 0.5  # seconds
 _GRACE = 15.0  # seconds that the clients have to end after the server has
 
@@ -53,15 +51,13 @@ def free_addresses(count: int) -> list[str]:
 
 
 def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
-    """Start server and clients (or workers), show what they say, and end them together.
+    """Start server and clients, show what they say, and end them together.
 
     Args:
         words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
         run_dir: the server's directory; clients get ``rank-<k>`` below it.
     """
     names, experiment = runtime.process_names, runtime.experiment
-    if runtime.is_mpi_job:
-        return _run_job(names, words, run_dir, resume=resume)
     if runtime.lacks_addresses:
         words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(len(names)))}]"]
     parties: list[Party] = []
@@ -77,25 +73,6 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
         return status
     finally:
         _end(parties)
-
-
-def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
-    """Start the processes as one MPI job; MPI itself ends them together."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(len(names))]
-    command += [*(["-prepend-rank"] if all(names) else []), *_command(words, run_dir, resume=resume)]
-    # Unbuffered, Python writes a line and its end apart, and mpiexec would put the rank before each.
-    process = _spawn(command, {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
-    try:
-        for line in process.stdout or ():
-            rank, _, rest = line.removeprefix("[").partition("] ") if all(names) else ("", "", line)
-            if rest.startswith(_MPI_ABORT):
-                continue  # the process has reported why in better words
-            sys.stdout.write(_prefix_of(int(rank), names) + rest if rank.isdecimal() else line)
-            sys.stdout.flush()
-        return process.wait()
-    finally:
-        _end([Party("the MPI job", process)])
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
@@ -139,10 +116,9 @@ def _command(words: Sequence[str], directory: Path, *role: str, resume: bool) ->
     return [*command, "--run-dir", str(directory), *(["--resume"] if resume else [])]
 
 
-def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
-        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

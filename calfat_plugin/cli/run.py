@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,11 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.evaluators.alarms import read_alarms
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.schema import MPI
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.workers import OPTION, mpi_workers
 from calfat_plugin.shipped import located
 
 
@@ -57,7 +59,7 @@ from calfat_plugin.shipped import located
 @click.option("--overwrite", is_flag=True, help="Replace the run in --run-dir, if it has not finished its first round.")
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
-@click.option("--local", is_flag=True, help="Start all processes of a cross-silo run, or of MPI, on this machine.")
+@click.option("--local", is_flag=True, help="Start all processes of a cross-silo run on this machine.")
 @click.option(
     "--workers",
     metavar="N|auto",
@@ -99,7 +101,6 @@ def run(
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with (
         json_output(as_json) as show,
-        ExitStack() as at_end,
         _stoppable(hint.after_stop),
         user_errors(hint.after_error, hint.after_stop),
     ):
@@ -111,11 +112,13 @@ def run(
         if workers is not None:
             request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
         elif role is not None or rank is not None or local or runtime.num_processes > 1:
-            chosen = party.which(runtime, role, rank, local, at_end)
+            chosen = party.which(runtime, role, rank, local)
             if party.take_part(request, runtime, chosen, command, hint):
                 if hint.directory is not None:  # this process has started the parties, and is none itself
                     show(_results(hint.directory))
                 return
+        elif experiment.executor == MPI:  # how its job was started is not known here; the result is that of any number
+            hint.command += [OPTION, str(mpi_workers())]
         hint.directory = RunDirectory.open(request)
         if not located(recipe).is_file():  # a pipe gives it once only
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)

@@ -25,6 +25,8 @@ FREE = (
     "calfat.dataset.sha256",  # partition.json has the digests of what is used of the data
     "calfat.loggers",
     "calfat.reported.",
+    "calfat.runtime.executor",  # whoever trains the clients: the same bits
+    "calfat.runtime.scheduler",
     "calfat.flower.",  # how many clients train at a time
     "calfat.silo.",  # addresses, and how patient the parties are
 )

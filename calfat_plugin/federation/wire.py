@@ -1,8 +1,8 @@
 """What travels between parties: one flat mapping from name to tensor, readable without pickle.
 
 Model tensors keep their ``state_dict`` names, which never contain a slash. Everything else has a namespaced
-name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, ``client/...`` for what a
-client keeps where that travels with it, and whatever aggregator or method adds (``scaffold/c/conv.weight``).
+name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, and whatever aggregator
+or method adds (``scaffold/c/conv.weight``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
-_CLIENT = "client/"
-_RESERVED = (_METRIC, _REFUSED, _CLIENT)
+_RESERVED = (_METRIC, _REFUSED)
 _MOST_EXAMPLES = 2**53  # up to here float64, in which weights are computed, holds every integer
 
 
@@ -66,17 +65,6 @@ def pack_refusal(reason: str) -> Wire:
     import torch
 
     return Wire({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
-
-
-def add_client_state(wire: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Wire:
-    """A message that brings along what its client keeps, for runtimes in which any process may train any client."""
-    return Wire({**wire, **{_CLIENT + name: tensor for name, tensor in state.items()}})
-
-
-def take_client_state(wire: Mapping[str, Tensor]) -> tuple[Wire, dict[str, Tensor]]:
-    """The inverse of :func:`add_client_state`: (message, what the client keeps)."""
-    state = {name.removeprefix(_CLIENT): tensor for name, tensor in wire.items() if name.startswith(_CLIENT)}
-    return Wire((name, tensor) for name, tensor in wire.items() if not name.startswith(_CLIENT)), state
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:

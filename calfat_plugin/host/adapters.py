@@ -35,13 +35,11 @@ class OnTransport:
             self.message_handler_dict[msg_type](msg_params)
 
 
-class WorkerTrainer(ClientTrainer):
-    """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
+class MessageTrainer(ClientTrainer):
+    """The host's trainer interface: parameters in, local training, parameters out."""
 
-    def __init__(self, worker: Worker, args: Any) -> None:
+    def __init__(self, args: Any) -> None:
         super().__init__(None, args)
-        self.worker = worker
-        self.round = 0
         self._message: Mapping[str, Tensor] = {}
 
     def get_model_params(self) -> Mapping[str, Tensor]:
@@ -50,6 +48,15 @@ class WorkerTrainer(ClientTrainer):
 
     def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
         self._message = model_parameters
+
+
+class WorkerTrainer(MessageTrainer):
+    """It over a :class:`Worker`."""
+
+    def __init__(self, worker: Worker, args: Any) -> None:
+        super().__init__(args)
+        self.worker = worker
+        self.round = 0
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
         """Train client ``self.id``, which the host sets before each call."""

@@ -10,13 +10,11 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import expanded
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.federation.server import Server, Snapshot
     from calfat_plugin.federation.worker import Worker
+    from calfat_plugin.host.executors import Workers
     from calfat_plugin.host.transports.base import Transport
 
 #: Of FedML; the patches in ``launch.py`` are for these.
@@ -35,13 +34,6 @@ _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of stati
 _LIMIT_FLOOR = 1_000_000
 #: Opens this process's transport from its rank and the largest message that it accepts, in bytes.
 OpenTransport = Callable[[int, int], "Transport"]
-
-
-class WorkerProcess(NamedTuple):
-    """A process on this machine that trains clients, and the pipe to it."""
-
-    process: BaseProcess
-    pipe: Connection
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class ServerTask:
         client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
         used: client to the last round in which its update was used, for a resumed cross-silo run.
         scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
-        workers: the processes that train instead of this one, where a simulation was given some.
+        workers: train a simulation's clients; None: this process does.
         start_elsewhere: in a simulation: picklable; makes what trains any client, in a process that the host starts.
     """
 
@@ -65,7 +57,7 @@ class ServerTask:
     client_states: MutableMapping[int, State] = field(default_factory=dict)
     used: Mapping[int, int] = field(default_factory=dict)
     scratch: Path | None = None
-    workers: Sequence[WorkerProcess] = ()
+    workers: Workers | None = None
     start_elsewhere: Callable[[], Worker] | None = None
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calfat_plugin import returned
 from calfat_plugin.entries import ModelEntry
-from calfat_plugin.errors import HostError, listed
+from calfat_plugin.errors import HostError, did_you_mean, listed, one_line
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.installed import refuse_without_fedml, refuse_without_flower
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
-from calfat_plugin.recipe.schema import BACKENDS, TRAINING_TYPES
+from calfat_plugin.recipe.schema import BACKENDS, DASK, MPI, PROCESSES, TRAINING_TYPES
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from calfat_plugin.results import EvaluationResult
 
 BACKEND: KeyPath = ("comm_args", "backend")
+EXECUTOR: KeyPath = ("calfat", "runtime", "executor")
 
 
 class Package(NamedTuple):
@@ -37,18 +39,20 @@ class Package(NamedTuple):
     extra: str
 
 
+#: What the executors of other packages need.
+_ENGINES = {MPI: Package("mpi4py", "mpi4py", "mpi"), DASK: Package("distributed", "distributed", "dask")}
+
+
 class Runtime(ABC):
     """One way to run an experiment. A subclass is final and holds nothing but the experiment.
 
     Attributes:
         is_cross_silo: whether each process is a party with data of its own, and not a worker for any client.
-        is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
         trains_elsewhere: whether the host itself starts the processes that train a simulation's clients.
         package: what the backend needs beside the host.
     """
 
     is_cross_silo: ClassVar[bool] = False
-    is_mpi_job: ClassVar[bool] = False
     trains_elsewhere: ClassVar[bool] = False
     package: ClassVar[Package | None] = None
 
@@ -85,12 +89,19 @@ class Runtime(ABC):
         Raises:
             RecipeError: with place, key path and what to write instead.
         """
-        if self.package is not None and importlib.util.find_spec(self.package.module) is None:
+        self._refuse_without(self.package, BACKEND, self.experiment.comm.backend)
+        executor, scheduler = self.experiment.runtime.executor, self.experiment.runtime.scheduler
+        if executor != PROCESSES and not isinstance(self, Simulation):
             raise self._error(
-                BACKEND,
-                f"{self.experiment.comm.backend} needs the package {self.package.distribution}: "
-                f"pip install 'calfat-plugin[{self.package.extra}]'.",
+                EXECUTOR,
+                f"'{executor}' trains the clients of FedML's simulation, and this run has processes of its own for "
+                "them. Remove the key.",
             )
+        if (executor == DASK) != (scheduler is not None):
+            complaint = "there is no address. Write that of Dask's scheduler, such as tcp://10.0.0.1:8786."
+            if scheduler is not None:
+                complaint = f"'{scheduler}' has no effect: it is for calfat.runtime.executor: {DASK}. Remove the key."
+            raise self._error(("calfat", "runtime", "scheduler"), complaint)
 
     def refuse_without_host(self) -> None:
         """Refuse to run where the framework that runs the rounds is not installed; to check a recipe needs none.
@@ -108,6 +119,13 @@ class Runtime(ABC):
             HostError: the installed host is of an untested version, or the other processes do not come.
             UpdateError: a round without a single usable update.
         """
+
+    def _refuse_without(self, package: Package | None, path: KeyPath, what: str) -> None:
+        if package is not None and importlib.util.find_spec(package.module) is None:
+            raise self._error(
+                path,
+                f"{what} needs the package {package.distribution}: pip install 'calfat-plugin[{package.extra}]'.",
+            )
 
     def _error(self, path: KeyPath, complaint: str) -> Exception:
         return self.experiment.document.error(path, complaint)
@@ -156,7 +174,7 @@ class CrossSilo(Runtime):
     def security_warnings(self, rank: int) -> Iterator[str]:
         if self.is_unprotected and rank == 0:
             yield UNPROTECTED
-        if not self.is_mpi_job and (tls := self.experiment.silo.tls) is not None:
+        if (tls := self.experiment.silo.tls) is not None:
             from calfat_plugin.host.transports.certificates import exposed_key
 
             yield from filter(None, [exposed_key(tls, rank)])
@@ -164,7 +182,7 @@ class CrossSilo(Runtime):
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.server import run_server
 
-        return run_server(task, self.open_transport, all_come=self.is_mpi_job)
+        return run_server(task, self.open_transport)
 
     def run_client(self, task: ClientTask) -> None:
         """Be a client until the server says that the run is over; see ``host.silo.client.run_client``."""
@@ -173,24 +191,7 @@ class CrossSilo(Runtime):
         run_client(task, self.open_transport)
 
 
-class _Listening(CrossSilo):
-    """Backends whose recipe may say where each party listens."""
-
-    def _refuse_insecure(self) -> None:
-        silo = self.experiment.silo
-        exposed = [str(address) for address in silo.addresses if not address.is_loopback]
-        if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
-            exposed.append(silo.bind)
-        if exposed and silo.tls is None:
-            raise self._error(
-                ("calfat", "silo"),
-                f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
-                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
-                "network in which everyone may read and join.",
-            )
-
-
-class CrossSiloGRPC(_Listening):
+class CrossSiloGRPC(CrossSilo):
     """Parties that call each other over gRPC."""
 
     package = Package("grpc", "grpcio", "grpc")
@@ -208,17 +209,18 @@ class CrossSiloGRPC(_Listening):
 
         return GRPCTransport(rank, self.experiment.silo, max_message)
 
-
-class CrossSiloMPI(_Listening):
-    """Parties that are the processes of one MPI job."""
-
-    is_mpi_job = True
-    package = Package("mpi4py", "mpi4py", "mpi")
-
-    def open_transport(self, rank: int, max_message: int) -> Transport:
-        from calfat_plugin.host.transports.mpi import MPITransport
-
-        return MPITransport(rank, self.num_processes, max_message)
+    def _refuse_insecure(self) -> None:
+        silo = self.experiment.silo
+        exposed = [str(address) for address in silo.addresses if not address.is_loopback]
+        if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
+            exposed.append(silo.bind)
+        if exposed and silo.tls is None:
+            raise self._error(
+                ("calfat", "silo"),
+                f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
+                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
+                "network in which everyone may read and join.",
+            )
 
 
 class CrossSiloMQTT(CrossSilo):
@@ -268,36 +270,52 @@ class CrossSiloMQTT(CrossSilo):
 
 
 class Simulation(Runtime):
-    """FedML's simulator in one process; with workers, its MPI simulator over pipes to processes of this machine."""
+    """FedML's simulator in one process, which may have its clients trained by workers."""
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        executor = self.experiment.executor
+        if executor in _ENGINES:
+            path = EXECUTOR if self.experiment.document.has(EXECUTOR) else BACKEND
+            self._refuse_without(_ENGINES[executor], path, executor)
+        elif executor != PROCESSES:
+            self.executor_factory()
+
+    def executor_factory(self) -> Callable[[], Executor]:
+        """What makes the user's own executor.
+
+        Raises:
+            RecipeError: ``calfat.runtime.executor`` names nothing that can be called.
+        """
+        name = self.experiment.executor
+        module_name, _, attribute = name.partition(":")
+        if not (module_name and attribute):
+            known = (PROCESSES, *_ENGINES)
+            raise self._error(
+                EXECUTOR,
+                f"got '{name}', expected one of {', '.join(known)}, or package.module:factory of your own."
+                f"{did_you_mean(name, known)}",
+            )
+        try:
+            factory: Any = getattr(importlib.import_module(module_name), attribute)
+        except Exception as error:  # somebody else's module may fail to import in any way
+            raise self._error(
+                EXECUTOR,
+                f"'{name}' cannot be imported ({type(error).__name__}: {error}). Is it installed, or on PYTHONPATH?",
+            ) from error
+        if not callable(factory):
+            raise self._error(
+                EXECUTOR,
+                f"'{name}' is {one_line(factory)}; expected a function without arguments that returns a "
+                "concurrent.futures.Executor.",
+            )
+        made: Callable[[], Executor] = factory
+        return made
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        if not task.workers:
-            from calfat_plugin.host.simulation import simulate
+        from calfat_plugin.host.simulation import simulate
 
-            return simulate(task)
-        from calfat_plugin.host.mpi_simulation import run_server
-        from calfat_plugin.host.transports.pool import PipeWorkers
-
-        return run_server(task, PipeWorkers(task.workers))
-
-
-class MPISimulation(Simulation):
-    """FedML's simulator as an MPI job: a server, and workers that share the clients of a round."""
-
-    is_mpi_job = True
-    package = Package("mpi4py", "mpi4py", "mpi")
-
-    @property
-    def num_processes(self) -> int:
-        return self.experiment.clients_per_round + 1  # of those that --local starts; mpiexec may start others
-
-    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        if task.workers:
-            return super().run_server(task)
-        from calfat_plugin.host.mpi_simulation import run_server
-        from calfat_plugin.host.transports.mpi import MPIWorkers
-
-        return run_server(task, MPIWorkers())
+        return simulate(task)
 
 
 # --- Flower: its engine runs the rounds, in a simulation or between SuperNodes ----------------------------------------
@@ -383,8 +401,8 @@ class FlowerSilos(Flower):
 #: Host to training type to backend to runtime. Where a host has its own backends, the runtime itself refuses FedML's.
 _RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
     "fedml": {
-        "simulation": {"sp": Simulation, "MPI": MPISimulation},
-        "cross_silo": {"GRPC": CrossSiloGRPC, "MPI": CrossSiloMPI, "MQTT_S3": CrossSiloMQTT},
+        "simulation": {"sp": Simulation, "MPI": Simulation},
+        "cross_silo": {"GRPC": CrossSiloGRPC, "MQTT_S3": CrossSiloMQTT},
     },
     "flower": {
         "simulation": dict.fromkeys(BACKENDS, FlowerSimulation),
@@ -407,8 +425,8 @@ def runtime_of(experiment: Experiment) -> Runtime:
         complaint = f"'{backend}' cannot carry a cross-silo run; write {', '.join(runtimes)}."
     else:
         complaint = (
-            f"'{backend}' carries cross-silo runs only: the host simulates in one process (sp) or in an MPI job (MPI). "
-            "Write one of these, or common_args.training_type: cross_silo for one process a party."
+            f"'{backend}' carries cross-silo runs only. Write sp for a simulation (calfat.runtime.executor says who "
+            "trains its clients), or common_args.training_type: cross_silo for one process a party."
         )
     raise experiment.document.error(BACKEND, complaint)
 

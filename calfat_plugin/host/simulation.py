@@ -2,11 +2,12 @@
 
 The round loop is FedML's own ``FedAvgAPI.train``. Its simulator ignores custom trainers and aggregators, so we derive
 from the API, hand in our own trainer, and override the three steps that are ours: sampling, aggregation, evaluation.
+With workers, the loop asks for one client after another as ever, and gets what they have trained meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,58 +20,99 @@ from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.adapters import WorkerTrainer
+from calfat_plugin.host.adapters import MessageTrainer, WorkerTrainer
 from calfat_plugin.host.arguments import ServerTask, host_arguments
+from calfat_plugin.host.executors import Workers
 from calfat_plugin.results import EvaluationResult, State
 
 
 class SimulationTrainer(WorkerTrainer):
-    """A trainer whose clients' new states wait in the worker until the server has used their updates."""
+    """Trains each client in this process, when the host asks for it.
+
+    Attributes:
+        states: client of the round to its new state, which waits here until the server has used its update.
+    """
 
     def __init__(self, worker: Worker, args: Any, client_states: Mapping[int, State]) -> None:
         super().__init__(worker, args)
         self._kept = client_states
+        self.states: dict[int, State] = {}
+
+    def begin(self, round: int, clients: Sequence[int], downlink: Wire) -> None:
+        """Begin a round."""
+        self.round = round
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
         """Train client ``self.id``."""
         self.worker.client_states[self.id] = self._kept.get(self.id, {})
         super().train(train_data, device, args)
+        self.states[self.id] = self.worker.client_states.pop(self.id)
+
+
+class AheadTrainer(MessageTrainer):
+    """Has all clients of a round trained by workers from its beginning on; otherwise as above."""
+
+    def __init__(self, workers: Workers, args: Any, client_states: Mapping[int, State]) -> None:
+        super().__init__(args)
+        self._workers, self._kept = workers, client_states
+        self.states: dict[int, State] = {}
+
+    def begin(self, round: int, clients: Sequence[int], downlink: Wire) -> None:
+        """Begin a round."""
+        self._workers.submit(round, clients, downlink, self._kept)
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Wait for client ``self.id``."""
+        self._message, self.states[self.id] = self._workers.result(self.id)
 
 
 class SimulationAPI(FedAvgAPI):
-    """FedML's FedAvg simulation, driving a server and a worker of ours; ``args.comm_round`` are the rounds to do."""
+    """FedML's FedAvg simulation, driving our server; ``args.comm_round`` are the rounds to do."""
 
-    def __init__(self, args: Any, worker: Worker, task: ServerTask) -> None:
-        self.server, self.worker, self.on_round = task.server, worker, task.on_round
-        self.client_states = task.client_states
-        dataset = self.server.dataset
-        self.trainer = SimulationTrainer(worker, args, task.client_states)
+    def __init__(self, args: Any, task: ServerTask) -> None:
+        self.server, self.on_round, self.client_states = task.server, task.on_round, task.client_states
+        server, dataset = self.server, self.server.dataset
+        self.trainer: SimulationTrainer | AheadTrainer
+        if task.workers is None:
+            worker = Worker(server.experiment, dataset, task.shards, server.device, server.observer)
+            self.trainer = SimulationTrainer(worker, args, task.client_states)
+        else:
+            self.trainer = AheadTrainer(task.workers, args, task.client_states)
         self.clients: tuple[int, ...] = ()
-        counts = {client: worker.num_examples(client) for client in worker.shards}
-        nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
+        self.num_examples = {client: len(shard) for client, shard in task.shards.items()}
+        nothing = dict.fromkeys(self.num_examples)  # who trains has the data; the host only passes these around
+        counts = self.num_examples
         super().__init__(
             args,
-            self.server.device,
+            server.device,
             [sum(counts.values()), len(dataset.test), None, None, counts, nothing, nothing, dataset.num_classes],
             torch.nn.Identity(),  # the host builds a trainer of its own around it, which is then replaced
         )
         self.model_trainer = self.trainer
-        self.trainer.set_model_params(self.server.downlink())
+        self.trainer.set_model_params(server.downlink())
+        self._begin_round()
 
     def _setup_clients(self, num_dict: Any, train_dict: Any, test_dict: Any, model_trainer: Any) -> None:
         super()._setup_clients(num_dict, train_dict, test_dict, self.trainer)
 
+    def _begin_round(self) -> None:
+        """The next round, if there is one; largest clients first: one that begins last keeps the others waiting."""
+        server, round = self.server, self.server.round + 1
+        if round <= server.experiment.num_rounds:
+            clients = sorted(server.clients_of(round), key=lambda client: -self.num_examples[client])
+            self.trainer.begin(round, clients, server.downlink())
+
     def _client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
-        self.trainer.round = self.server.round + 1
-        self.clients = self.server.start_round(self.trainer.round)
+        self.clients = self.server.start_round(self.server.round + 1)
         return list(self.clients)
 
     def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> Wire:
         uploads = dict(zip(self.clients, w_locals, strict=True))
-        aggregated = self.server.aggregate_round(self.trainer.round, uploads)
+        aggregated = self.server.aggregate_round(self.server.round + 1, uploads)
         for client in aggregated.clients:  # the others keep what they kept
-            self.client_states[client] = self.worker.client_states[client]
-        self.worker.client_states.clear()
+            self.client_states[client] = self.trainer.states[client]
+        self.trainer.states.clear()
+        self._begin_round()  # workers train while this process evaluates
         self.on_round(self.server.evaluate_round(aggregated), self.server.snapshot(self.client_states))
         return self.server.downlink()
 
@@ -89,13 +131,13 @@ def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds through FedML's simulator, then the final evaluation.
 
     Raises:
-        HostError: the installed host is of an untested version.
+        HostError: the installed host is of an untested version, or a client cannot be trained.
         UpdateError: a round without a single usable update.
+        WorkerError: a bug showed in a worker.
     """
     server = task.server
-    worker = Worker(server.experiment, server.dataset, task.shards, server.device, server.observer)
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round
     if args.comm_round > 0:  # else the run was stopped in its final evaluation
-        run_host(args, server.device, lambda args: SimulationAPI(args, worker, task))
+        run_host(args, server.device, lambda args: SimulationAPI(args, task))
     return server.final_evaluation(task.scratch)

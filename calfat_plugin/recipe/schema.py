@@ -51,8 +51,11 @@ class Host(NamedTuple):
 HOSTS: Mapping[str, Host] = {"fedml": Host("FedML", "fedml"), "flower": Host("Flower", "flwr", "flower")}
 
 
-#: How parties of FedML communicate.
+#: How parties of FedML communicate; in a simulation, MPI is FedML's name for an executor.
 BACKENDS = ("sp", "MPI", "GRPC", "MQTT_S3")
+
+#: Executors by name: what trains the clients of a simulation side by side.
+PROCESSES, MPI, DASK = "processes", "mpi", "dask"
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ class CommArgs:
         "sp",
         choices=BACKENDS,
         refused={"NCCL": "the host's NCCL simulator is not in its wheel (fedml 0.9.6, simulation/simulator.py:220)"},
-        help="sp: one process; the others: one process per party",
+        help="sp: one process; GRPC, MQTT_S3: one process per party; MPI, in a simulation: as "
+        "`calfat.runtime.executor: mpi`",
     )
 
 
@@ -224,6 +228,12 @@ class RuntimeOptions:
         help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
         "the GPU has units for it, else fp32",
     )
+    executor: str = option(
+        PROCESSES,
+        help="what trains the clients of a simulation: processes (this one, or `--workers N` of this machine), mpi, "
+        "dask, or package.module:factory of a `concurrent.futures.Executor`",
+    )
+    scheduler: str | None = option(None, help="address of Dask's scheduler, such as tcp://10.0.0.1:8786; null: no Dask")
 
 
 @dataclass(frozen=True)
@@ -429,6 +439,12 @@ class Recipe(CalfatSection):
     def seed(self) -> int:
         """The run's seed, from which every random stream is derived."""
         return self.common.random_seed
+
+    @property
+    def executor(self) -> str:
+        """What trains the clients of a simulation; ``--workers`` has precedence."""
+        chosen = self.runtime.executor
+        return MPI if self.comm.backend == "MPI" and chosen == PROCESSES else chosen
 
     @property
     def host(self) -> Host:

@@ -24,9 +24,6 @@ class Row(NamedTuple):
 def spending(profile: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
     """(title, rows) of the rounds together, and of the final evaluation; without the parts that the run did not reach.
 
-    Where workers trained the clients, the rounds have a second table: what all workers spent, summed. There the whole
-    is the seconds of the rounds times the number of workers.
-
     Args:
         profile: contents of ``profile.json``; it may be empty.
     """
@@ -34,10 +31,6 @@ def spending(profile: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
     others = [part for part in profile.get("parts", ()) if part not in rounds]
     title = f"a round of {profile.get('method')}, mean of {counted(len(rounds), 'round')}"
     titled = [(title, rounds)] if rounds else []
-    if shares := [part for part in rounds if part.get("workers")]:
-        number = max(part["workers"]["number"] for part in shares)
-        summed = [{"seconds": number * part["seconds"], "spans": part["workers"]["spans"]} for part in shares]
-        titled.append((f"the same in {counted(number, 'worker')}, summed", summed))
     titled += [(part["name"], [part]) for part in others]
     return [(title, list(_rows(parts))) for title, parts in titled]
 

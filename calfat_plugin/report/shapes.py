@@ -72,7 +72,7 @@ RESULTS = {
 }
 ENVIRONMENT = {"command?": [ANYTHING], "versions?": {}, "plugins?": [ANYTHING], "plugins_not_loaded?": [ANYTHING]}
 _SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
-_PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
+_PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS}
 PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
 ATTACKS = {

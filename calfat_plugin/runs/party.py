@@ -13,22 +13,19 @@ A client has a directory of its own. A worker has none: the run directory is the
 from __future__ import annotations
 
 import logging
-import math
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing import current_process
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
-from calfat_plugin.experiment import Experiment, going_further
+from calfat_plugin.experiment import going_further
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -48,15 +45,15 @@ from calfat_plugin.runs.request import Request, checked_experiment
 
 log = logging.getLogger(__name__)
 
-_LIVES: list[ExitStack] = []  # what is entered until this process ends
-_LAST_WORDS = 60.0  # seconds in which a worker's error reaches the server
+_LIFE = ExitStack()  # what a worker enters until its process ends
+_RANKS_ON_MACHINE = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # MPICH's, Open MPI's, srun's
 
 
 class PartyDirectory(RunDirectory):
     """A client's run directory."""
 
     without_resume = "Start without --resume: the server sends this client the current round."
-    finished_too = True  # the server may be in its final evaluation, and an MPI job lacks none of its processes
+    finished_too = True  # the server may be in its final evaluation
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
     def _files(self) -> list[Path]:
@@ -124,7 +121,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         states = _States(directory.last_checkpoint.parent, client)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
-        if done >= experiment.num_rounds and not runtime.is_mpi_job:  # of such a job's processes, none may be missing
+        if done >= experiment.num_rounds:
             further = going_further(experiment.as_run(), done, "all parties")
             say(f"client {client} of {name} is finished after {done} rounds. {further}")
             return
@@ -201,63 +198,25 @@ def train_round(
         return worker.num_examples(client), wire
 
 
-def run_worker(request: Request, rank: int) -> None:
-    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over."""
-    with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
-        from calfat_plugin.host import mpi_simulation  # first: it prepares FedML's import
-        from calfat_plugin.host.transports import mpi_job
-        from calfat_plugin.host.transports.mpi import MPITransport
-
-        with MPITransport(rank, mpi_job.size(), max_message=sys.maxsize) as transport:
-            transport.patience = math.inf  # processes of one job live and die together
-            with _ready_to_train(request.experiment, mpi_job.rank_on_machine(), request.profile) as ready:
-                mpi_simulation.run_worker(*ready, transport)
-
-
-def run_local_worker(
-    document: Document, threads: int, rank: int, pipe: Connection, log_file: Path, profile: bool
-) -> None:
-    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it.
+def any_clients_worker(document: Document, threads: int, log_file: Path) -> Worker:
+    """What trains any client in a process of an executor, or of a host, for as long as it lives.
 
     Args:
         threads: of torch in the server's process: the last bits depend on it.
-    """
-    torch.set_num_threads(threads)
-    with log_to(log_file):
-        from calfat_plugin.host import mpi_simulation  # as above
-        from calfat_plugin.host.transports.pool import PipeTransport, trouble
-
-        with PipeTransport(rank, pipe) as transport:
-            try:
-                with _ready_to_train(checked_experiment(document), rank - 1, profile) as ready:
-                    mpi_simulation.run_worker(*ready, transport)
-            except Exception as error:
-                transport.send_now(trouble(rank, error), _LAST_WORDS)
-
-
-def any_clients_worker(document: Document, threads: int, log_file: Path, profile: bool) -> Worker:
-    """What trains any client in a process that the host has started, for as long as it lives.
-
-    Args:
-        threads: of torch in the server's process: the last bits depend on it, and the host would choose another number.
         log_file: the server's, where this machine has it.
     """
     torch.set_num_threads(threads)
-    life = ExitStack()
-    life.enter_context(log_to(log_file if log_file.exists() else Path(os.devnull)))
-    worker = Worker(*life.enter_context(_ready_to_train(checked_experiment(document), 0, profile)), RunObserver())
-    _LIVES.append(life)
-    return worker
+    _LIFE.close()  # of another run
+    _LIFE.enter_context(log_to(log_file if log_file.exists() else Path(os.devnull)))
+    experiment = checked_experiment(document)
+    device = pick_device(experiment, lambda text: None, _number_on_machine())  # the server warns
+    dataset = experiment.load_dataset()
+    return Worker(experiment, dataset, shards_of(experiment, dataset, device), device, RunObserver())
 
 
-@contextmanager
-def _ready_to_train(
-    experiment: Experiment, number: int, profile: bool
-) -> Iterator[tuple[Experiment, Dataset, Mapping[int, ImageData], torch.device]]:
-    """What the ``number``-th worker of a machine, counted from 0, needs to train any client, and perhaps to measure."""
-    with using_threads(experiment):
-        device = pick_device(experiment, lambda text: None, number)  # the server warns
-        dataset = experiment.load_dataset()
-
-        with profiling(new_profile(device) if profile else None):
-            yield experiment, dataset, shards_of(experiment, dataset, device), device
+def _number_on_machine() -> int:
+    """This process among the workers of its machine, counted from 0, as whoever started it has told it."""
+    number = current_process().name.rpartition("-")[2]  # of Python's own processes, counted from 1
+    if number.isdecimal():
+        return int(number) - 1
+    return next((int(os.environ[name]) for name in _RANKS_ON_MACHINE if os.environ.get(name, "").isdecimal()), 0)

@@ -122,7 +122,8 @@ def run(
 
         profile = new_profile(device) if request.profile else None
         try:
-            with profiling(profile), workers.running(request, directory.log) as processes, writer:
+            start = workers.elsewhere(request, directory.log)
+            with profiling(profile), workers.running(request, start, observer, warn) as crew, writer:
                 states = writer.client_states
 
                 def worker() -> Worker:
@@ -139,8 +140,8 @@ def run(
                     writer.client_states,
                     used,
                     directory.evaluation,
-                    processes,
-                    workers.elsewhere(request, directory.log),
+                    crew,
+                    start,
                     warn,
                 )
                 evaluations = runtime.run_server(task)

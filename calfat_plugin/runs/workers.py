@@ -1,28 +1,34 @@
-"""The processes that train a simulation's clients side by side on this machine: how many, their start and their end.
+"""The executors that train a simulation's clients side by side: how many processes, their start and their end.
 
-They are forked from a process that has imported PyTorch and FedML and does nothing else (Python's ``forkserver``), so
-that they start at once, however many they are, and take over no thread, lock or GPU of this one.
+Those of this machine are forked from a process that has imported PyTorch and FedML and does nothing else (Python's
+``forkserver``), so that they start at once, however many they are, and take over no thread, lock or GPU of this one.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.compat import num_cores
-from calfat_plugin.errors import HostError, RunError
+from calfat_plugin.errors import HostError, RunError, one_line
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import WorkerProcess
-from calfat_plugin.host.runtimes import Runtime
+from calfat_plugin.host.executors import OpenExecutor, Workers, started
+from calfat_plugin.host.runtimes import EXECUTOR, Runtime, Simulation, runtime_of
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.recipe.schema import DASK, MPI, PROCESSES
 from calfat_plugin.runs.request import Request
 
 if TYPE_CHECKING:
@@ -33,11 +39,11 @@ AUTO, OPTION = "auto", "--workers"
 _PRELOADED = [
     "calfat_plugin.host.launch",  # the first to import torch
     "calfat_plugin.runs.party",
-    "calfat_plugin.host.mpi_simulation",
+    "calfat_plugin.trainers.loop",
     "calfat_plugin.builtin",
 ]
 _FOR_US = (signal.SIGINT, signal.SIGHUP)
-_GRACE = 5.0  # seconds that a worker has to end after SIGTERM
+_TO_CONNECT = 30  # seconds
 
 
 def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:
@@ -72,11 +78,6 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
             f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."
         )
-    if runtime.is_mpi_job:
-        from calfat_plugin.host.transports import mpi_job
-
-        if mpi_job.size() > 1:
-            raise RunError(f"{option} starts its own processes. Leave it out in an MPI job, which has some already.")
 
 
 def _fitting(experiment: Experiment) -> int:
@@ -90,13 +91,42 @@ def _fitting(experiment: Experiment) -> int:
 
 
 def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
-    """What a process that the host starts calls to train any client; picklable."""
+    """What a process of an executor calls to train any client; picklable."""
     import torch
 
     from calfat_plugin.runs.party import any_clients_worker
 
-    document, threads = request.experiment.document, torch.get_num_threads()
-    return partial(any_clients_worker, document, threads, log.absolute(), request.profile)
+    return partial(any_clients_worker, request.experiment.document, torch.get_num_threads(), log.absolute())
+
+
+def running(
+    request: Request, start: Callable[[], Worker], observer: RunObserver, warn: Callable[[str], None]
+) -> AbstractContextManager[Workers | None]:
+    """The workers that a simulation is to have, from their start to their end; None: this process trains.
+
+    Args:
+        start: see :func:`elsewhere`.
+
+    Raises (when entered):
+        HostError: the system starts no more processes, or an executor cannot be reached.
+        RecipeError: the user's own executor is none.
+    """
+    runtime, executor = runtime_of(request.experiment), request.experiment.executor
+    open_executor: OpenExecutor
+    if request.workers:
+        executor, open_executor = PROCESSES, partial(_processes, request.workers, start)
+    elif executor == PROCESSES or not isinstance(runtime, Simulation):
+        return nullcontext()
+    elif executor == MPI:
+        open_executor = _mpi
+    elif executor == DASK:
+        open_executor = partial(_dask, request.experiment)
+    else:
+        open_executor = partial(_own, runtime)
+    return Workers(executor, open_executor, start, observer, warn)
+
+
+# --- processes of this machine ----------------------------------------------------------------------------------------
 
 
 def prepare() -> None:
@@ -118,40 +148,55 @@ def prepare() -> None:
         raise _cannot_start(error) from None
 
 
-@contextmanager
-def running(request: Request, log: Path) -> Iterator[list[WorkerProcess]]:
-    """Start workers, and end those that still run at the end.
+class _Pool(ProcessPoolExecutor):
+    """Starts its processes when tasks come, without the program that this process runs.
 
-    Raises:
-        HostError: the system starts no more processes.
+    Python would import that in each of them, and so run a script again.
     """
-    workers: list[WorkerProcess] = []
-    try:
-        for rank in range(1, request.workers + 1):
-            workers.append(_start(rank, request, log))
-        yield workers
-    finally:
-        _end(workers)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except (OSError, EOFError) as error:
+            raise _cannot_start(error) from None
+        finally:
+            sys.modules["__main__"] = program
 
 
-def _start(rank: int, request: Request, log: Path) -> WorkerProcess:
-    import torch
-
-    from calfat_plugin.runs.party import run_local_worker
-
+@contextmanager
+def _processes(number: int, start: Callable[[], Worker]) -> Iterator[Executor]:
+    """So many processes, which end with this one, however it ends."""
     context = multiprocessing.get_context("forkserver")
-    document, threads = request.experiment.document, torch.get_num_threads()
     try:
-        ours, theirs = context.Pipe()
-        # Hide the program for a while: Python would import it in each process that we start, and so run a script again.
-        hidden = mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")})
-        with theirs, hidden:  # our copy of it; a worker's end is seen when no process has it open any more
-            arguments = (document, threads, rank, theirs, log, request.profile)
-            process = context.Process(target=run_local_worker, args=arguments)
-            process.start()
-    except (OSError, EOFError) as error:
+        theirs, ours = context.Pipe(duplex=False)
+        pool = _Pool(number, context, initializer=_end_with, initargs=(theirs,))
+    except OSError as error:
         raise _cannot_start(error) from None
-    return WorkerProcess(process, ours)
+    try:
+        for _ in range(number):  # they get ready while this process does
+            pool.submit(_get_ready, pickle.dumps(start))
+        yield pool
+    finally:
+        ours.close()
+        pool.shutdown()
+        theirs.close()
+
+
+def _end_with(leader: Connection) -> None:
+    """End this process at once when nobody has the other end of this pipe open any more."""
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            leader.recv()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="leader", daemon=True).start()
+
+
+def _get_ready(start: bytes) -> None:
+    with suppress(Exception):  # the first client will say what is wrong
+        started(start)
 
 
 def _cannot_start(error: Exception) -> HostError:
@@ -162,12 +207,68 @@ def _cannot_start(error: Exception) -> HostError:
     )
 
 
-def _end(workers: list[WorkerProcess]) -> None:
-    """End whoever still runs: politely, then not."""
-    for process, _ in workers:
-        process.terminate()
-    for process, _ in workers:
-        process.join(_GRACE)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+# --- elsewhere --------------------------------------------------------------------------------------------------------
+
+
+def mpi_workers() -> int:
+    """How many processes of this MPI job train.
+
+    Raises:
+        HostError: this process does not lead a job of mpi4py.futures.
+    """
+    import mpi4py.MPI
+
+    others = int(mpi4py.MPI.COMM_WORLD.Get_size()) - 1
+    if others < 1 or "mpi4py.futures" not in sys.orig_argv:
+        raise HostError(
+            f"calfat.runtime.executor {MPI}: this process leads no workers of an MPI job. For 2 workers: mpiexec -n 3 "
+            "python -m mpi4py.futures -m calfat_plugin.cli.main run RECIPE, or without MPI: calfat run RECIPE "
+            "--workers 2."
+        )
+    return others
+
+
+@contextmanager
+def _mpi() -> Iterator[Executor]:
+    from mpi4py.futures import MPIPoolExecutor
+
+    mpi_workers()
+    with _released(MPIPoolExecutor()) as executor:
+        yield executor
+
+
+@contextmanager
+def _dask(experiment: Experiment) -> Iterator[Executor]:
+    from distributed import Client
+
+    address = experiment.runtime.scheduler
+    try:
+        client = Client(address, timeout=_TO_CONNECT, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise experiment.document.error(
+            ("calfat", "runtime", "scheduler"), f"no scheduler of Dask answers at '{address}' ({error})."
+        ) from error
+    with client:
+        yield client.get_executor(pure=False)
+
+
+@contextmanager
+def _own(runtime: Simulation) -> Iterator[Executor]:
+    name, factory = runtime.experiment.executor, runtime.executor_factory()
+    fail = partial(runtime.experiment.document.error, EXECUTOR)
+    try:
+        executor = factory()
+    except Exception as error:  # somebody else's
+        raise fail(f"'{name}' has made no executor ({type(error).__name__}: {error}).") from error
+    if not isinstance(executor, Executor):
+        raise fail(f"'{name}' returned {one_line(executor)}; expected a concurrent.futures.Executor.")
+    with _released(executor):
+        yield executor
+
+
+@contextmanager
+def _released(executor: Executor) -> Iterator[Executor]:
+    try:
+        yield executor
+    finally:  # a stopped run does not wait for the clients under way
+        executor.shutdown(wait=False, cancel_futures=True)

@@ -76,7 +76,7 @@ def over_flower(aggregator: str, reply: Callable[[Message], Message]) -> Outcome
     server, wires, records = begun(aggregator), honest_wires(aggregator), list[RoundRecord]()
 
     def trains(message: Message, context: Context) -> Answer:
-        return Answer(10, Wire(wires[fields_of(message)["client"]]), {}, [])
+        return Answer(10, Wire(wires[fields_of(message)["client"]]), {})
 
     grid = MemoryGrid(app_that(trains), {client: {} for client in range(10, 10 + CLIENTS)})
     nodes = dict(enumerate(grid.get_node_ids()))

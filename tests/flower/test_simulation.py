@@ -56,8 +56,7 @@ def test_a_run_on_flower(tmp_path: Path) -> None:
     environment = json.loads((directory / "environment.json").read_text())
     assert environment["host"] == "flower"
     assert "Flower 1.41" in (directory / "report.html").read_text()
-    parts = json.loads((directory / "profile.json").read_text())["parts"]
-    assert any(part.get("workers", {}).get("number") == 2 for part in parts), parts
+    assert json.loads((directory / "profile.json").read_text())["parts"]
 
 
 def called(name: str, directory: Path) -> list[psutil.Process]:

@@ -248,7 +248,7 @@ def test_a_backend_that_carries_no_simulation(backend: str, snapshot: TextSnapsh
 def test_a_simulation_over_mpi_is_taken_where_its_package_is(
     monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
 ) -> None:
-    supported_runtime(experiment(comm_args__backend="MPI"))
+    assert supported_runtime(experiment(comm_args__backend="MPI")).experiment.executor == "mpi"
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # what find_spec takes for missing
     with snapshot.raises(RecipeError):
         supported_runtime(experiment(comm_args__backend="MPI"))

@@ -12,12 +12,10 @@ import torch
 
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.federation.wire import (
-    add_client_state,
     num_bytes,
     pack_downlink,
     pack_refusal,
     pack_update,
-    take_client_state,
     unpack_downlink,
     unpack_update,
 )
@@ -48,16 +46,10 @@ def test_a_copy_of_a_message_shares_nothing_with_it() -> None:
     assert torch.equal(C, torch.tensor([3.0]))
 
 
-def test_what_a_client_keeps_travels_beside_its_message_and_comes_apart_again() -> None:
+def test_an_update_arrives_as_it_was_sent_but_for_what_the_client_keeps() -> None:
     wire = pack_update(LocalUpdate({"w": W}, 5, extras={"scaffold/change/w": C}, metrics={"loss": 0.5}))
-    whole = add_client_state(wire, {"scaffold/c/w": C, "personal/n": W})
-    assert sorted(whole) == [
-        *("client/personal/n", "client/scaffold/c/w", "metric/loss", "scaffold/change/w", "w"),
-    ]
-    message, kept = take_client_state(whole)
-    assert kept == {"scaffold/c/w": C, "personal/n": W}
-    assert message == wire
-    update = unpack_update(message, 5)
+    assert sorted(wire) == ["metric/loss", "scaffold/change/w", "w"]
+    update = unpack_update(wire, 5)
     assert (update.num_examples, update.metrics) == (5, {"loss": 0.5})
     assert (update.state, update.extras, update.client_state) == ({"w": W}, {"scaffold/change/w": C}, {})
 
@@ -136,8 +128,6 @@ def test_messages_are_what_the_host_takes_for_one_message() -> None:
         pack_downlink({"w": W}, {"scaffold/c/w": C}),
         pack_update(update),
         pack_refusal("no"),
-        add_client_state(pack_update(update), {}),
-        take_client_state(pack_update(update))[0],
     ):
         assert isinstance(wire, OrderedDict)
 

@@ -30,3 +30,14 @@ def recipe(tmp_path: Path) -> Path:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process leave out drawing their report, as the saboteur makes processes do."""
     monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+    """The current folder, with the recipe of ``mortals.py`` in it."""
+    from tests.runs.mortals import MORTAL, RECIPE
+
+    monkeypatch.syspath_prepend(str(MORTAL))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mortal.yaml").write_text(RECIPE)
+    return tmp_path

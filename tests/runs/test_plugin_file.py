@@ -69,7 +69,6 @@ def calfat_datasets():
 FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
 SMALL = "train_args.comm_round=3"
 CROSS_SILO = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
-OVER_MPI = "comm_args.backend=MPI"
 RUN = ("run", "tiny.yaml", "--plugin", str(FILE), "--set", SMALL)
 
 
@@ -198,9 +197,9 @@ def test_a_suite_passes_the_file_on(finished: Path, forgotten: None, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", [["--workers", "2"], ["--local", *CROSS_SILO], ["--local", "--set", OVER_MPI]])
+@pytest.mark.parametrize("door", [["--workers", "2"], ["--local", *CROSS_SILO]])
 def test_every_process_gets_the_file(warm: WarmServer, finished: Path, tmp_path: Path, door: list[str]) -> None:
-    """Workers of ours, the parties of a cross-silo run, and an MPI job: each ends with the bits of one process."""
+    """Workers and the parties of a cross-silo run: each ends with the bits of one process."""
     where = ("--run-dir", str(tmp_path / "run"))
     done = cold(*RUN, *where, *door, cwd=finished, env=environment(tmp_path / "home", finished))
     assert done.code == 0, done.out + done.err

@@ -25,7 +25,6 @@ if __name__ in ("__main__", "__mp_main__"):  # the second: a party's process, wh
 
 from tests.silo import broker
 from tests.silo.federation import Federation, global_model, read_rounds
-from tests.silo.mpi_jobs import Job
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"aggregator": {"name": "fedavg"}},
@@ -43,23 +42,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "ema": {"decay": 0.5},
     },
 }
-IN_SIMULATIONS: Mapping[str, Mapping[str, Any]] = {
-    "Attackers": {
-        "aggregator": {"name": "median"},
-        "clients": [
-            {"share": 0.4, "attacker": "gaussian_noise"},
-            {"smallest": 1, "attacker": "label_flip", "batch_size": 40},
-        ],
-    },
-}
 PARTICIPATION: Mapping[str, Mapping[str, int]] = {
     "all of 2": {"client_num_in_total": 2, "client_num_per_round": 2},
     "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2},
 }
 NUM_ROUNDS = 4  # of 2 of 3 clients: only then does one return that has sat out
-NUM_PROCESSES = 3  # of an MPI simulation: the server and two workers
 ACROSS_SILOS = {"common_args": {"training_type": "cross_silo"}}
-SIMULATION = {"common_args": {"training_type": "simulation"}}
 
 
 @dataclass(frozen=True)
@@ -69,37 +57,22 @@ class Case:
     method: str
     participation: str
 
-    @property
-    def num_parties(self) -> int:
-        """The server and the clients: processes of an MPI job."""
-        return 1 + PARTICIPATION[self.participation]["client_num_in_total"]
-
     def federation(self, folder: Path, **changes: Any) -> Federation:
         """Its recipe in a folder, with these changes."""
         train = {**PARTICIPATION[self.participation], "comm_round": NUM_ROUNDS}
-        method = {**METHODS, **IN_SIMULATIONS}[self.method]
-        federation = Federation(folder, train_args=train, **{**method, **changes})
+        federation = Federation(folder, train_args=train, **{**METHODS[self.method], **changes})
         federation.reports = False
         return federation
 
 
 class Tools(ExitStack):
-    """What runtimes share and keep: MPI jobs by their number of processes, broker and store, and hashes once found."""
+    """What runtimes share and keep: broker and store, and hashes once found."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.hashes: dict[tuple[str, Case], str] = {}
         self._folder = folder
-        self._jobs: dict[int, Job] = {}
-        self._count = 0
         self._services: dict[str, Any] = {}
-
-    def job(self, size: int) -> Job:
-        """The job of so many processes: the one under way, if its last command has not ended it."""
-        if size not in self._jobs or self._jobs[size].has_ended():
-            self._count += 1
-            self._jobs[size] = self.enter_context(Job(self._folder / f"job-{self._count}", size))
-        return self._jobs[size]
 
     def services(self) -> dict[str, Any]:
         """Broker and store, as the recipe names them below ``calfat.silo``."""
@@ -112,20 +85,6 @@ def simulator(case: Case, folder: Path, tools: Tools) -> Path:
     with case.federation(folder) as federation:
         federation.simulate()
         return federation.simulated
-
-
-def mpi_simulator(case: Case, folder: Path, tools: Tools) -> Path:
-    return _in_job(NUM_PROCESSES, case, folder, tools, **SIMULATION)
-
-
-def mpi(case: Case, folder: Path, tools: Tools) -> Path:
-    return _in_job(case.num_parties, case, folder, tools, **ACROSS_SILOS)
-
-
-def _in_job(size: int, case: Case, folder: Path, tools: Tools, **training_type: Any) -> Path:
-    federation = case.federation(folder, comm_args={"backend": "MPI"}, **training_type)
-    tools.job(size).run(["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))])
-    return federation.directory(0)
 
 
 def grpc(case: Case, folder: Path, tools: Tools) -> Path:
@@ -147,8 +106,6 @@ def mqtt_s3(case: Case, folder: Path, tools: Tools) -> Path:
 #: Name to a function that runs a case and returns the server's run directory.
 RUNTIMES: Mapping[str, Callable[[Case, Path, Tools], Path]] = {
     "simulator": simulator,
-    "MPI simulator": mpi_simulator,
-    "MPI": mpi,
     "GRPC": grpc,
     "MQTT_S3": mqtt_s3,
 }
@@ -192,8 +149,6 @@ def main() -> int:
     started, disagree = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as place, Tools(Path(place)) as tools:
         cases = [Case(method, participation) for method in METHODS for participation in PARTICIPATION]
-        for case in cases:
-            tools.job(case.num_parties)  # it imports while others run
         for case in cases:
             print(f"{case.method:<10}{case.participation:<10}", end="", flush=True)
             row = []

@@ -20,7 +20,6 @@ CASES = [
 #: States of server and clients, some of which wait, and methods of clients: messages differ most in these.
 GROUPS = parity.Case("Groups", "2 of 3")
 BUFFERS = parity.Case("FedRBN", "all of 2")
-#: ``test_mpi.py``, which has an MPI job, tries those runtimes.
 IN_EVERY_TEST = {("GRPC", GROUPS), ("MQTT_S3", GROUPS), ("MQTT_S3", BUFFERS)}
 
 
@@ -40,7 +39,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[parity.Tools]:
             marks=[needs_mosquitto] * (runtime == "MQTT_S3")
             + [pytest.mark.slow] * ((runtime, case) not in IN_EVERY_TEST),
         )
-        for runtime, case in itertools.product(("GRPC", "MPI simulator", "MPI", "MQTT_S3"), CASES)
+        for runtime, case in itertools.product(("GRPC", "MQTT_S3"), CASES)
     ],
 )
 def test_a_runtime_ends_with_the_simulators_model(

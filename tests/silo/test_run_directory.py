@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import re
@@ -113,8 +112,8 @@ def test_a_client_that_is_finished_is_told_how_to_go_further_if_it_can(
 
 
 def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
-    """All of an MPI job are resumed alike, also when the server was stopped in its final evaluation."""
-    silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=MPI")
+    """As the server may be, which was stopped in its final evaluation."""
+    silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=GRPC")
     request = Request(silos, None, True, [])
     with pytest.raises(RunError, match=r"\(none at all\)"):
         PartyDirectory.open(request, tmp_path)
@@ -148,9 +147,6 @@ def test_a_client_is_overwritten_with_the_run_that_finished_no_round(
     server.last_checkpoint.touch()
     with pytest.raises(RunError, match=r"^run: .* has checkpoints/last\.safetensors\."):
         party.take_part(request, runtime_of(silos), party.ALL, ["run", "a.yaml"], hint)
-    job = experiment("common_args.training_type=cross_silo", "comm_args.backend=MPI")
-    with pytest.raises(RunError, match=r"^run: .* has checkpoints/last\.safetensors\."):
-        party._be_client(dataclasses.replace(request, experiment=job), runtime_of(job), 1)
     assert client.recipe.exists()
 
     PartyDirectory.create(silos, Path("run/rank-1"), overwrite=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from flwr.app import Context, Message
@@ -13,8 +12,8 @@ from flwr.clientapp import ClientApp
 
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.host.executors import started
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, content, fields_of, tensors_of, trouble, update
-from calfat_plugin.profiling import begin_part, take_part
 
 Trains = Callable[[Message, Context], Answer]
 Says = Callable[[Context], Mapping[str, Any]]
@@ -60,12 +59,6 @@ def any_client_app(start: Callable[[], Worker]) -> ClientApp:
     return app_that(lambda message, context: any_client(pickled, message))
 
 
-@lru_cache(maxsize=1)
-def _started(start: bytes) -> Worker:
-    worker: Worker = pickle.loads(start)()
-    return worker
-
-
 def any_client(start: bytes, message: Message) -> Answer:
     """Train the client that a message names, from the state that it brings.
 
@@ -73,10 +66,9 @@ def any_client(start: bytes, message: Message) -> Answer:
         start: a pickled function that makes this process's worker; it is called for the first message.
         message: of the server.
     """
-    worker = _started(start)
+    worker = started(start)
     fields = fields_of(message)
     client, round = fields["client"], fields["round"]
     worker.client_states[client] = tensors_of(message, STATE)
-    begin_part(f"round {round}")
     wire = worker.fit(client, round, tensors_of(message, MODEL))
-    return Answer(worker.num_examples(client), wire, dict(worker.client_states.pop(client)), take_part())
+    return Answer(worker.num_examples(client), wire, dict(worker.client_states.pop(client)))

@@ -6,20 +6,16 @@ the reason in the server's words.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import safetensors.torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from calfat_plugin.federation.wire import Wire, pack_refusal
-from calfat_plugin.host.transports.base import RefusedError, tensors_in
+from calfat_plugin.host.transports.base import RefusedError, bytes_of, tensors_in
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.profiling import SpanRows
 
 MODEL, STATE = "model", "state"
 _TENSORS, _FIELDS = "tensors", "fields"
@@ -34,23 +30,18 @@ class Answer:
         num_examples: as it says.
         wire: its update, or a refusal.
         state: what it keeps, where that travels.
-        spans: where its time went, where that is measured.
-        process: that trained it.
         trouble: why it could not train, and whether that is the user's to fix; empty if it could.
     """
 
     num_examples: int
     wire: Wire
     state: dict[str, Tensor]
-    spans: SpanRows
-    process: int = 0
     trouble: tuple[str, bool] | None = None
 
 
 def packed(tensors: Mapping[str, Tensor]) -> Array:
     """Tensors as an array of bytes, whatever their types; several messages may share it."""
-    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = safetensors.torch.save(copies)
+    data = bytes_of(tensors)
     return Array(dtype="uint8", shape=(len(data),), stype=_FORMAT, data=data)
 
 
@@ -87,8 +78,7 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
 def update(message: Message, answer: Answer) -> Message:
     """The reply to ``message`` that brings ``answer``."""
     arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
-    fields = {"num_examples": answer.num_examples, "spans": json.dumps(answer.spans), "process": os.getpid()}
-    return Message(content(arrays, **fields), reply_to=message)
+    return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
 
 
 def trouble(message: Message, text: str, *, is_users: bool) -> Message:
@@ -102,18 +92,17 @@ def answer_in(reply: Message, limit: int | None) -> Answer:
     Args:
         reply: of a node.
         limit: bytes of tensors that are accepted from a party; None: it comes from a process of ours, where what a
-            client keeps and where its time went come along.
+            client keeps comes along.
     """
     try:
         fields = fields_of(reply)
         if "trouble" in fields:
-            return Answer(0, Wire(), {}, [], trouble=(str(fields["trouble"]), fields["is_users"] is True))
+            return Answer(0, Wire(), {}, trouble=(str(fields["trouble"]), fields["is_users"] is True))
         wire = Wire(tensors_of(reply, MODEL, limit))
         if limit is not None:
-            return Answer(fields["num_examples"], wire, {}, [])
-        state, spans = tensors_of(reply, STATE), json.loads(fields["spans"])
-        return Answer(fields["num_examples"], wire, state, spans, fields["process"])
+            return Answer(fields["num_examples"], wire, {})
+        return Answer(fields["num_examples"], wire, tensors_of(reply, STATE))
     except KeyError as error:
-        return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {}, [])
+        return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {})
     except RefusedError as error:
-        return Answer(1, pack_refusal(f"its message cannot be read: {peer_text(error)}"), {}, [])
+        return Answer(1, pack_refusal(f"its message cannot be read: {peer_text(error)}"), {})

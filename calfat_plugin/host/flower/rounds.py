@@ -14,7 +14,6 @@ from calfat_plugin.federation.wire import num_bytes
 from calfat_plugin.host.arguments import ServerTask, max_message
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, answer_in, content, packed
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.profiling import add_share
 
 _INTERVAL = 0.05  # seconds between two looks for answers
 
@@ -103,9 +102,6 @@ class _Rounds:
                 answers[client] = self._answer(client, reply)
             if waiting:
                 time.sleep(_INTERVAL)
-        for _, answer in sorted(answers.items()):
-            if self._states_travel:
-                add_share(answer.process, answer.spans)
         return answers
 
     def _answer(self, client: int, reply: Message) -> Answer:

@@ -400,10 +400,8 @@ class SiloServer(OnTransport, FedMLServerManager):
         return ", ".join(f"rank {rank}" + (f" ({parties[rank]})" if parties else "") for rank in ranks)
 
 
-def run_server(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) -> tuple[EvaluationResult, ...]:
+def run_server(task: ServerTask, open_transport: OpenTransport) -> tuple[EvaluationResult, ...]:
     """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
-
-    With ``all_come`` every client is sure to come, also to a run with only its evaluation left (an MPI job).
 
     Raises:
         HostError: the port is taken, too few clients come or answer, or the host is of an untested version.
@@ -425,8 +423,7 @@ def run_server(task: ServerTask, open_transport: OpenTransport, *, all_come: boo
             arguments = silo_arguments(experiment, rank=0)
             run_host(arguments, server.device, lambda args: SiloServer(args, transport, task, shutdown))
         else:
-            patience = experiment.silo.start_deadline if all_come else TO_ASK
-            shutdown.say({}, range(1, experiment.num_clients + 1), patience)
+            shutdown.say({}, range(1, experiment.num_clients + 1), TO_ASK)
         evaluations = server.final_evaluation(task.scratch)
         shutdown.wait()
     return evaluations

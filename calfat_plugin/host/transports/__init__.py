@@ -1,1 +1,1 @@
-"""How messages travel between processes: gRPC, MPI, MQTT with an S3 store."""
+"""How messages travel between processes: gRPC, MQTT with an S3 store."""

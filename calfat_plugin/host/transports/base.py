@@ -43,9 +43,6 @@ FIELDS: Mapping[str, type] = {
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
     "notice": str,  # of the server, for the user of a client
     "recipe": str,  # fingerprint of what the sender runs
-    "batch": int,  # of num_batches, done by a client that a worker trains
-    "num_batches": int,
-    "loss": float,  # its mean loss in this epoch
 }
 _REQUIRED = (TYPE, SENDER, RECEIVER)
 _MAX_HEADER = 16_000_000
@@ -78,8 +75,13 @@ def encode(message: Message) -> bytes:
     for name, value in params.items():
         if type(value) is not FIELDS.get(name):
             raise TypeError(f"message field '{name}' = {value!r} cannot be sent")
+    return bytes_of(tensors, {_KEY: json.dumps(params)})
+
+
+def bytes_of(tensors: Mapping[str, Tensor], fields: dict[str, str] | None = None) -> bytes:
+    """A safetensors file of these tensors, wherever they are; :func:`tensors_in` is the inverse."""
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    return safetensors.torch.save(copies, {_KEY: json.dumps(params)})
+    return safetensors.torch.save(copies, fields)
 
 
 def read_envelope(data: bytes) -> Message:

@@ -1,0 +1,238 @@
+"""The clients of a simulation's rounds, trained side by side by the workers of any ``concurrent.futures.Executor``.
+
+A task is one client of one round, with all it needs: the server's message and what the client keeps go out with it, and
+come back with its update. So it does not matter which worker trains which client, nor whether one does it twice.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from calfat_plugin.compat import all_entry_points
+from calfat_plugin.errors import CalfatError, HostError
+from calfat_plugin.federation.wire import Wire
+from calfat_plugin.observer import BatchProgress, RunObserver
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calfat_plugin.federation.worker import Worker
+    from calfat_plugin.results import State
+
+_DEATHS = 3  # of executors in a row, without a client that was trained between them, end the run
+_PROCESS = uuid.uuid4().hex
+_TRAINING = threading.Lock()  # of this process: its one model and its global generators serve one client at a time
+
+
+class WorkerError(RuntimeError):
+    """A bug showed in a worker; the traceback from there is this error's cause."""
+
+
+class _RemoteError(Exception):
+    """A traceback of another process, as text."""
+
+
+class Trained(NamedTuple):
+    """What a worker has made of a client: its message, what it keeps, and its last batch."""
+
+    wire: bytes
+    state: bytes
+    last: BatchProgress | None
+
+
+class Failed(NamedTuple):
+    """Why a worker could not train a client: the text of a user's error, or a bug's traceback."""
+
+    text: str
+    is_users: bool
+
+
+class _Last(RunObserver):
+    progress: BatchProgress | None = None
+
+    def client_progress(self, progress: BatchProgress) -> None:
+        self.progress = progress
+
+
+def this_process() -> tuple[str, int]:
+    """Tells processes apart, also those of other machines and those that are forked."""
+    return _PROCESS, os.getpid()
+
+
+@lru_cache(maxsize=1)
+def started(start: bytes) -> Worker:
+    """This process's worker, made when it is first asked for; ``start`` is a pickled function that makes it."""
+    if "torch" not in sys.modules:
+        list(all_entry_points())  # before torch, which fails where one of them is damaged
+    worker: Worker = pickle.loads(start)()
+    return worker
+
+
+def train_client(
+    start: bytes, leader: tuple[str, int], client: int, round: int, downlink: bytes, state: bytes
+) -> Trained | Failed:
+    """Train one client of a round: the task of an executor, to be run in a worker's process.
+
+    Args:
+        start: see :func:`started`.
+        leader: the process that must not be this one.
+        downlink: the server's message.
+        state: what the client keeps.
+    """
+    from calfat_plugin.host.transports.base import bytes_of, tensors_in
+
+    try:
+        if leader == this_process():
+            raise HostError(
+                "calfat.runtime.executor: this one trains in threads of the leading process, whose random generators "
+                "serve one thread at a time. Take an executor that has processes of its own."
+            )
+        with _TRAINING:
+            worker, observer = started(start), _Last()
+            worker.observer = observer
+            worker.client_states[client] = tensors_in(state)
+            wire = worker.fit(client, round, Wire(tensors_in(downlink)))
+            return Trained(bytes_of(wire), bytes_of(worker.client_states.pop(client)), observer.progress)
+    except CalfatError as error:
+        return Failed(str(error), is_users=True)
+    except Exception:  # as text: another process may not be able to read the error itself
+        return Failed(traceback.format_exc(), is_users=False)
+
+
+OpenExecutor: TypeAlias = "Callable[[], AbstractContextManager[Executor]]"
+
+
+class Workers:
+    """Trains the clients of a round ahead of the host, which asks for one after another. Use it as a context manager.
+
+    Args:
+        name: of the executor, for messages.
+        open: makes an executor, and another one after it broke because a worker died.
+        start: makes what trains any client, in a worker's process; picklable.
+        observer: is told of each client's last batch.
+        warn: shows what the user should know.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open: OpenExecutor,
+        start: Callable[[], Worker],
+        observer: RunObserver,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._name, self._open, self._start = name, open, pickle.dumps(start)
+        self._observer, self._warn = observer, warn
+        self._stack = ExitStack()
+        self._round = self._deaths = 0
+        self._downlink = b""
+        self._tasks: dict[int, bytes] = {}  # client to what it keeps, in the order in which they are to begin
+        self._futures: dict[int, Future[Trained | Failed]] = {}
+        self._trained: dict[int, Trained] = {}
+
+    def __enter__(self) -> Workers:
+        self._executor = self._stack.enter_context(self._open())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def submit(
+        self, round: int, clients: Sequence[int], downlink: Mapping[str, Tensor], states: Mapping[int, State]
+    ) -> None:
+        """Begin a round.
+
+        Args:
+            clients: in the order in which they are to begin.
+            downlink: the server's message to each of them.
+            states: client id to what it keeps, where it keeps something.
+        """
+        from calfat_plugin.host.transports.base import bytes_of
+
+        self._round, self._downlink = round, bytes_of(downlink)
+        self._tasks = {client: bytes_of(states.get(client, {})) for client in clients}
+        self._submit()
+
+    def result(self, client: int) -> tuple[Wire, State]:
+        """Wait for a client of the round: its message and what it keeps.
+
+        Raises:
+            HostError: it cannot be trained, or workers die whatever they train.
+            WorkerError: a bug showed in a worker.
+        """
+        from calfat_plugin.host.transports.base import tensors_in
+
+        while client not in self._trained:
+            self._wait()
+        wire, state, _ = self._trained.pop(client)
+        return Wire(tensors_in(wire)), tensors_in(state)
+
+    def _submit(self) -> None:
+        try:
+            for client, state in self._tasks.items():
+                task = (self._start, this_process(), client, self._round, self._downlink, state)
+                self._futures[client] = self._executor.submit(train_client, *task)
+        except BrokenExecutor:
+            self._begin_anew()
+
+    def _wait(self) -> None:
+        """Wait until one client more is trained."""
+        done = wait(self._futures.values(), return_when=FIRST_COMPLETED).done
+        broken = False
+        for client in [client for client, future in self._futures.items() if future in done]:
+            where = f"round {self._round}: client {client}"
+            try:
+                outcome = self._futures.pop(client).result()
+            except BrokenExecutor:
+                broken = True
+                continue
+            except Exception as error:  # of whatever executor
+                raise HostError(
+                    f"{where} was not trained: calfat.runtime.executor {self._name}: {type(error).__name__}: {error}."
+                ) from error
+            if isinstance(outcome, Failed):
+                raise _error_of(outcome, where)
+            if outcome.last is not None:
+                self._observer.client_progress(outcome.last)
+            self._trained[client] = outcome
+            del self._tasks[client]
+            self._deaths = 0
+        if broken:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """A worker has died, and its executor with it: another one trains the clients that are left of the round."""
+        self._deaths += 1
+        left = f"client{'s' * (len(self._tasks) > 1)} {', '.join(map(str, sorted(self._tasks)))}"
+        if self._deaths == _DEATHS:
+            raise HostError(
+                f"round {self._round}: {_DEATHS} times in a row a worker has died before one client more was trained; "
+                f"{left} waited. Where the system kills them, memory may have run out: use fewer workers, or a smaller "
+                "train_args.batch_size."
+            )
+        self._warn(f"round {self._round}: a worker has died. New ones train {left}, with the same result.")
+        self._stack.close()
+        self._futures.clear()
+        self._executor = self._stack.enter_context(self._open())
+        self._submit()
+
+
+def _error_of(failed: Failed, where: str) -> Exception:
+    if failed.is_users:
+        return HostError(failed.text)
+    error = WorkerError(f"{where}: {failed.text.strip().splitlines()[-1]}")
+    error.__cause__ = _RemoteError(f"\n{failed.text}")
+    return error
