@@ -415,11 +415,7 @@ def _dotted(values: Mapping[str, Any], document: Document, within: str = "") -> 
 
 
 def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of Python values that is held to the rules of a recipe file.
-
-    Raises:
-        RecipeError: no file could hold them.
-    """
+    """A copy of Python values that is held to the rules of a recipe file."""
     try:
         text = yaml.safe_dump(dict(values), sort_keys=False)
     except yaml.YAMLError as error:

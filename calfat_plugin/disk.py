@@ -35,9 +35,6 @@ def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[Non
 
     Args:
         todo: what the error says to do.
-
-    Raises:
-        RunError: with the path and the system's reason.
     """
     try:
         yield
@@ -51,9 +48,6 @@ def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
     Args:
         todo: what the error says to do.
         make: the folder need not be there yet.
-
-    Raises:
-        RunError: with the folder and the system's reason.
     """
     try:
         if make:
@@ -64,11 +58,7 @@ def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
 
 
 def reserved(candidates: Iterator[Path]) -> Path:
-    """The first that did not exist, created empty, so that two commands never take the same.
-
-    Raises:
-        RunError: all exist, or the disk refuses.
-    """
+    """The first that did not exist, created empty, so that two commands never take the same."""
     for path in candidates:
         try:
             path.open("x").close()
@@ -107,9 +97,6 @@ def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
     Args:
         paths: their places.
         also: files and folders that must be on disk before them.
-
-    Raises:
-        OSError: the disk refuses.
     """
     sync_together([*also, *map(temporary_of, paths)])
     for path in paths:
@@ -122,9 +109,6 @@ def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
 
     Args:
         todo: what an error says to do.
-
-    Raises:
-        RunError: the disk refuses.
     """
     with reporting_disk_errors(path, todo), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -137,9 +121,6 @@ def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> N
         folder: is made, with those above it.
         files: name to text.
         if_there: what to do where the folder is there already, for the message.
-
-    Raises:
-        RunError: it is there already, or the disk refuses.
     """
     try:
         folder.mkdir(parents=True)
@@ -159,11 +140,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON mapping; empty where there is no such file.
-
-    Raises:
-        RunError: it cannot be read, or is damaged.
-    """
+    """A JSON mapping; empty where there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -21,10 +21,6 @@ def parse_number(value: object) -> Fraction:
 
     YAML 1.1 reads the first two as text; this is the one place that turns them into numbers. A float becomes the
     simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
-
-    Raises:
-        ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type), or one that no float
-            can hold (``1e999``).
     """
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
@@ -56,9 +52,6 @@ def exact_text(value: Fraction | float) -> str:
 
     ``parse_number(exact_text(v)) == parse_number(v)`` for every float, and for every fraction that
     a threat model would hold (up to 30 digits above and below the line).
-
-    Raises:
-        ValueError: as ``parse_number``.
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")
@@ -74,9 +67,6 @@ class StepSize(Fraction):
 
     Attributes:
         factor: how many eps it is; None for a length of its own.
-
-    Raises:
-        ValueError: neither a number nor a multiple of eps.
     """
 
     __slots__ = ("factor",)
@@ -113,11 +103,7 @@ class StepSize(Fraction):
 
 
 def _factor_of_eps(value: object) -> Fraction | None:
-    """1/4 for ``eps/4`` and for ``0.25 eps``; None where there is no eps.
-
-    Raises:
-        ValueError: something else than one number beside it.
-    """
+    """1/4 for ``eps/4`` and for ``0.25 eps``; None where there is no eps."""
     if not isinstance(value, str) or "eps" not in value:
         return None
     before, _, after = (part.strip() for part in value.partition("eps"))

@@ -72,11 +72,7 @@ class OptionInfo:
         return words
 
     def parse(self, value: Any) -> Any:
-        """Turn a raw YAML value into the option's type.
-
-        Raises:
-            OptionError: with what was found and what was wanted, but not where; the caller knows the place.
-        """
+        """Turn a raw YAML value into the option's type."""
         if value is None and self.optional:
             return None
         if not self.many:
@@ -160,12 +156,7 @@ class NoOptions:
 
 @functools.cache  # slow, and a recipe may list thousands of evaluators, a suite thousands of recipes
 def describe_options(config: type) -> tuple[OptionInfo, ...]:
-    """Read the options of a dataclass, in the order they were declared.
-
-    Raises:
-        TypeError: when ``config`` is no dataclass, or a field has a type that recipes cannot express or a default that
-            is no value of it (an author's bug).
-    """
+    """Read the options of a dataclass, in the order they were declared."""
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
     hints = typing.get_type_hints(config)

@@ -226,11 +226,7 @@ class RunResult:
 
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
-    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
-
-    Raises:
-        PluginError: naming the key, when an evaluator hands over something that JSON cannot hold.
-    """
+    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null."""
     names = (*(field.name for field in dataclasses.fields(evaluation)), "worst_class")
     values = {name: getattr(evaluation, name) for name in names}
     return {name: _as_json(value, name) for name, value in values.items() if value or name not in _OPTIONAL}

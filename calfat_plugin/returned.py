@@ -57,9 +57,6 @@ def attribute_errors_to(who: str, options: type) -> Iterator[None]:
     Args:
         who: kind, name and distribution of the plugin.
         options: its entry's ``config``.
-
-    Raises:
-        PluginError: named.
     """
     try:
         yield
@@ -137,10 +134,6 @@ def overrides(made: object, entry: Entry | None = None) -> None:
         made: what the plugin builds: an object, or its class. Functions, and objects of other classes than the
             contract's, are let through.
         entry: the plugin's; its own options and presets change a built-in class, too.
-
-    Raises:
-        PluginError: the class has a public name near one of its base's that nothing in its module mentions, lacks a
-            method that its base leaves to it, or changes nothing of its base.
     """
     configured = entry is not None and bool(entry.presets or not entry.config.__module__.startswith(_OURS))
     if problem := _misses(made if isinstance(made, type) else type(made), configured):
@@ -224,9 +217,6 @@ def instance(value: Any, wanted: Callable[..., T], what: str, hint: str = "") ->
         wanted: the class it should be of.
         what: which call, as a message begins: ``combine returned``.
         hint: what to do, a sentence.
-
-    Raises:
-        PluginError: it is something else.
     """
     assert isinstance(wanted, type)  # typed as what it makes, so that it may be an abstract class
     if not isinstance(value, wanted):
@@ -343,9 +333,6 @@ def untouched(given: Mapping[str, Mapping[str, Tensor]], what: str) -> Iterator[
     Args:
         given: whose they are to tensors by name.
         what: which call.
-
-    Raises:
-        PluginError: one is another one, or has other values.
     """
     before = [(whose, name, each, each._version) for whose, own in given.items() for name, each in own.items()]
     first = next(iter(given), "")
@@ -365,9 +352,6 @@ def metrics(value: Any, declared: Mapping[str, str], what: str, also: Collection
         declared: the entry's ``metrics``.
         what: as in :func:`instance`.
         also: names that no entry can declare, which the package's own code gives.
-
-    Raises:
-        PluginError: something else, or a name that is not declared.
     """
     checked = mapping(value, what)
     for name, number in checked.items():

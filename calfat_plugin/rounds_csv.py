@@ -310,11 +310,7 @@ class RoundsFile:
                 file.write(text)
 
     def keep_until(self, last_round: int) -> None:
-        """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
-
-        Raises:
-            RunError: rows up to ``last_round`` are missing.
-        """
+        """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row."""
         kept = _whole_lines(self.path)[: last_round + 1]
         rounds = [line.partition(",")[0] for line in kept]
         has_all = rounds == ["round", *map(str, range(1, last_round + 1))]
@@ -353,11 +349,7 @@ class RoundsFile:
 
 
 def read_rounds(path: Path) -> list[dict[str, str]]:
-    """The rows as text, in order, none without a file; empty fields are rounds without that measurement.
-
-    Raises:
-        RunError: it cannot be read, or is damaged.
-    """
+    """The rows as text, in order, none without a file; empty fields are rounds without that measurement."""
     return _rows_of(path, _whole_lines(path))
 
 

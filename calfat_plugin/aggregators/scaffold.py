@@ -130,9 +130,6 @@ def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = F
         momentum: rho in [0, 1), with a buffer that started at zero this round.
         pairing: where the correction is applied.
         nesterov: whether momentum has Nesterov's form.
-
-    Raises:
-        UpdateError: no steps.
     """
     if steps < 1:
         raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")

@@ -81,12 +81,7 @@ class AttackPlan:
 
 
 def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> AttackPlan:
-    """Attack a checkpoint of a run.
-
-    Raises:
-        RunError: there is no such checkpoint, or it belongs to no run.
-        RecipeError: the request does not fit, or the run's recipe cannot be read.
-    """
+    """Attack a checkpoint of a run."""
     weights, run = find_checkpoint(target, checkpoint)
     return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
@@ -100,10 +95,6 @@ def plan_model(
         model: ``package.module:factory``, or the name of a model that a recipe can name.
         weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
         model_file: instead of ``model``, what ``--model-file`` means (``recipe.plugin_files.model_overrides``).
-
-    Raises:
-        RunError: there is no such file.
-        RecipeError: a name is unknown or the request does not fit.
     """
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")

@@ -228,11 +228,7 @@ def experiment_of(
     batch_size: int,
     seed: int,
 ) -> Experiment:
-    """The arguments as a recipe, which types and checks them; its data set and its model are not used.
-
-    Raises:
-        CalfatError: an argument is no good, or an attack lacks its eps.
-    """
+    """The arguments as a recipe, which types and checks them; its data set and its model are not used."""
     budget: dict[str, Any] = {"norm": norm, "eps": eps, "step_size": step_size}  # it reads any number
     threat = ThreatModel(**{name: value for name, value in budget.items() if value is not None})
     picks = [dict(pick) if isinstance(pick, Mapping) else pick for pick in evaluators]
@@ -255,11 +251,7 @@ def experiment_of(
 
 
 def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:
-    """Images and labels, checked.
-
-    Raises:
-        DataError: they are no images with their labels, or pixels lie outside [0, 1].
-    """
+    """Images and labels, checked."""
     from torch.utils.data import DataLoader, RandomSampler
 
     from calfat_plugin.datasets import Dataset, ImageData
@@ -286,11 +278,7 @@ def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> Imag
 
 
 def _loaded(loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """All images and labels of a DataLoader, in its order.
-
-    Raises:
-        DataError: its batches are no pairs of tensors, or there is none.
-    """
+    """All images and labels of a DataLoader, in its order."""
     import torch
 
     found = []
@@ -309,11 +297,7 @@ def _loaded(loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
-    """What an attack aims at: (N,) int64 on the CPU.
-
-    Raises:
-        DataError: it is something else than a wrong label for each image.
-    """
+    """What an attack aims at: (N,) int64 on the CPU."""
     import torch
 
     try:
@@ -336,12 +320,7 @@ def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
 
 
 def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
-    """What evaluators of this model are set up with, on the device where it is; ``trust`` as for ``model_loader``.
-
-    Raises:
-        ModelError: it is no module, in training mode, or cannot take these images.
-        DataError: the labels are not those of its classes.
-    """
+    """What evaluators of this model are set up with, on the device where it is; ``trust`` as for ``model_loader``."""
     import torch
     from torch import nn
 

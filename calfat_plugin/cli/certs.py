@@ -98,10 +98,6 @@ def make_certificates(directory: Path, clients: int, days: int, broker: Address 
 
     With ``broker`` also ``broker.pem``, ``broker.key``, ``mosquitto.conf`` and ``mosquitto.acl``, for mosquitto 2.0.
     The authority itself does not expire.
-
-    Raises:
-        RunError: there are certificates already, the folder cannot be written, no certificate can be made for the
-            broker's host, or ``trustme`` is not installed.
     """
     try:
         import trustme

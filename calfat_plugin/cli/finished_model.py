@@ -58,12 +58,7 @@ def planned(
     model_file: tuple[str, ...] = (),
     **request: Any,
 ) -> AttackPlan:
-    """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`.
-
-    Raises:
-        OptionError: it names none, or two.
-        CalfatError: as ``attack_plan`` says.
-    """
+    """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`."""
     asked = AttackRequest(**request)
     if model is not None and model_file:
         raise OptionError("--model and --model-file each name a model; leave one out.")

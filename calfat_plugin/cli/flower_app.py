@@ -106,11 +106,7 @@ def _own_round(folder: Path, message: Message, context: Context) -> Answer:
 
 
 def _party(folder: Path, context: Context) -> tuple[Experiment, int]:
-    """The experiment as this node runs it, and its client.
-
-    Raises:
-        RunError: its configuration lacks something, or its client is no number.
-    """
+    """The experiment as this node runs it, and its client."""
     node = context.node_config
     if type(node.get(CLIENT)) is not int or FOLDER not in node:
         raise RunError(

@@ -76,11 +76,7 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
-    """Wait for the server; end it at once when too few clients are left for it to continue.
-
-    Raises:
-        OSError: our own output takes no more.
-    """
+    """Wait for the server; end it at once when too few clients are left for it to continue."""
     server, *clients = parties
     failed: set[str] = set()
     while server.process.poll() is None:

@@ -103,11 +103,7 @@ def render(name: str, kind: str) -> dict[str, str]:
 
 
 def _module_of(name: str) -> str:
-    """The module of a plugin.
-
-    Raises:
-        PluginError: recipes could not write the name, or Python could not import it or has another module of it.
-    """
+    """The module of a plugin."""
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or keyword.iskeyword(module):
         raise PluginError(

@@ -18,12 +18,7 @@ SERVER = 0
 
 
 def which(runtime: Runtime, role: str | None, rank: int | None, local: bool) -> int:
-    """The rank that this process is asked to be, or :data:`ALL`.
-
-    Raises:
-        RunError: the options contradict each other, or the recipe runs in one process.
-        RecipeError: the recipe has no addresses.
-    """
+    """The rank that this process is asked to be, or :data:`ALL`."""
     if runtime.num_processes == 1:
         raise RunError(
             "--local, --role and --rank are for runs of several processes; this recipe is a simulation in one. Add "

@@ -83,9 +83,6 @@ def batches(
 
     Returns:
         An iterator of mini-batches; their positions in ``data`` are on its device.
-
-    Raises:
-        ValueError: ``batch_size`` < 1, or augmentation without a generator.
     """
     if augment and generator is None:
         raise ValueError("augmentation needs a generator to draw from")

@@ -179,9 +179,6 @@ def check_pixels(data: ImageData, whose: str = "") -> None:
     Args:
         data: at least one image.
         whose: what the message begins with.
-
-    Raises:
-        DataError: pixels lie outside [0, 1].
     """
     if data.x.is_floating_point():
         low, high = (float(end) for end in data.x.aminmax())

@@ -57,11 +57,7 @@ class FolderOptions:
 
 
 def check_crop(crop_padding: int, side: int) -> None:
-    """Refuse a crop that may show nothing of an image whose shorter side has ``side`` pixels.
-
-    Raises:
-        OptionError: the padding is as wide as the image.
-    """
+    """Refuse a crop that may show nothing of an image whose shorter side has ``side`` pixels."""
     if crop_padding >= side:
         raise OptionError(f"crop_padding: got {crop_padding}, expected less than size, {side}; crops would be black.")
 
@@ -76,11 +72,7 @@ class MemoryOptions:
 
 
 def refuse_to_read_memory(root: Path, sha256: str | None) -> NoReturn:
-    """The ``build`` of images in memory where no program passes them.
-
-    Raises:
-        DataError: always.
-    """
+    """The ``build`` of images in memory where no program passes them."""
     which = "" if sha256 is None else f" of SHA-256 {sha256}"
     raise DataError(
         f"data set memory: the images{which} were in the memory of a Python program, and no file has them. Pass them "
@@ -93,11 +85,7 @@ MEMORY = "memory"
 
 
 def class_folders(classes: str | None) -> tuple[str, ...] | None:
-    """The option ``classes`` as folder names, in the order of the labels; None: it is not given.
-
-    Raises:
-        OptionError: a name is there twice, or is none of a folder in ``train`` and ``test``.
-    """
+    """The option ``classes`` as folder names, in the order of the labels; None: it is not given."""
     if classes is None:
         return None
     names = tuple(name.strip() for name in classes.split(","))

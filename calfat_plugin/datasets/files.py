@@ -61,12 +61,7 @@ class NpmPackage:
         return f"npm pack {self.name}"
 
     def fetch(self, into: Path, files: Collection[str]) -> None:
-        """Download the package, and put ``files`` of it into the folder ``into``; each is there whole or not at all.
-
-        Raises:
-            RuntimeError: npm is missing or failed, or the package has not all of these files.
-            OSError, tarfile.TarError: what npm brought cannot be read or stored.
-        """
+        """Download the package, and put ``files`` of it into the folder ``into``; each is there whole or not at all."""
         into.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=into) as scratch:
             try:
@@ -144,9 +139,6 @@ class PublishedFiles:
         Args:
             verify: compare every file with its checksum.
             download: fetch the data set, once, if files are missing or do not match.
-
-        Raises:
-            DataError: a file is missing or does not match, or the download failed.
         """
         root = expanded(root)
         try:
@@ -220,11 +212,7 @@ class PublishedFiles:
 
 @contextmanager
 def uncompressed(path: Path) -> Iterator[Path]:
-    """A file with the content of ``path``: itself, or a temporary one if it is compressed (``.gz``).
-
-    Raises:
-        OSError: it is damaged, or its content is longer than that of any file of these data sets.
-    """
+    """A file with the content of ``path``: itself, or a temporary one if it is compressed (``.gz``)."""
     if path.suffix != ".gz":
         yield path
         return

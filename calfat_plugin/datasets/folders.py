@@ -61,10 +61,6 @@ def load_imagenet_subset(root: Path, *, size: int = 64) -> Dataset:
     Args:
         root: data root.
         size: height and width in pixels.
-
-    Raises:
-        DataError: a class folder is missing or empty, or an image is unreadable.
-        OptionError: ``size`` is out of range.
     """
     root = expanded(root)
     places = [root, root / "imagenet_subset"]
@@ -106,11 +102,6 @@ def load_image_folder(
         classes: folder names in the order of the labels, separated by commas.
         only: ``train`` or ``test``: read this split alone, in which classes may be missing, and return it in the place
             of the other one too. Needs ``classes``, ``size`` and ``channels``, for no party sees what the others have.
-
-    Raises:
-        DataError: folders are missing, a class has no training images, ``test`` has a class that ``train`` lacks,
-            images differ in what is None above, or one is unreadable or has 16 bits a channel.
-        OptionError: an option is out of range.
     """
     root = expanded(root)
     if channels not in (None, 1, 3):

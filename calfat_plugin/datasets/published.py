@@ -62,9 +62,6 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
 
     Augmented by a crop with padding 4 and a flip. Both layouts of the authors are read: the pickles, as torchvision
     has them, or where these are missing the binary files (``cifar-10-batches-bin``).
-
-    Raises:
-        DataError: files are missing, corrupt or unreadable, or the download failed.
     """
     if (files := _cifar10_files(root)).md5 is _BINARY_CIFAR10_MD5:
         return _load_binary_cifar10(files.locate(root, verify=verify, download=False))

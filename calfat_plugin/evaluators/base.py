@@ -258,11 +258,7 @@ def are_probabilities(logits: Tensor) -> bool:
 
 
 def finite(logits: Tensor, what: str) -> Tensor:
-    """The same logits, (N, C).
-
-    Raises:
-        ModelError: some are not finite; the text says of how many of ``what``.
-    """
+    """The same logits, (N, C)."""
     wrong = int((~logits.isfinite()).any(dim=1).sum())
     if wrong:
         raise ModelError(
@@ -306,11 +302,7 @@ def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
 
 
 def refuse_training_mode(model: nn.Module) -> None:
-    """Refuse a model in which anything is in training mode: its numbers would depend on the batch.
-
-    Raises:
-        ModelError: naming the first such module.
-    """
+    """Refuse a model in which anything is in training mode: its numbers would depend on the batch."""
     for name, module in model.named_modules():
         if module.training:
             raise ModelError(

@@ -34,10 +34,6 @@ class Internal(PGD):
         """Let each client's model attack all models.
 
         A client whose model gives nan or inf on clean images is left out, and named in ``details``.
-
-        Raises:
-            BudgetError: an attack left its ball.
-            ModelError: the global model is in training mode, or returned nan or inf.
         """
         import torch
 

@@ -60,12 +60,6 @@ def measure(
 
     Returns:
         Label to result, in the order given.
-
-    Raises:
-        ModelError: training mode, non-finite logits, logits of another shape than (N, num_classes), images that the
-            model cannot take, or an evaluator that changed the model.
-        BudgetError: an evaluator left the budget.
-        PluginError: an evaluator returned something that is no result.
     """
     refuse_training_mode(model)
     if correct is None:
@@ -112,11 +106,7 @@ def measure(
 
 @contextmanager
 def on_model(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
-    """The same task on another model, in evaluation mode, of which nobody hears.
-
-    Raises:
-        ModelError: as :func:`measure`.
-    """
+    """The same task on another model, in evaluation mode, of which nobody hears."""
     correct = clean_correct(
         model, task.data, num_classes=task.num_classes, batch_size=task.batch_size, device=task.device
     )
@@ -177,12 +167,7 @@ class _FirstExamples:
 def clean_correct(
     model: nn.Module, data: ImageData, *, num_classes: int, batch_size: int, device: torch.device
 ) -> Tensor:
-    """Which clean examples the model gets right: (N,) bool on the CPU.
-
-    Raises:
-        ModelError: the images do not fit the model, or its logits are not finite or have another shape than
-            (N, num_classes).
-    """
+    """Which clean examples the model gets right: (N,) bool on the CPU."""
     verdicts = []
     first = pixels(data.x[:PROBED].to(device))
     with torch.no_grad(), float32_as("fp32", device), fast_passes(model, first):
@@ -201,11 +186,7 @@ def clean_correct(
 
 
 def logits_of(model: nn.Module, x: Tensor) -> object:
-    """What the model returns for images of which it is not yet known whether they fit it.
-
-    Raises:
-        ModelError: it fails, in whatever way.
-    """
+    """What the model returns for images of which it is not yet known whether they fit it."""
     try:
         return model(x)
     except torch.cuda.OutOfMemoryError as error:

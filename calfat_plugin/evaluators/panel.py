@@ -58,12 +58,7 @@ class Panel(Evaluator):
         self.options = options
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """Let each threat work on all examples.
-
-        Raises:
-            BudgetError: an attack left its ball.
-            ModelError: the model is in training mode.
-        """
+        """Let each threat work on all examples."""
         refuse_training_mode(task.model)
         started = time.perf_counter()
         task = narrowed(task, self.options.max_examples, self.options.batch_size)

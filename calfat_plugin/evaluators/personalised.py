@@ -50,11 +50,6 @@ class Personalised(PGD):
         """Attack the global model, then those of each client.
 
         A model of nan or inf, and a fine-tuning that diverges, count 0; ``details`` says so.
-
-        Raises:
-            BudgetError: the attack on the global model left its ball.
-            ModelError: the global model is in training mode, or returned nan or inf.
-            PluginError: across silos.
         """
         task = self.narrow(task)
         clients = task.clients()

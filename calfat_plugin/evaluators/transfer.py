@@ -85,12 +85,7 @@ class Transfer(FromModel):
     options: TransferOptions
 
     def set_up(self, task: SetUpTask) -> None:
-        """Load the source.
-
-        Raises:
-            RunError: it is another one than the recipe says.
-            CalfatError: it cannot be loaded, or is for other images or classes.
-        """
+        """Load the source."""
         how, now = self.options, self.options.digest()
         if now not in (None, how.sha256):
             raise RunError(

@@ -43,9 +43,6 @@ def build_plugin(
 
     Args:
         names: what the contract calls them, for the message.
-
-    Raises:
-        PluginError: it takes other arguments, or makes something else.
     """
     call = ", ".join([names, *options])
     try:
@@ -125,12 +122,7 @@ class CheckedEvaluator(Evaluator):
         self.uses_clients = entry.uses_clients
 
     def set_up(self, task: SetUpTask) -> None:
-        """Set the evaluator up.
-
-        Raises:
-            OptionError: it looks at clients, and there are none.
-            CalfatError: as the evaluator's own.
-        """
+        """Set the evaluator up."""
         with returned.attribute_errors_to(self._who, self._entry.config):
             if self.uses_clients and not task.has_clients:
                 raise OptionError(
@@ -141,11 +133,7 @@ class CheckedEvaluator(Evaluator):
             self.evaluator.set_up(task)
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """The evaluator's result.
-
-        Raises:
-            PluginError: it is none, or one that the run's files cannot hold.
-        """
+        """The evaluator's result."""
         with returned.attribute_errors_to(self._who, self._entry.config):
             result = returned.instance(self.evaluator.evaluate(task, label), EvaluationResult, "evaluate returned")
             metrics = returned.metrics(result.metrics, self._entry.metrics, "its result has the metric")

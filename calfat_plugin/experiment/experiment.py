@@ -82,9 +82,6 @@ class Experiment(Recipe):
 
         Args:
             labels: (N,) training labels, by which clients are the smallest or the largest.
-
-        Raises:
-            RecipeError: a group has no client, or fewer than it asks for, or every client is an attacker.
         """
         if not self.clients:
             return {}
@@ -134,11 +131,7 @@ class Experiment(Recipe):
         return returned.attribute_errors_to(self.who(pick), pick.entry.config)
 
     def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
-        """A plugin, from its options and further arguments; see ``building.build_plugin``.
-
-        Raises:
-            PluginError: it cannot be built, or overrides nothing.
-        """
+        """A plugin, from its options and further arguments; see ``building.build_plugin``."""
         from calfat_plugin.experiment.building import build_plugin
 
         with self.attribute_errors_to(pick):
@@ -149,12 +142,7 @@ class Experiment(Recipe):
             return made
 
     def build_trainer(self) -> LocalTrainer:
-        """The local trainer, composed with its loss modifier.
-
-        Raises:
-            PluginError: one of the two cannot be built.
-            RecipeError: the method has an attack of its own, and the recipe another.
-        """
+        """The local trainer, composed with its loss modifier."""
         from calfat_plugin.experiment.building import CheckedModifier
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
@@ -221,11 +209,7 @@ class Experiment(Recipe):
     def ready_evaluators(
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask
     ) -> list[tuple[str, CheckedEvaluator]]:
-        """As :meth:`build_evaluators`, and set up: they can measure.
-
-        Raises:
-            CalfatError: one cannot be built or set up; the text begins with the place of its key.
-        """
+        """As :meth:`build_evaluators`, and set up: they can measure."""
         made = self.build_evaluators(picks)
         for pick, (_, evaluator) in zip(picks, made, strict=True):
             with self._complaints_at(pick.path):
@@ -238,10 +222,6 @@ class Experiment(Recipe):
         Args:
             rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
                 its training split, the server (rank 0) its test split. Otherwise, or None: everything.
-
-        Raises:
-            DataError: it is missing or damaged.
-            PluginError: what the plugin gives is no data set.
         """
         from calfat_plugin.datasets import Dataset
         from calfat_plugin.experiment.building import build_plugin
@@ -269,10 +249,6 @@ class Experiment(Recipe):
 
         Args:
             labels: (N,) training labels.
-
-        Raises:
-            DataError: the labels cannot be split as asked.
-            PluginError: what the plugin gives is no partition.
         """
         from calfat_plugin.experiment.building import build_plugin, checked_split
 
@@ -299,10 +275,6 @@ class Experiment(Recipe):
         Args:
             images: a data set, or whatever else says the shape of its images.
             trainer: may adapt the architecture.
-
-        Raises:
-            ModelError: the model cannot take this data set's images, or is none.
-            PluginError: the trainer makes something else of it.
         """
         from torch import nn
 

@@ -35,9 +35,6 @@ def read_groups(
 
     Args:
         resolved: the experiment of a recipe without groups.
-
-    Raises:
-        RecipeError, PluginError: with place, key path, what was found and what was wanted.
     """
     raw = document.get(CLIENTS)
     if raw is None:
@@ -105,9 +102,6 @@ def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], Abstrac
 
     Args:
         attributed: lets errors about a plugin that are raised inside begin with its name.
-
-    Raises:
-        RecipeError: ids of two groups; a group without clients; methods of different models; an attacker across silos.
     """
     document = experiment.document
     owner: dict[int, str] = {}
@@ -165,9 +159,6 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
 
     Args:
         sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
-
-    Raises:
-        RecipeError: a group has no client, or fewer than it asks for, or every client is an attacker.
     """
     found: dict[int, ClientGroup] = {}
     for index, group in enumerate(experiment.clients):

@@ -57,9 +57,6 @@ def assemble(
         trains: whether it will run as it is, so that warnings about training and the monitor matter.
         finished: whether it is that of a run that is only looked at: a plugin that is not there has untyped options.
         group: whether it is what a group of clients trains by, whose plugins are checked beside those of the run.
-
-    Raises:
-        RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
     warnings: list[str] = []
     written = document

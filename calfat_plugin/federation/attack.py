@@ -44,9 +44,6 @@ class Attackers:
 
         Args:
             global_state: the model that all started from.
-
-        Raises:
-            PluginError: an attacker looks at what its entry does not declare, or gives no tensors.
         """
         present = [client for client in updates if client in self._built]
         honest = {client: update.state for client, update in updates.items() if client not in self._built}

@@ -146,11 +146,6 @@ class Server:
         Args:
             snapshot: where to continue; None: a new run.
             rows: of ``rounds.csv``, up to that round.
-
-        Raises:
-            UpdateError: when the snapshot does not fit this experiment's model.
-            RunError: all that is left is an evaluation of clients, whose models the snapshot lacks.
-            CalfatError: as :meth:`final_evaluation` would.
         """
         self._measurements.set_up()
         if snapshot is None:
@@ -218,9 +213,6 @@ class Server:
         Args:
             round: 1-based.
             uploads: client id to (number of examples, message).
-
-        Raises:
-            UpdateError: when not one update can be used; the global model is then as before the round.
         """
         bytes_down = len(uploads) * num_bytes(self.downlink())
         previous, names = self.state, self._parameter_names
@@ -404,10 +396,6 @@ class Server:
 
         Args:
             task: the updates; the server adds its images where the aggregator's entry asks for them.
-
-        Raises:
-            PluginError: it is something else.
-            UpdateError: the aggregator refuses the updates.
         """
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:

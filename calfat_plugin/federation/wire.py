@@ -68,11 +68,7 @@ def pack_refusal(reason: str) -> Wire:
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
-    """The inverse of :func:`pack_update`. It comes from another party, so nothing about it is taken for granted.
-
-    Raises:
-        UpdateError: with the client's own reason, when it sent a refusal; or with what cannot be read.
-    """
+    """The inverse of :func:`pack_update`. It comes from another party, so nothing about it is taken for granted."""
     import torch
 
     integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

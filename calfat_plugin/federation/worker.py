@@ -91,11 +91,7 @@ class Worker:
         return num_bytes(self._model.state_dict())
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        """Refuse a server's message that does not fit this experiment's model.
-
-        Raises:
-            UpdateError: names, shapes or dtypes differ, or a value is not finite.
-        """
+        """Refuse a server's message that does not fit this experiment's model."""
         check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
@@ -198,11 +194,7 @@ class Worker:
 
 
 def personal_names(experiment: Experiment, trainer: LocalTrainer, model: nn.Module) -> frozenset[str]:
-    """Names of the tensors that each client keeps for itself, as the run's trainer has them.
-
-    Raises:
-        PluginError: they are no names of this model's tensors.
-    """
+    """Names of the tensors that each client keeps for itself, as the run's trainer has them."""
     with experiment.attribute_errors_to(experiment.trainer):
         return returned.names(trainer.personal_names(model), model.state_dict(), "personal_names returned")
 

@@ -167,12 +167,7 @@ class Workers:
         self._submit()
 
     def result(self, client: int) -> tuple[Wire, State]:
-        """Wait for a client of the round: its message and what it keeps.
-
-        Raises:
-            HostError: it cannot be trained, or workers die whatever they train.
-            WorkerError: a bug showed in a worker.
-        """
+        """Wait for a client of the round: its message and what it keeps."""
         from calfat_plugin.host.transports.base import tensors_in
 
         while client not in self._trained:

@@ -41,9 +41,6 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
 
     Args:
         algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
-
-    Raises:
-        HostError: the installed host is of an untested version, or cannot start its tracking.
     """
     check_version(fedml.__version__)
     with reseeds_the_world(), no_telemetry():

@@ -84,11 +84,7 @@ class Runtime(ABC):
         yield from ()
 
     def refuse_unsupported(self) -> None:
-        """Refuse what the host, or this version of the plugin, cannot do.
-
-        Raises:
-            RecipeError: with place, key path and what to write instead.
-        """
+        """Refuse what the host, or this version of the plugin, cannot do."""
         self._refuse_without(self.package, BACKEND, self.experiment.comm.backend)
         executor, scheduler = self.experiment.runtime.executor, self.experiment.runtime.scheduler
         if executor != PROCESSES and not isinstance(self, Simulation):
@@ -104,21 +100,12 @@ class Runtime(ABC):
             raise self._error(("calfat", "runtime", "scheduler"), complaint)
 
     def refuse_without_host(self) -> None:
-        """Refuse to run where the framework that runs the rounds is not installed; to check a recipe needs none.
-
-        Raises:
-            HostError: with what is installed, and what to do.
-        """
+        """Refuse to run where the framework that runs the rounds is not installed; to check a recipe needs none."""
         refuse_without_fedml()
 
     @abstractmethod
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        """Be the process that holds the global model: all remaining rounds, then the final evaluation.
-
-        Raises:
-            HostError: the installed host is of an untested version, or the other processes do not come.
-            UpdateError: a round without a single usable update.
-        """
+        """Be the process that holds the global model: all remaining rounds, then the final evaluation."""
 
     def _refuse_without(self, package: Package | None, path: KeyPath, what: str) -> None:
         if package is not None and importlib.util.find_spec(package.module) is None:
@@ -282,11 +269,7 @@ class Simulation(Runtime):
             self.executor_factory()
 
     def executor_factory(self) -> Callable[[], Executor]:
-        """What makes the user's own executor.
-
-        Raises:
-            RecipeError: ``calfat.runtime.executor`` names nothing that can be called.
-        """
+        """What makes the user's own executor."""
         name = self.experiment.executor
         module_name, _, attribute = name.partition(":")
         if not (module_name and attribute):
@@ -412,11 +395,7 @@ _RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
 
 
 def runtime_of(experiment: Experiment) -> Runtime:
-    """The runtime that a recipe asks for.
-
-    Raises:
-        RecipeError: the host has no such runtime.
-    """
+    """The runtime that a recipe asks for."""
     training_type, backend = experiment.common.training_type, experiment.comm.backend
     runtimes = _RUNTIMES[experiment.common.host][training_type]
     if backend in runtimes:
@@ -439,11 +418,7 @@ def runtime_on(experiment: Experiment, grid: Any) -> Runtime:
 
 
 def supported_runtime(experiment: Experiment) -> Runtime:
-    """:func:`runtime_of`, once it is known that it can run the experiment.
-
-    Raises:
-        RecipeError: with place, key path and what to write instead.
-    """
+    """:func:`runtime_of`, once it is known that it can run the experiment."""
     complaint, training_type = "", experiment.common.training_type
     if experiment.partition.entry.name == SILO and not experiment.dataset.entry.per_party:
         complaint = (

@@ -128,13 +128,7 @@ class SimulationAPI(FedAvgAPI):
 
 
 def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds through FedML's simulator, then the final evaluation.
-
-    Raises:
-        HostError: the installed host is of an untested version, or a client cannot be trained.
-        UpdateError: a round without a single usable update.
-        WorkerError: a bug showed in a worker.
-    """
+    """Run all remaining rounds through FedML's simulator, then the final evaluation."""
     server = task.server
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round

@@ -76,9 +76,6 @@ def examine(
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
-
-    Raises:
-        CalfatError: with what to fix; nothing is written then.
     """
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
@@ -113,9 +110,6 @@ def examine_module(
         experiment: the budget, the seed and the batch size.
         trust: as for ``recipe_of``, about the plugin files of ``transfer``.
         output: the file.
-
-    Raises:
-        CalfatError: with what to fix; nothing is written then.
     """
     import numpy as np
 
@@ -274,12 +268,7 @@ def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
 
 
 def _surrogate(target: Path, run: LoadedRun, trust: Trust) -> nn.Module:
-    """Another run's model.
-
-    Raises:
-        OptionError: it is of another data set.
-        CalfatError: there is none, or it cannot be loaded.
-    """
+    """Another run's model."""
     weights, directory = find_checkpoint(target)
     document = recipe_of(directory, (), trust)
     experiment = assemble(document, Registry.for_recipe(document))

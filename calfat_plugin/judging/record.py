@@ -45,11 +45,7 @@ class Record:
 
     @classmethod
     def open(cls, path: Path, digest: str, facts: Mapping[str, Any], examples: int) -> Record:
-        """What an earlier process left in the file; nothing where there is none.
-
-        Raises:
-            RunError: the file is of something else, answers another question, is damaged, or cannot be written.
-        """
+        """What an earlier process left in the file; nothing where there is none."""
         refuse_unwritable(path.parent, CHOOSE_OUTPUT)
         if not path.exists():
             return cls(path, digest, facts)

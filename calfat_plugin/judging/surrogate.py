@@ -59,9 +59,6 @@ def trained_surrogate(trial: Trial) -> nn.Module:
 
     Labels alone are asked for, so neither one-hot answers nor logits that lie about margins mislead it; and since they
     are asked for around the very images on trial, what it learns there is the model's own decision.
-
-    Raises:
-        ModelError: the model returned nan or inf.
     """
     asked = pool(trial)
     with seeded_global_rng(derive_seed(trial.seed, "trust/surrogate")):

@@ -47,9 +47,6 @@ class Trial:
         more: further images that the model may be asked about, which are not on trial; None: there are none.
         scratch: where a long attack keeps what it needs to continue after a crash; None: nowhere.
         on_progress: called with (label, examples done, in all, correct so far).
-
-    Raises:
-        ModelError: training mode, other classes, images that do not fit, logits that are not finite, or probabilities.
     """
 
     model: nn.Module
@@ -113,9 +110,6 @@ class Trial:
             only: attack these examples, ascending (n,) indices on the CPU; None: all.
             craft_on: the model whose gradients the attack follows; None: this one.
             resumable: the evaluator continues where a killed process stopped, so what that one broke is kept, too.
-
-        Raises:
-            ModelError: the model returned nan or inf for an adversarial image.
         """
         memory = self.scratch / f"{label}.txt" if resumable and self.scratch is not None else None
         broken, disputed = torch.zeros_like(self.correct), torch.zeros_like(self.correct)
@@ -182,20 +176,12 @@ class Trial:
         )[label]
 
     def asked(self, x: Tensor, what: str) -> Tensor:
-        """Logits of the model on trial for (N, C, H, W) pixels, on the CPU.
-
-        Raises:
-            ModelError: they are not finite; ``what`` says which images these are.
-        """
+        """Logits of the model on trial for (N, C, H, W) pixels, on the CPU."""
         with torch.no_grad(), float32_as("fp32", self.device):
             return finite(self.model(x).float().cpu(), what)
 
     def asked_anew(self, x: Tensor, what: str) -> Tensor:
-        """The same of a copy that was asked nothing before: the last image first, some alone, the others in halves.
-
-        Raises:
-            ModelError: they are not finite; ``what`` says which images these are.
-        """
+        """The same of a copy that was asked nothing before: the last image first, some alone, the others in halves."""
         model, order = self.fresh(), torch.arange(len(x) - 1, -1, -1)
         alone, together = order[:_ALONE].split(1), order[_ALONE:].split(max(1, (len(x) - _ALONE + 1) // 2))
         parts = [part for part in (*alone, *together) if len(part)]

@@ -29,11 +29,7 @@ class TensorBoardOptions:
 
 
 class TensorBoard:
-    """Writes event files; each round is on disk when the next begins.
-
-    Raises:
-        PluginError: the package tensorboard is not installed.
-    """
+    """Writes event files; each round is on disk when the next begins."""
 
     def __init__(self, options: TensorBoardOptions) -> None:
         if importlib.util.find_spec("tensorboard") is None:

@@ -35,11 +35,7 @@ class WandbOptions:
 
 
 class Wandb:
-    """Logs scalars and the parts of the recipe that hold no secret.
-
-    Raises:
-        PluginError: the package wandb is missing, or there is no key to go online with.
-    """
+    """Logs scalars and the parts of the recipe that hold no secret."""
 
     def __init__(self, options: WandbOptions) -> None:
         try:

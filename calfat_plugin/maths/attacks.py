@@ -55,9 +55,6 @@ def gradient_ascent(
 
     Returns:
         x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or start.
-
-    Raises:
-        ModelError: the loss does not depend on x_adv.
     """
     import torch  # here, not above: recipes are checked without torch
 
@@ -83,9 +80,6 @@ def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False
         objective: computed from x_adv, summed over the batch.
         x_adv: requires its gradient.
         keep_graph: whether another objective of the same forward pass follows.
-
-    Raises:
-        ModelError: the objective does not depend on x_adv.
     """
     import torch
 

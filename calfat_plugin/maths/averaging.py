@@ -77,10 +77,6 @@ def check_update(update: Mapping[str, object], reference: State, *, who: str) ->
         update: what a client sent.
         reference: the state it should look like: same names, shapes and dtypes.
         who: the sender as the user knows it, such as ``client 3``.
-
-    Raises:
-        UpdateError: names ``who``, the tensor, and what was found: a missing or unknown name,
-            something that is no tensor, another shape or dtype, nan, inf, or values above :data:`LARGEST`.
     """
     check_form(update, reference, who=who)
     for name in reference:
@@ -90,11 +86,7 @@ def check_update(update: Mapping[str, object], reference: State, *, who: str) ->
 
 
 def check_form(update: Mapping[str, object], reference: State, *, who: str) -> None:
-    """The part of :func:`check_update` that looks at no value: names, shapes and dtypes.
-
-    Raises:
-        UpdateError: as there.
-    """
+    """The part of :func:`check_update` that looks at no value: names, shapes and dtypes."""
     from torch import Tensor
 
     _check_same_names(update, reference, who)

@@ -20,11 +20,7 @@ class MeanStd(NamedTuple):
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Mean and sample standard deviation (ddof 1, methods.md 12) of at least one value.
-
-    Raises:
-        ValueError: no values.
-    """
+    """Mean and sample standard deviation (ddof 1, methods.md 12) of at least one value."""
     if not values:
         raise ValueError("no values to average")
     mean = math.fsum(values) / len(values)

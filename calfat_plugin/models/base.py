@@ -66,9 +66,6 @@ def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int,
         layers: in order; other modules than convolutions and max-poolings keep the map's size.
         channels: of the last map.
         image_size: (H, W) in pixels.
-
-    Raises:
-        ModelError: the image shrinks to nothing on the way; names the smallest size that does not.
     """
     height, width = (_map_size(side, layers) for side in image_size)
     if height < 1 or width < 1:

@@ -38,9 +38,6 @@ def seeded(build: Callable[[], M], seed: int) -> M:
     """Call ``build`` with torch's CPU generator at ``seed``, and put the generator back after.
 
     PyTorch's layers draw their initial weights from that generator and take no other.
-
-    Raises:
-        ModelError: ``build`` seeds it otherwise.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -65,9 +62,6 @@ def built_model(
             module that maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features
             or replace the last layer need an :class:`ImageClassifier`.
         who: the model, as a message names it.
-
-    Raises:
-        ModelError: the factory cannot be called, or what it builds gives other shapes.
     """
     try:
         model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)

@@ -53,10 +53,6 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
     """Replace every batch normalisation of ``model`` by a :class:`DualNorm`, in place; returns the model.
 
     A model without one gets a dual normalisation after each 2-d convolution, before whatever follows it.
-
-    Raises:
-        ModelError: the model has neither, or a layer without running statistics of constant momentum, or group
-            normalisation, which has no statistics to keep apart.
     """
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         raise ModelError(

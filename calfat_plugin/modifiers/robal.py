@@ -65,11 +65,7 @@ class RoBal(LossModifier):
         self.options = options
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Replace ``model.classifier`` in place; returns the model.
-
-        Raises:
-            ModelError: it has no linear layer of that name.
-        """
+        """Replace ``model.classifier`` in place; returns the model."""
         from torch import nn
 
         linear = getattr(model, "classifier", None)

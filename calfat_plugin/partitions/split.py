@@ -40,10 +40,6 @@ def dirichlet(
         min_size: fewest examples a client may hold, >= 0.
         max_tries: deals before giving up, >= 1.
         balanced: whether a client that holds its even share gets no more.
-
-    Raises:
-        OptionError: an argument is out of range.
-        DataError: the labels are unusable, or no deal within ``max_tries`` gave every client ``min_size`` examples.
     """
     checked = _checked_labels(labels)
     if not 0 < alpha < np.inf:
@@ -93,10 +89,6 @@ def iid(labels: npt.ArrayLike, num_clients: int, *, seed: int) -> list[IndexArra
         labels: (N,) class ids; only their number matters.
         num_clients: 1 .. N.
         seed: 0 .. 2**32 - 1.
-
-    Raises:
-        OptionError: an argument is out of range.
-        DataError: the labels are unusable, or there are more clients than examples.
     """
     checked = _checked_labels(labels)
     _check_clients(len(checked), num_clients, min_size=1)
@@ -115,10 +107,6 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
         num_clients: >= 1.
         k: shards a client, >= 1.
         seed: 0 .. 2**32 - 1.
-
-    Raises:
-        OptionError: an argument is out of range.
-        DataError: the labels are unusable, or there are fewer examples than shards.
     """
     checked = _checked_labels(labels)
     if k < 1:
@@ -170,11 +158,7 @@ def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
 
 
 def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
-    """Data that lies with the parties cannot be split by one of them.
-
-    Raises:
-        DataError: always.
-    """
+    """Data that lies with the parties cannot be split by one of them."""
     raise DataError(
         "partition_method: silo leaves the data with the parties of a cross-silo run; there is nothing to split here."
     )

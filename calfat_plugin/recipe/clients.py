@@ -55,9 +55,6 @@ def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
     Args:
         raw: what the recipe has.
         num_clients: of the run; ids are below it.
-
-    Raises:
-        OptionError: something else, an id that no client has, or one twice.
     """
     found: set[int] = set()
     for item in raw if isinstance(raw, list) else [raw]:
@@ -87,11 +84,7 @@ def _ends(item: Any) -> tuple[int, int]:
 
 
 def choosing_key(given: Mapping[str, Any]) -> str:
-    """The one key of a group that says who is in it.
-
-    Raises:
-        OptionError: none does, or several do.
-    """
+    """The one key of a group that says who is in it."""
     chosen = [name for name in CHOOSING if given.get(name) is not None]
     if len(chosen) != 1:
         found = f"{' and '.join(chosen)} say" if chosen else "nothing says"

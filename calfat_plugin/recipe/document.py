@@ -101,11 +101,7 @@ class Document:
         return isinstance(parent, Mapping) and path[-1] in parent
 
     def with_value(self, path: KeyPath, value: Any, place: str) -> Document:
-        """A copy that holds ``value`` at ``path``; missing sections on the way are created.
-
-        Raises:
-            RecipeError: when a step on the way is not a section.
-        """
+        """A copy that holds ``value`` at ``path``; missing sections on the way are created."""
         data = dict(self.data)
         created: dict[KeyPath, str] = {}
         section: Any = data
@@ -130,9 +126,6 @@ class Document:
 
         An eps is a length in a norm. Where the change has another norm and no eps, the recipe's is null, which
         :meth:`check_norm` refuses unless a later change has one.
-
-        Raises:
-            RecipeError: as :meth:`with_value`.
         """
         document = self
         for path, value, place in changes:
@@ -143,21 +136,13 @@ class Document:
         return document
 
     def check_norm(self) -> None:
-        """Refuse a norm whose eps is that of another norm, or the default, which is one of linf.
-
-        Raises:
-            RecipeError: with the norm's place.
-        """
+        """Refuse a norm whose eps is that of another norm, or the default, which is one of linf."""
         norm = self.get(NORM)
         if norm in get_args(Norm) and self.get(EPS) is None and (self.has(EPS) or norm != ThreatModel.norm):
             raise self.error(NORM, lacks_eps(norm))
 
     def with_overrides(self, overrides: Iterable[str]) -> Document:
-        """A copy with each ``section.key=value`` of the command line applied, in order: one change.
-
-        Raises:
-            RecipeError: for an override without ``=``, without a key, or whose value is not YAML.
-        """
+        """A copy with each ``section.key=value`` of the command line applied, in order: one change."""
         changes: list[tuple[KeyPath, Any, str]] = []
         for override in overrides:
             place = f"--set {override if len(override) <= _MAX_SHOWN else override[: _MAX_SHOWN - 3] + '...'}"
@@ -195,10 +180,6 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
 
     Args:
         path: the file, or the name of one that comes with the package, such as ``calfat_digits``.
-
-    Raises:
-        RecipeError: when there is no such file, or it is no YAML mapping of sections, with the line where one is known;
-            or a run wrote it, and its end is missing.
     """
     file = located(path)
     text = read_text(file, kind.name)
@@ -274,11 +255,7 @@ class _Builder:
         self._values = 0
 
     def compose(self, text: str) -> yaml.Node | None:
-        """The document's root node; None for an empty text.
-
-        Raises:
-            RecipeError, yaml.YAMLError: it is no YAML document, or too deep a one.
-        """
+        """The document's root node; None for an empty text."""
         self._loader = _Loader(text)
         try:
             node: yaml.Node | None = self._loader.get_single_node()

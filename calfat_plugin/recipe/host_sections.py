@@ -77,9 +77,6 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
 
     Args:
         warnings: receives a finding for what has no effect.
-
-    Raises:
-        RecipeError: a misspelt section, a key in the wrong one, a wrong value, or one that asks for what there is not.
     """
     useless: list[KeyPath] = []
     for name in document.data:

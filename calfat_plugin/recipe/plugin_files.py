@@ -72,9 +72,6 @@ class PluginFile:
         Args:
             name: what it says behind the module's name; empty: the only ``torch.nn.Module`` class of the file, or where
                 it has none, its only function. Names that begin with ``_`` and what it imports do not count.
-
-        Raises:
-            PluginError: there is none, or it is not clear which.
         """
         module = self.load()
         own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == self.name}
@@ -94,11 +91,7 @@ class PluginFile:
         raise PluginError(f"{self.path}: which of {listed(found)} is the network? Name it: {self.path.name}:NAME.")
 
     def load(self) -> ModuleType:
-        """The module; it is run once a process for each content.
-
-        Raises:
-            PluginError: the file is missing, has changed, has the name of another module, or fails.
-        """
+        """The module; it is run once a process for each content."""
         content = _content(self.path)
         if (now := hashlib.sha256(content).hexdigest()) != self.sha256:
             raise PluginError(
@@ -157,12 +150,7 @@ class PluginFile:
 
 
 def plugin_files(document: Document) -> dict[str, PluginFile]:
-    """Module name to plugin file, as ``calfat.plugins`` of a recipe lists them.
-
-    Raises:
-        RecipeError: with place, key path, what was found and what was wanted.
-        PluginError: a file whose SHA-256 is not in the recipe cannot be read.
-    """
+    """Module name to plugin file, as ``calfat.plugins`` of a recipe lists them."""
     found = {}
     for name in section_at(document, PLUGINS, "a section of plugin files, by module name"):
         options = options_at(document, (*PLUGINS, name), PluginFileOptions)
@@ -176,11 +164,7 @@ def plugin_files(document: Document) -> dict[str, PluginFile]:
 
 
 def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
-    """A copy of a recipe with these plugin files, each as it is now, instead of any of the same module name.
-
-    Raises:
-        PluginError: a file is missing, or its name is no module's or that of another one.
-    """
+    """A copy of a recipe with these plugin files, each as it is now, instead of any of the same module name."""
     named: dict[str, Path] = {}
     for file in files:
         place = f"--plugin {file}"
@@ -194,11 +178,7 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
 
 
 def model_overrides(text: str) -> tuple[str, str]:
-    """What ``--model-file FILE[:NAME]`` means as two values of ``--set``: the file, and ``model_args.model``.
-
-    Raises:
-        PluginError: the file is missing, or its name is no module's.
-    """
+    """What ``--model-file FILE[:NAME]`` means as two values of ``--set``: the file, and ``model_args.model``."""
     file, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     path = _python_file(file or text, f"--model-file {text}")
     model = f"{path.stem}:{name}" if name else path.stem

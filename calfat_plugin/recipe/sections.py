@@ -41,9 +41,6 @@ def options_at(
         raw: their values, where they are not just those of the section.
         given: values of its further keys.
         also: further keys that are read elsewhere.
-
-    Raises:
-        RecipeError: with place, key path, what was found and what was wanted.
     """
     raw = section_at(document, path) if raw is None else raw
     owner = f"section '{path[-1] if isinstance(path[-1], str) else dotted(path)}'"

@@ -143,11 +143,7 @@ class S3Settings:
 
 @dataclass(frozen=True)
 class Silo:
-    """``calfat.silo``: addresses, deadlines and security of a cross-silo run.
-
-    Raises:
-        OptionError: an address is none, or is there twice.
-    """
+    """``calfat.silo``: addresses, deadlines and security of a cross-silo run."""
 
     min_clients: int | None = option(
         None, low=1, help="quorum: clients needed to start, and answers needed to end a round; null: all of them"

@@ -17,9 +17,6 @@ def read_text(path: Path, kind: str) -> str:
 
     Args:
         kind: what it is meant to be, for messages: ``recipe``.
-
-    Raises:
-        RecipeError: it is no file, cannot be read, is too large, or is no text.
     """
     shown = str(path)
     try:

@@ -49,9 +49,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     Args:
         path: where to; a file that is there is overwritten in place, a link is replaced.
         tensors: on any device; they may share memory.
-
-    Raises:
-        OSError: the disk refuses.
     """
     apart = _apart(tensors)
     digest = _digest(apart, facts)
@@ -67,10 +64,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, facts) of a file; the facts of one that we did not write are empty.
 
     The digest is among the facts, as :data:`DIGEST`.
-
-    Raises:
-        RunError: its content is not what was written.
-        SafetensorError, OSError, TypeError, ValueError, RecursionError: it cannot be read.
     """
     with safe_open(path, framework="pt") as file:
         facts = _facts_of(file)
@@ -142,12 +135,7 @@ class ClientStateFiles(Mapping[int, State]):
         self.folder, self.named = folder, dict(named)
 
     def __getitem__(self, client: int) -> State:
-        """Read a client's state.
-
-        Raises:
-            KeyError: the client keeps nothing.
-            RunError: its file is missing, damaged, or another one.
-        """
+        """Read a client's state."""
         file = self.named[client]
         path = self.path(client, file.round)
         try:
@@ -282,11 +270,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
 
 
 def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
-    """Read what :func:`save_checkpoint` wrote: (snapshot, notes). Client states in files are read when asked for.
-
-    Raises:
-        RunError: there is no such file, or it is damaged or of another kind.
-    """
+    """Read what :func:`save_checkpoint` wrote: (snapshot, notes). Client states in files are read when asked for."""
     try:
         tensors, facts = read_tensors(path)
         if facts.get("format") != _FORMAT:

@@ -26,21 +26,13 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 
 
 def check_device(name: str, option: str) -> None:
-    """Refuse what names no device, without importing torch; ``option`` is what the user set.
-
-    Raises:
-        OptionError: it is not ``cpu``, ``cuda`` or ``cuda:N``.
-    """
+    """Refuse what names no device, without importing torch; ``option`` is what the user set."""
     if not _DEVICE.fullmatch(name):
         raise OptionError(f"{option} {name}: expected cpu, cuda, or cuda:N such as cuda:0.")
 
 
 def named_device(name: str, option: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        OptionError: the name is none, or there is no such GPU here.
-    """
+    """The device of that name."""
     import torch
 
     check_device(name, option)
@@ -55,9 +47,6 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
 
     Args:
         worker: of several on this machine, counted from 0: each next one computes on the next GPU.
-
-    Raises:
-        RecipeError: there are GPUs, but not the one it names.
     """
     import torch
 

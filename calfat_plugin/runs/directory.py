@@ -99,9 +99,6 @@ class RunDirectory:
             request: what to run; without a ``run_dir`` in a new ``<parent>/<seed>-<time>``, or where the newest
                 unfinished run is.
             parent: default: ``runs/<recipe>``.
-
-        Raises:
-            RunError: it holds a run already, cannot be written, holds none to resume, or one of another recipe.
         """
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
@@ -120,9 +117,6 @@ class RunDirectory:
 
         Args:
             overwrite: remove a run at ``path`` in which no round was finished.
-
-        Raises:
-            RunError: it holds a run already, or cannot be written.
         """
         parent = parent or DEFAULT_ROOT / experiment.name
         wanted = path or parent
@@ -150,11 +144,7 @@ class RunDirectory:
             )
 
     def refuse_to_overwrite(self) -> None:
-        """Refuse to remove a run of which a round was finished, or with which there are files of others.
-
-        Raises:
-            RunError: with what is there; or another process is writing the run.
-        """
+        """Refuse to remove a run of which a round was finished, or with which there are files of others."""
         if not self.recipe.exists():
             return
         with self.locked():
@@ -225,9 +215,6 @@ class RunDirectory:
 
         Args:
             now: what ``partition.json`` would hold now. What the file of an earlier version lacks is not compared.
-
-        Raises:
-            RunError: with what differs, then and now; or the file is damaged.
         """
         for key, value in read_json(self.partition).items():
             if key in now and value != now[key]:
@@ -246,11 +233,7 @@ class RunDirectory:
         write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
-        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.
-
-        Raises:
-            RunError: rows of finished rounds are missing.
-        """
+        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of later ones."""
         if last_round > 0:
             self.rounds_file(experiment).keep_until(last_round)
         else:

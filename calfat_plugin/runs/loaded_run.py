@@ -44,10 +44,6 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
     Args:
         checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
         otherwise: what to do with a file that lies in no run directory, a sentence.
-
-    Raises:
-        RunError: there is no such run or checkpoint.
-        OptionError: both arguments name a checkpoint.
     """
     if target.is_dir():
         run = RunDirectory(target)
@@ -88,9 +84,6 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
     Args:
         plugins: files with plugins, beside those of the recipe or instead of them.
         trust: is asked about each other file.
-
-    Raises:
-        CalfatError: the recipe cannot be read, or a file is not trusted.
     """
     document = read_document(RunDirectory(run).recipe)
     named = {Path(file).stem for file in plugins}
@@ -144,11 +137,7 @@ class LoadedRun:
 
     @cached_property
     def checkpoint(self) -> tuple[Snapshot, Mapping[str, Any]]:
-        """(snapshot, notes); weights of the user's own count as round 0, with nothing noted.
-
-        Raises:
-            RunError: the file is damaged, or holds no weights.
-        """
+        """(snapshot, notes); weights of the user's own count as round 0, with nothing noted."""
         from calfat_plugin.federation.server import Snapshot
         from calfat_plugin.runs.checkpoints import load_checkpoint
 
@@ -161,9 +150,6 @@ class LoadedRun:
 
         Args:
             images: which it shall take; None: those of the run.
-
-        Raises:
-            ModelError: the weights do not fit the architecture, or are not finite.
         """
         from calfat_plugin.maths.averaging import check_update
 
@@ -193,9 +179,6 @@ def loaded_run(
 
     Args:
         device: where to compute; None: as the recipe says.
-
-    Raises:
-        CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
     """
     weights, run = find_checkpoint(target, checkpoint)
     document = recipe_of(run, plugins, trust)

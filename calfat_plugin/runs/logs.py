@@ -20,9 +20,6 @@ def log_to(path: Path) -> Iterator[None]:
     """Send records, warnings and prints of this process to ``path`` (appended) and nowhere else, for a while.
 
     Afterwards the process's handlers, levels, streams and way of showing warnings are what they were.
-
-    Raises:
-        RunError: ``path`` is a link.
     """
     if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
         raise RunError(f"{path}: is a link, and the log is written to no other place. Remove the link.")

@@ -62,11 +62,7 @@ class PartyDirectory(RunDirectory):
 
 
 class _States:
-    """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained.
-
-    Raises:
-        RunError: what is there is another client's, which would be lost.
-    """
+    """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
 
     def __init__(self, folder: Path, client: int) -> None:
         self._folder, self._client = folder, client

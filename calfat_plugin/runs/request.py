@@ -23,10 +23,6 @@ class Request:
         experiment: the recipe, from :func:`checked_experiment`; what it leaves to the machine is settled here.
         overwrite: whether a run in ``run_dir`` that has finished no round is replaced.
         workers: processes that train a simulation's clients side by side; 0: this one trains them.
-
-    Raises:
-        HostError: nothing here can run it; with what to install.
-        RunError: there is nothing to overwrite.
     """
 
     experiment: Experiment
@@ -53,11 +49,7 @@ def checked_experiment(
     download: bool = False,
     plugins: Iterable[str | Path] = (),
 ) -> Experiment:
-    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
-
-    Raises:
-        CalfatError: with what to fix; also for a suite, with the command that runs it.
-    """
+    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML."""
     if "axes" in document.data:
         raise document.mistaken_for("suite", "suite")
     document = with_plugins(document.with_overrides(overrides), plugins)

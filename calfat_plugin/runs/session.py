@@ -52,9 +52,6 @@ def run(
 
     Args:
         runtime: the recipe's, where the host has called this process; None: this process calls the host.
-
-    Raises:
-        CalfatError: with what to fix. Finished rounds stay on disk.
     """
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started = time.perf_counter()

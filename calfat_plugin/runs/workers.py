@@ -130,11 +130,7 @@ def running(
 
 
 def prepare() -> None:
-    """Begin to start workers: they import what they need while this process does.
-
-    Raises:
-        HostError: the system starts no more processes.
-    """
+    """Begin to start workers: they import what they need while this process does."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     try:
         resource_tracker.ensure_running()  # it would let the signals through again
@@ -211,11 +207,7 @@ def _cannot_start(error: Exception) -> HostError:
 
 
 def mpi_workers() -> int:
-    """How many processes of this MPI job train.
-
-    Raises:
-        HostError: this process does not lead a job of mpi4py.futures.
-    """
+    """How many processes of this MPI job train."""
     import mpi4py.MPI
 
     others = int(mpi4py.MPI.COMM_WORLD.Get_size()) - 1

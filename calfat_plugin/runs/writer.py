@@ -80,11 +80,7 @@ class RunWriter:
             self.settle()
 
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
-        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again.
-
-        Raises:
-            RunError: the disk refuses this round, or refused the one before.
-        """
+        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
         checkpoints = {**self._selected(record), "last": {"best": self.best}}

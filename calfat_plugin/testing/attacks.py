@@ -32,10 +32,6 @@ def check_attack(trainer: AdversarialTrainer, train: Callable[[], object], who: 
 
     Returns:
         How many examples it trained on.
-
-    Raises:
-        AssertionError: it is otherwise.
-        CalfatError: an example left the budget, or the attack changed the clean images in place.
     """
     watch = _Watch(who, trainer.start, trainer.backward, trainer.train_loss)
     with replaced(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):

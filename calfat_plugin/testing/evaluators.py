@@ -162,11 +162,7 @@ class _Trial:
         scratch: Path | None = None,
         on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     ) -> tuple[EvaluationResult, Tensor]:
-        """(what it found, its examples); an example that it does not hand out is the clean one.
-
-        Raises:
-            AssertionError: it left something in the model or the images.
-        """
+        """(what it found, its examples); an example that it does not hand out is the clean one."""
         x_adv = self.data.x.clone()
 
         def keep(where: Tensor, points: Tensor) -> None:

@@ -55,11 +55,7 @@ class TinyFederation:
 
 
 def check_federation(experiment: Experiment, device: torch.device = CPU) -> None:
-    """Two rounds go through, no update is refused, and a run that is resumed between them ends with the same bits.
-
-    Raises:
-        AssertionError: it is otherwise.
-    """
+    """Two rounds go through, no update is refused, and a run that is resumed between them ends with the same bits."""
     whole = TinyFederation(experiment, device=device)
     records = [whole.play()]
     resumed = TinyFederation(experiment, whole.snapshot(), device=device)

@@ -33,11 +33,7 @@ THREATS: tuple[dict[str, Any], ...] = (  # one in each norm
 
 
 def require(condition: bool, what: str) -> None:
-    """Hold a plugin to the contract, also where Python runs without assertions (``-O``).
-
-    Raises:
-        AssertionError: with ``what``, a sentence.
-    """
+    """Hold a plugin to the contract, also where Python runs without assertions (``-O``)."""
     if not condition:
         raise AssertionError(what)
 
@@ -156,9 +152,6 @@ def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
     Args:
         registry: None: the built-ins and what is installed.
         sections: values of ``calfat:``, and of other sections under their names, such as ``data_args={...}``.
-
-    Raises:
-        CalfatError: a name or an option is wrong, as ``calfat check`` would report it.
     """
     train = {"client_num_in_total": 3, "comm_round": 4, "batch_size": 4, "learning_rate": 0.1}
     data: dict[str, Any] = {
@@ -193,11 +186,7 @@ def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) 
 
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
-    """Hold a plugin to leaving these tensors as they are.
-
-    Raises:
-        AssertionError: it changed one.
-    """
+    """Hold a plugin to leaving these tensors as they are."""
     before = [tensor.clone() for tensor in tensors]
     yield
     require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")

@@ -167,11 +167,7 @@ def adapted(trainer: LocalTrainer, model: nn.Module | None = None) -> nn.Module:
 
 
 def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
-    """The update of one client, under global generators seeded as a run does.
-
-    Raises:
-        AssertionError: the update is no copy of the model's tensors.
-    """
+    """The update of one client, under global generators seeded as a run does."""
     model = adapted(trainer, task.model.cpu()).to(task.device)  # in this order, as in a run
     with seeded_global_rng(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
         update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))

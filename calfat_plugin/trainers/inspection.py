@@ -29,11 +29,6 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
         number: of the mini-batch, from 1.
         trained: whether there were steps in this round. What is not finite is then left to the check of the loss, since
             the model may have diverged.
-
-    Raises:
-        PluginError: the images left what ``InnerAttack.reach`` gives, or were changed in place; named, if the inner
-            attack made them.
-        UpdateError: they are not finite, which may come of the model as well.
     """
     task, x_nat, x_adv = batch.task, batch.x_nat, batch.x_adv
     where = f"client {task.client}, round {task.round}, batch {number}"

@@ -114,10 +114,6 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     Returns:
         The update; ``metrics`` are means per example of the last epoch (of the round, where it has local steps), and
         what the method's ``end_round`` adds.
-
-    Raises:
-        UpdateError: when the loss left the finite numbers.
-        PluginError: when the method returned something that is no use here.
     """
     model = task.model
     if not method.attacks:
@@ -250,19 +246,11 @@ class LossMeter:
             self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
 
     def means(self) -> dict[str, float]:
-        """The mean loss per example, and those of all that was recorded.
-
-        Raises:
-            UpdateError: when the loss is not finite.
-        """
+        """The mean loss per example, and those of all that was recorded."""
         return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
 
     def mean(self) -> float:
-        """Mean loss per example so far.
-
-        Raises:
-            UpdateError: when it is not finite.
-        """
+        """Mean loss per example so far."""
         mean = float(self.total) / max(1, self.examples)
         if mean != mean or abs(mean) == float("inf"):
             raise UpdateError(

@@ -41,9 +41,6 @@ def methods_optimizer(
         task: the client's work.
         num_batches: of the round.
         needs_sgd: whether the aggregator's correction does (``ActiveCorrection.needs_sgd``).
-
-    Raises:
-        PluginError: they are something else, or not what the recipe or the aggregator asks for.
     """
     optimizer = returned.instance(
         method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"

@@ -63,11 +63,7 @@ class Bound:
         return max(0, min(f, (clients - self.rest) // self.factor))
 
     def check(self, options: Any, recipe: Recipe) -> None:
-        """Refuse an f that the clients of a round cannot bear.
-
-        Raises:
-            OptionError: there are fewer than ``factor * f + rest``.
-        """
+        """Refuse an f that the clients of a round cannot bear."""
         clients, f = recipe.clients_per_round, options.f
         needed = self.factor * f + self.rest
         if clients >= needed:

@@ -106,12 +106,7 @@ class AutoAttack(Evaluator):
         self.options = options
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """Attack; continue from what an earlier, interrupted call left in ``task.scratch``.
-
-        Raises:
-            BudgetError: a sub-attack left the budget.
-            ModelError: the model is in training mode, or returned nan or inf.
-        """
+        """Attack; continue from what an earlier, interrupted call left in ``task.scratch``."""
         import torch
 
         refuse_training_mode(task.model)

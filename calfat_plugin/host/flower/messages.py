@@ -51,22 +51,13 @@ def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
 
 
 def fields_of(message: Message) -> Mapping[str, Any]:
-    """The fields of a message.
-
-    Raises:
-        KeyError: it has none.
-    """
+    """The fields of a message."""
     fields: Mapping[str, Any] = message.content.config_records[_FIELDS]
     return fields
 
 
 def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a message under that name: the inverse of :func:`packed`, read as messages of FedML's silos are.
-
-    Raises:
-        KeyError: it has none.
-        RefusedError: they are something else, or longer than ``limit`` bytes.
-    """
+    """The tensors of a message under that name: the inverse of :func:`packed`, read as those of FedML's silos are."""
     array = message.content.array_records[_TENSORS][name]
     if array.stype != _FORMAT or not isinstance(array.data, bytes):
         raise RefusedError("it is not in our format")

@@ -34,10 +34,6 @@ def run_rounds(
         check: raises what ends the run while it waits.
         states_travel: whether any node trains any client, so that what a client keeps is kept here and goes to and fro
             with the models; the next round is then trained while this one is evaluated. Otherwise nodes keep it.
-
-    Raises:
-        HostError: a client cannot train, or its node has no answer.
-        UpdateError: a round without a single usable update.
     """
     server = task.server
     left = server.experiment.num_rounds - server.round

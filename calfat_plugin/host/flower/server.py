@@ -33,10 +33,6 @@ def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...
     Args:
         task: the server and what it needs.
         grid: of the simulation that has started this process; None: start one.
-
-    Raises:
-        HostError: Flower's engine ended, or a client cannot train.
-        UpdateError: a round without a single usable update.
     """
     server = task.server
     if server.round < server.experiment.num_rounds:  # else the run was stopped in its final evaluation
@@ -54,12 +50,7 @@ def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...
 
 
 def serve(task: ServerTask, grid: Grid) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds with SuperNodes, each of them a client with data of its own, then the final evaluation.
-
-    Raises:
-        HostError: two nodes are one client, a node runs another recipe, or it cannot train or does not answer.
-        UpdateError: a round without a single usable update.
-    """
+    """Run all remaining rounds with SuperNodes, each a client with data of its own, then the final evaluation."""
     experiment = task.server.experiment
     if task.server.round < experiment.num_rounds:
         nodes = _Roll(grid, experiment, task.warn).complete()
@@ -135,11 +126,7 @@ def _nodes(grid: Grid, number: int, check: Callable[[], None], warn: Callable[[s
 
 
 def resources(experiment: Experiment) -> dict[str, Any]:
-    """What Flower's engine and Ray are given: cores and GPUs of each client, and of this machine what a round needs.
-
-    Raises:
-        RecipeError: this machine cannot train a single client.
-    """
+    """What Flower's engine and Ray are given: cores and GPUs of each client, and of this machine what a round needs."""
     cores = num_cores()
     cpus = experiment.flower.client_cpus or experiment.runtime.threads or cores
     gpus = experiment.flower.client_gpus

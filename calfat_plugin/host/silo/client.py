@@ -184,12 +184,7 @@ class SiloClient(OnTransport, ClientMasterManager):
 
 
 def run_client(task: ClientTask, open_transport: OpenTransport) -> None:
-    """Be a client until the server says that the run is over.
-
-    Raises:
-        HostError: the port is taken, the server does not come, stays away or refuses this client, or its model does
-            not fit.
-    """
+    """Be a client until the server says that the run is over."""
     experiment, arguments = task.worker.experiment, silo_arguments(task.worker.experiment, rank=task.rank)
     with open_transport(task.rank, max_message(experiment, task.worker.model_bytes)) as transport:
         transport.patience = experiment.silo.server_deadline

@@ -57,12 +57,7 @@ class Presence:
         self._lock = threading.Lock()
 
     def sign_of_life(self, rank: int, session: str) -> None:
-        """Take note of a process that says it is this rank.
-
-        Raises:
-            PostponedError: another was this rank a moment ago, and it is not known yet whether it still is.
-            RefusedError: another is this rank, and alive.
-        """
+        """Take note of a process that says it is this rank."""
         with self._lock:
             holder = self._holders.get(rank)
             if holder is None or self._now() - holder.heard > _GONE:
@@ -88,11 +83,7 @@ TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
 
 
 def check_sign_of_life(envelope: Message, fingerprint: str) -> str:
-    """The session of a client that says it is there.
-
-    Raises:
-        RefusedError: it names no session, or runs something else than the server.
-    """
+    """The session of a client that says it is there."""
     session = envelope.get("session")
     if not isinstance(session, str):
         raise RefusedError("a sign of life without a session")
@@ -291,11 +282,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._begin_round()
 
     def _finish_round_if_over(self) -> bool:
-        """End the round when all have answered who can, or at its deadline.
-
-        Raises:
-            HostError: at the deadline without a quorum.
-        """
+        """End the round when all have answered who can, or at its deadline."""
         now, settings = self._current, self._silo
         open_ranks = [rank for rank in now.ranks if rank - 1 not in now.answers]
         quorum = min(settings.min_clients or len(now.ranks), len(now.ranks))
@@ -401,12 +388,7 @@ class SiloServer(OnTransport, FedMLServerManager):
 
 
 def run_server(task: ServerTask, open_transport: OpenTransport) -> tuple[EvaluationResult, ...]:
-    """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
-
-    Raises:
-        HostError: the port is taken, too few clients come or answer, or the host is of an untested version.
-        UpdateError: a round without a single usable update.
-    """
+    """Be the server: run all remaining rounds with the clients that come, then the final evaluation."""
     server, experiment = task.server, task.server.experiment
     limit = max_message(experiment, num_bytes(server.downlink()))
     rounds_left = server.round < experiment.num_rounds

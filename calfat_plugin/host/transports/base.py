@@ -65,11 +65,7 @@ class AnothersError(RefusedError):
 
 
 def encode(message: Message) -> bytes:
-    """Write a message; ``read_envelope`` and ``decode`` are the inverse.
-
-    Raises:
-        TypeError: a field that is not in the table; our bug, or a change in the host.
-    """
+    """Write a message; ``read_envelope`` and ``decode`` are the inverse."""
     params = dict(message.get_params())
     tensors: Mapping[str, Tensor] = params.pop(MODEL, None) or {}
     for name, value in params.items():
@@ -85,11 +81,7 @@ def bytes_of(tensors: Mapping[str, Tensor], fields: dict[str, str] | None = None
 
 
 def read_envelope(data: bytes) -> Message:
-    """Check the structure of what arrived, and read its fields: a message without its tensors, none of which is made.
-
-    Raises:
-        RefusedError: anything is not as :func:`encode` writes it.
-    """
+    """Check the structure of what arrived, and read its fields: a message without tensors, none of which is made."""
     metadata = _checked_metadata(data)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
@@ -110,21 +102,13 @@ def read_envelope(data: bytes) -> Message:
 
 
 def decode(data: bytes, envelope: Message) -> Message:
-    """Add the tensors to what :func:`read_envelope` has read of the same bytes.
-
-    Raises:
-        RefusedError: the tensors do not fit their description.
-    """
+    """Add the tensors to what :func:`read_envelope` has read of the same bytes."""
     envelope.add_params(MODEL, _tensors(data))
     return envelope
 
 
 def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
-    """The tensors of a safetensors file that somebody else wrote, sorted by name: the reader's order is by chance.
-
-    Raises:
-        RefusedError: it is none, or its header does not fit the bytes that are there.
-    """
+    """The tensors of a safetensors file that somebody else wrote, sorted by name: the reader's order is by chance."""
     _checked_metadata(data)
     return _tensors(data)
 
@@ -434,11 +418,7 @@ class Transport(Loop, ABC):
         self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline, on_delivered))
 
     def send_now(self, msg: Message, timeout: float) -> None:
-        """One try, waiting for the receipt.
-
-        Raises:
-            UnreachableError, RefusedError: see ``SendQueue``.
-        """
+        """One try, waiting for the receipt."""
         self.deliver(msg.get_receiver_id(), Outgoing(encode(msg), msg.get_type(), time.monotonic() + timeout))
 
     def flush(self, timeout: float) -> None:
@@ -456,9 +436,6 @@ class Transport(Loop, ABC):
             data: what arrived.
             peer: the sender's network address, for the log.
             allowed: ranks that the sender has proved it may speak for.
-
-        Raises:
-            RefusedError: logged with the peer.
         """
         try:
             envelope = read_envelope(data)

@@ -30,11 +30,7 @@ class Certificates:
 
     @classmethod
     def read(cls, settings: TLSSettings, rank: int) -> Certificates:
-        """Read and check the files that the recipe names for party ``rank``.
-
-        Raises:
-            HostError: a file is missing or not PEM, or key and certificate do not belong together.
-        """
+        """Read and check the files that the recipe names for party ``rank``."""
         ca, cert, key = (expanded(for_rank(path, rank)) for path in (settings.ca, settings.cert, settings.key))
         contents = (_read_pem("ca", ca), _read_pem("cert", cert), _read_pem("key", key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

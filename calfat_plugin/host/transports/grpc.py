@@ -48,11 +48,7 @@ Peer = tuple[str, int]  # IP address and port
 
 
 def connections_allowed(num_parties: int) -> int:
-    """How many connections a party can accept and still open its own files. Raises the process's own limit for them.
-
-    Raises:
-        HostError: the system allows too few descriptors.
-    """
+    """How many connections a party can accept and still open its own files. Raises the process's own limit for them."""
     wanted = num_parties + _SPARE_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
@@ -137,12 +133,7 @@ class ConnectionGuard:
 
 @contextmanager
 def _socket(handle: int) -> Iterator[socket.socket]:
-    """A second handle on an open socket.
-
-    Raises:
-        OSError: it is none. Of a file no second handle is made: closing one frees all the POSIX locks that this process
-            has on the file, such as SQLite's.
-    """
+    """A second handle on an open socket."""
     if not stat.S_ISSOCK(os.fstat(handle).st_mode):
         raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
     copy = os.dup(handle)
@@ -253,11 +244,7 @@ _WILL_NOT_CHANGE = (
 
 
 class GRPCTransport(Transport):
-    """One party's end: a server on its own address, a channel to each peer.
-
-    Raises:
-        HostError: the port is taken, the address is not this machine's, or a certificate cannot be used.
-    """
+    """One party's end: a server on its own address, a channel to each peer."""
 
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
         self._parties, self._max_message = silo.addresses, max_message

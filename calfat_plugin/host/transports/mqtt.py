@@ -90,22 +90,11 @@ class ObjectStore:
         return f"{self._settings.endpoint or 'https://s3.amazonaws.com'}, bucket {self._settings.bucket}"
 
     def put(self, sender: str, message_id: str, data: bytes) -> None:
-        """Leave an object.
-
-        Raises:
-            UnreachableError: another try may succeed.
-            RefusedError: the store says no.
-        """
+        """Leave an object."""
         self._call("put_object", Key=self._key(sender, message_id), Body=data)
 
     def fetch(self, sender: str, message_id: str, num_bytes: int, sha256: str) -> bytes:
-        """Read what a peer has announced, no byte more.
-
-        Raises:
-            UnreachableError: it did not come whole, or not in time. Another try, for which the sender stores it again,
-                may succeed.
-            RefusedError: it is not what was announced.
-        """
+        """Read what a peer has announced, no byte more."""
         seconds = _FETCH + num_bytes / _BYTES_PER_SECOND
         until, data = time.monotonic() + seconds, bytearray()
         answer = self._call("get_object", Key=self._key(sender, message_id))
@@ -145,12 +134,7 @@ class ObjectStore:
                 self._call("delete_object", Key=entry["Key"])
 
     def check(self, sender: str) -> None:
-        """Write and remove a small object, so that a run does not begin without a store.
-
-        Raises:
-            UnreachableError: it does not answer.
-            HostError: it does not let this party in.
-        """
+        """Write and remove a small object, so that a run does not begin without a store."""
         try:
             self.put(sender, "hello", b"")
             self.remove(sender, "hello")
@@ -197,9 +181,6 @@ class Broker:
 
     Attributes:
         is_there: whether messages can be sent and received now.
-
-    Raises:
-        HostError: certificates or password cannot be read.
     """
 
     def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
@@ -228,11 +209,7 @@ class Broker:
         return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
 
     def wait(self, until: float) -> None:
-        """Wait for the connection.
-
-        Raises:
-            HostError: the broker refuses this party, or does not let it in before ``until`` (monotonic).
-        """
+        """Wait for the connection."""
         where = f"{self} (calfat.silo.mqtt.broker)"
         while not self.is_there.wait(0.05):
             if self._denied:
@@ -355,11 +332,7 @@ Answer = tuple[str, str]  # what became of a message, and why
 
 
 class MQTTTransport(Transport):
-    """One party's end.
-
-    Raises:
-        HostError: broker or store do not let this party in, or do not answer before the start deadline.
-    """
+    """One party's end."""
 
     def __init__(self, rank: int, num_parties: int, silo: Silo, max_message: int) -> None:
         self._max_message = max_message
