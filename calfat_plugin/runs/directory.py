@@ -233,7 +233,7 @@ class RunDirectory:
         write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
-        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of later ones."""
+        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it."""
         if last_round > 0:
             self.rounds_file(experiment).keep_until(last_round)
         else:
