@@ -28,9 +28,9 @@ NOTHING = "-"
 CHOSEN, TRUST = "chosen", "calfat trust"
 _PERCENT = "Accuracy in percent on the test split, mean"
 INTERVALS = (
-    "In brackets: a 95 % interval of the mean, Student's over seeds, or Wilson's of one run over its test examples. Bold: "
-    "the best mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes zero; rows "
-    "compare if data, partition, model, clients, threat model and evaluator agree."
+    "In brackets: a 95 % interval of the mean, Student's over seeds, or Wilson's of one run over its test examples. "
+    "Bold: the best mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes "
+    "zero; rows compare if data, partition, model, clients, threat model and evaluator agree."
 )
 DIFFERENCES = (
     "Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row "
