@@ -1,1 +1,1 @@
-"""What loads a model after its run: attacks, per-class comparison, t-SNE."""
+"""Attacks on finished models: of runs, and of tensors in memory."""
