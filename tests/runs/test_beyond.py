@@ -15,9 +15,9 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests.contract.distributions import install
+from tests.runs.mortals import MORTAL, go, outcome
+from tests.runs.mortals import RECIPE as BASE
 from tests.runs.processes import ROOT
-from tests.runs.test_workers import MORTAL, go, outcome
-from tests.runs.test_workers import RECIPE as BASE
 from tests.snapshot import TextSnapshot
 
 PAGE = (ROOT / "docs" / "beyond_two_losses.md").read_text(encoding="utf-8")
