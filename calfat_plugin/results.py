@@ -32,6 +32,8 @@ PASSES = "passes"
 #: Behind an evaluator's label and a colon in a metric of a suite: its accuracy by the release's convention; and whom
 #: the model fails, with its key in ``results.json``.
 RELEASE = "release"
+EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
+WORST_CASE = "worst-case"  #: label of the accuracy that all attacks of an evaluation leave together, image by image
 WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
 BESIDE = (RELEASE, *WORST)
 #: Keys of an evaluation that are not written where there is nothing.

@@ -19,7 +19,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
-from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from calfat_plugin.entries import Citation, Entry
+    from calfat_plugin.evaluators.evidence import Collector
 
 CHOOSE_OUTPUT = "choose another place with --output."
 
@@ -74,6 +75,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     Args:
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
     """
+    from calfat_plugin.evaluators.evidence_file import write_evidence
     from calfat_plugin.runs.compute import describe_environment
     from calfat_plugin.runs.writer import CONVENTIONS
 
@@ -83,7 +85,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
     with using_threads(first):
         run = LoadedRun(first, plan.weights, plan.run, device_of(plan, observer))
-        results = _measure(plan, run, scratch, observer)
+        results, collectors = _measure(plan, run, scratch, observer)
         content = {
             **facts_of(run),
             "dataset": run.dataset.name,
@@ -94,11 +96,18 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     alarms = find_alarms(results)
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))
     path = reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
+    kept = []
+    for eps, collector in collectors.items():
+        evidence = collector.evidence()
+        middle = f"-eps-{eps.replace('/', '_')}" if len(collectors) > 1 else ""
+        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", "eps": eps, **evidence.as_json()})
+        write_evidence(path.with_name(str(kept[-1]["file"])), evidence)
     RunDirectory(path.parent).write_json(
         path,
         {
             "format": RESULTS_FORMAT,
             **content,
+            "evidence": kept,
             "seconds": time.perf_counter() - started,
             "conventions": CONVENTIONS,
             "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
@@ -119,9 +128,13 @@ def device_of(plan: AttackPlan, observer: AttackObserver) -> torch.device:
     return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
-def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
+def _measure(
+    plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackObserver
+) -> tuple[tuple[EvaluationResult, ...], dict[str, Collector]]:
+    """What was measured, and what was kept of it, by eps."""
     from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.evaluators.measure import clean_correct, measure
+    from calfat_plugin.evaluators.evidence import Collector
+    from calfat_plugin.evaluators.measure import clean_predictions, measure
 
     dataset, device, model = run.dataset, run.device, run.model()
     data = subset(dataset.test, plan.request.examples).to(device)
@@ -131,30 +144,39 @@ def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackOb
         for each in plan.experiments
     ]  # before the first of them, which may take hours
     results: list[EvaluationResult] = []
-    batch_size = run.experiment.evaluation.batch_size
-    correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
+    collectors: dict[str, Collector] = {}
+    batch_size, num_classes = run.experiment.evaluation.batch_size, dataset.num_classes
+    clean = clean_predictions(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     for experiment, evaluators in ready:
-        threat = experiment.threat
+        threat, room = experiment.threat, experiment.evaluation.evidence_mb * 10**6 // len(ready)
+        eps = exact_text(threat.eps)
+        collector = Collector(model, data, clean, threat, num_classes, room, scratch / eps.replace("/", "_"))
         for label, evaluator in evaluators:
             if not evaluator.has_budget and experiment is not plan.experiments[0]:
                 continue  # the same at every eps
-            name = f"{label} at eps {exact_text(threat.eps)}" if evaluator.has_budget else label
+            name = f"{label} at eps {eps}" if evaluator.has_budget else label
             found = measure(
                 model,
                 data,
                 [(label, evaluator)],
-                num_classes=dataset.num_classes,
+                num_classes=num_classes,
                 threat=threat,
                 batch_size=batch_size,
                 device=device,
                 seed=experiment.seed,
-                correct=correct,
+                correct=clean == data.y.cpu(),
                 scratch=scratch,
                 on_progress=lambda _, *counts, name=name: observer.progress(name, *counts),
+                collector=collector if room else None,
             )
             results += found.values()
             observer.measured(results[-1])
-    return tuple(results)
+        if worst := collector.worst_case():
+            results.append(worst)
+            observer.measured(worst)
+        if room:
+            collectors[eps] = collector
+    return tuple(results), collectors
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

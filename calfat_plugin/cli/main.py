@@ -29,6 +29,7 @@ COMMANDS = {
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
     "attack": "Attack a finished model.",
+    "replay": "Check a finished evaluation by the adversarial images that it kept.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
     "new-plugin": "Write the package of a plugin of your own.",
     "new-flower-app": "Write an app that 'flwr run' starts.",

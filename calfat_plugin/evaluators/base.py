@@ -131,7 +131,7 @@ class AttackEvaluator(Evaluator):
         if warnings:
             details["warnings"] = warnings
         return EvaluationResult(
-            **counts_of(task, torch.cat(verdicts)),
+            **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
             settings={**budget, **self.settings(task), **aim, **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
@@ -278,24 +278,26 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
     return {"norm": threat.norm, "eps": exact_text(threat.eps)}
 
 
-def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
+def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes: int) -> dict[str, Any]:
     """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
 
     An example is robust when it is classified correctly both clean and at its final adversarial point. The *release* of
     CalFAT leaves the clean image out of account, so its accuracy may exceed the natural one.
 
     Args:
-        task: what was attacked, at least one example, with the verdicts on the clean images.
+        y: (N,) labels, N >= 1.
+        clean_correct: (N,) bool on the CPU, verdict on the clean image.
         adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
+        num_classes: C.
 
     Returns:
         The fields of ``EvaluationResult`` that are numbers of examples and accuracies.
     """
-    y = task.data.y.cpu()
-    examples = y.bincount(minlength=task.num_classes).tolist()
+    y = y.cpu()
+    examples = y.bincount(minlength=num_classes).tolist()
     counts: dict[str, Any] = {"num_examples": len(y)}
-    for suffix, right in (("", adv_correct & task.clean_correct.cpu()), ("_release", adv_correct)):
-        found = y[right].bincount(minlength=task.num_classes).tolist()
+    for suffix, right in (("", adv_correct & clean_correct.cpu()), ("_release", adv_correct)):
+        found = y[right].bincount(minlength=num_classes).tolist()
         counts[f"accuracy{suffix}"] = sum(found) / len(y)
         counts[f"per_class{suffix}"] = tuple(one / n if n else None for one, n in zip(found, examples, strict=True))
     return counts

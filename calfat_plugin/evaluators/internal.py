@@ -59,7 +59,7 @@ class Internal(PGD):
         of_others = [one for own, row in enumerate(matrix, start=1) for at, one in enumerate(row) if at != own]
         zero_gradients = max((result.details.get("zero_gradients", 0) for result in found), default=0)
         return EvaluationResult(
-            **counts_of(task, withstood),
+            **counts_of(task.data.y, task.clean_correct, withstood, task.num_classes),
             label=label,
             settings={**budget, **self.settings(task), **budget},
             implementation=self.implementation,

@@ -17,6 +17,7 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError, PluginError, one_line
 from calfat_plugin.evaluators.base import refuse_training_mode
+from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
@@ -45,6 +46,7 @@ def measure(
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
     clients: RoundClients | None = None,
+    collector: Collector | None = None,
 ) -> dict[str, EvaluationResult]:
     """Evaluate ``model`` in evaluation mode on ``device``.
 
@@ -57,6 +59,7 @@ def measure(
         on_progress: called with (label, examples done, examples in all, correct so far).
         on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
         clients: of the round, for evaluators that look at them; None: there are none.
+        collector: keeps adversarial images of attacks within ``threat``; for untargeted ones alone.
 
     Returns:
         Label to result, in the order given.
@@ -69,7 +72,8 @@ def measure(
     sample = pixels(data.x[:PROBED].to(device))
     with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
-            first = _FirstExamples(on_examples)
+            collected = collector is not None and evaluator.gives_examples and getattr(evaluator, "has_budget", True)
+            first = _FirstExamples(collector.listener(label) if collector and collected else on_examples)
             task = EvaluationTask(
                 model=model,
                 data=data,
@@ -101,6 +105,8 @@ def measure(
                 found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
             results[label] = result
+            if collector and collected:
+                collector.finished(result)
     return results
 
 
@@ -168,7 +174,15 @@ def clean_correct(
     model: nn.Module, data: ImageData, *, num_classes: int, batch_size: int, device: torch.device
 ) -> Tensor:
     """Which clean examples the model gets right: (N,) bool on the CPU."""
-    verdicts = []
+    found = clean_predictions(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
+    return found == data.y.cpu()
+
+
+def clean_predictions(
+    model: nn.Module, data: ImageData, *, num_classes: int, batch_size: int, device: torch.device
+) -> Tensor:
+    """What the model says of clean examples: (N,) int64 on the CPU."""
+    classes = []
     first = pixels(data.x[:PROBED].to(device))
     with torch.no_grad(), float32_as("fp32", device), fast_passes(model, first):
         for x, y, _ in batches(data, batch_size, device):
@@ -181,8 +195,8 @@ def clean_correct(
                 )
             if not bool(logits.isfinite().all()):
                 raise ModelError(f"the model returned nan or inf for clean images: {_cause_of_nan(model)}")
-            verdicts.append((logits.argmax(dim=1) == y).cpu())
-    return torch.cat(verdicts)
+            classes.append(logits.argmax(dim=1).cpu())
+    return torch.cat(classes)
 
 
 def logits_of(model: nn.Module, x: Tensor) -> object:

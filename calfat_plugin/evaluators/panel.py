@@ -70,7 +70,7 @@ class Panel(Evaluator):
             results[name] = evaluator.evaluate(part, f"{label}/{name}")
         figures = {name: result.metrics.get(MEAN, result.accuracy) for name, result in results.items()}
         return EvaluationResult(
-            **counts_of(task, robust),
+            **counts_of(task.data.y, task.clean_correct, robust, task.num_classes),
             label=label,
             settings={
                 "attack": "panel",

@@ -82,7 +82,7 @@ class Personalised(PGD):
         try:
             with on_model(task, make()) as own:
                 robust = super().evaluate(own, label).per_class
-                natural = counts_of(own, own.clean_correct)["per_class"]
+                natural = counts_of(own.data.y, own.clean_correct, own.clean_correct, own.num_classes)["per_class"]
         except (UpdateError, ModelError, BudgetError) as error:
             examples = task.data.y.bincount(minlength=task.num_classes).tolist()
             natural = robust = tuple(0.0 if number else None for number in examples)

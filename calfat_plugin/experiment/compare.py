@@ -22,6 +22,7 @@ FREE = (
     "common_args.host",  # whatever runs the rounds: the same bits
     "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
+    "calfat.evaluation.evidence_mb",
     "calfat.dataset.sha256",  # partition.json has the digests of what is used of the data
     "calfat.loggers",
     "calfat.reported.",

@@ -15,7 +15,9 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.evaluators.evidence import Collector
+from calfat_plugin.evaluators.evidence_file import write_evidence
+from calfat_plugin.evaluators.measure import clean_predictions, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.building import CheckedEvaluator
 from calfat_plugin.federation.clients import ClientsOfRound
@@ -24,7 +26,7 @@ from calfat_plugin.interfaces import SetUpTask, State
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.keys import Plugin
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import EVIDENCE, EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
 Ready = list[tuple[str, CheckedEvaluator]]
@@ -95,9 +97,10 @@ class Measurements:
         return self._measured(state, self.subset, self._monitoring, round, on_progress, clients)
 
     def final(self, state: State, scratch: Path | None, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the recipe's evaluators, on all test images."""
-        on_progress = self._observer.evaluation_progress
-        return self._measured(state, self._test, self._closing, 0, on_progress, clients, scratch)
+        """Label to result of the recipe's evaluators, on all test images; in ``scratch`` their evidence."""
+        return self._measured(
+            state, self._test, self._closing, 0, self._observer.evaluation_progress, clients, scratch, keep=True
+        )
 
     def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
         """Let every evaluator measure a few images; and discard the results."""
@@ -118,24 +121,41 @@ class Measurements:
         on_progress: Callable[[str, int, int, int], None],
         clients: ClientsOfRound | None,
         scratch: Path | None = None,
+        keep: bool = False,
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
         self._model.load_state_dict(dict(state))
         with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
-            return measure(
+            num_classes, batch_size = self._num_classes, experiment.evaluation.batch_size
+            with timed("clean examples"):
+                clean = clean_predictions(
+                    self._model, data, num_classes=num_classes, batch_size=batch_size, device=self._device
+                )
+            collector, room = None, experiment.evaluation.evidence_mb * 10**6
+            if keep and room:
+                collector = Collector(self._model, data, clean, experiment.threat, num_classes, room, scratch)
+            found = measure(
                 self._model,
                 data,
                 evaluators,
-                num_classes=self._num_classes,
+                num_classes=num_classes,
                 threat=experiment.threat,
-                batch_size=experiment.evaluation.batch_size,
+                batch_size=batch_size,
                 device=self._device,
                 seed=experiment.seed,
                 round=round,
+                correct=clean == data.y.cpu(),
                 scratch=scratch,
                 on_progress=on_progress,
                 clients=clients,
+                collector=collector,
             )
+            if collector is not None:
+                if worst := collector.worst_case():
+                    found[worst.label] = worst
+                if scratch is not None:
+                    write_evidence(scratch / EVIDENCE, collector.evidence())
+            return found
 
 
 @dataclass(frozen=True)

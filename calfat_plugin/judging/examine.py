@@ -85,6 +85,7 @@ def examine(
         facts = {**facts_of(run), "dataset": run.dataset.name}
         beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
         how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
+        how["max_bytes"] = experiment.evaluation.evidence_mb * 10**6
         return _judge(trial, experiment.registry, facts, output or beside, available=len(run.dataset.test), **how)
 
 
@@ -145,6 +146,7 @@ def examine_module(
     )
     facts = {"model": type(model).__name__, "seed": experiment.seed}
     how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
+    how["max_bytes"] = experiment.evaluation.evidence_mb * 10**6
     return _judge(trial, experiment.registry, facts, output, available=available, **how)
 
 
@@ -160,12 +162,20 @@ def _judge(
     path: Path,
     *,
     available: int,
+    max_bytes: int,
     full: bool,
     command: list[str],
     observer: TrustObserver,
 ) -> TrustReport:
-    """Run the battery from where the file stands; ``available``: images that the test split has."""
+    """Run the battery from where the file stands.
+
+    Args:
+        available: images that the test split has.
+        max_bytes: of adversarial images to keep beside the file; 0: none.
+    """
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
+    from calfat_plugin.evaluators.evidence import Collector
+    from calfat_plugin.evaluators.evidence_file import read_evidence
     from calfat_plugin.judging.record import Record
     from calfat_plugin.runs.compute import describe_environment
 
@@ -194,6 +204,12 @@ def _judge(
     kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
     record = replace(record, full=full or record.full, evidence=kept)
     trial.scratch, trial.on_progress = record.scratch, observer.progress
+    if max_bytes:
+        trial.collector = Collector(
+            trial.model, trial.data, trial.clean, threat, trial.num_classes, max_bytes, record.scratch
+        )
+        if record.evidence and record.kept.is_file():  # of a verdict that --full continues
+            trial.collector.restore(read_evidence(record.kept))
     if record.robust is not None:
         trial.robust = record.robust.clone()
     return _finish(trial, record, checks, observer, available)
@@ -218,6 +234,8 @@ def _finish(
         budget = trial.threat.norm, exact_text(trial.threat.eps)
         return conclude(checks, record.evidence, *budget, len(trial.data), available)
 
+    from calfat_plugin.evaluators.evidence_file import write_evidence
+
     done = {each.check for each in record.evidence}
     for number, check in enumerate(checks, 1):
         if check.name in done:
@@ -232,6 +250,12 @@ def _finish(
         record.save(verdict(), finished=False)
         observer.checked(check, evidence)
     final = verdict()
+    if trial.collector is not None:
+        trial.collector.concluded(trial.robust)
+        images = trial.collector.evidence()
+        write_evidence(record.kept, images)
+        said = [{"file": record.kept.name, **images.as_json()}]
+        record = replace(record, facts={**record.facts, "evidence": said})
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
     return TrustReport(checks, record.evidence, final, record.path)

@@ -16,6 +16,7 @@ from calfat_plugin.errors import RunError, one_line
 from calfat_plugin.judging.evidence import Evidence
 from calfat_plugin.judging.trial import as_bits, from_bits
 from calfat_plugin.judging.verdict import Verdict
+from calfat_plugin.results import EVIDENCE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,11 @@ class Record:
     def scratch(self) -> Path:
         """Where a check that takes long keeps what it needs to continue."""
         return self.path.with_name(f".{self.path.stem}-{self.digest[:16]}-unfinished")
+
+    @property
+    def kept(self) -> Path:
+        """The file with the adversarial images."""
+        return self.path.with_name(f"{self.path.stem}.{EVIDENCE}")
 
     def save(self, verdict: Verdict, *, finished: bool) -> None:
         """Write the file atomically."""

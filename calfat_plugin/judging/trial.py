@@ -15,8 +15,9 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
+from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.evaluators.gradient import CW, CWOptions, margin
-from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.evaluators.measure import clean_correct, clean_predictions, measure
 from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
@@ -40,6 +41,8 @@ class Trial:
         model: in evaluation mode on ``device``; raw logits for pixels in [0, 1].
         data: the images on trial, at least one; moved to ``device``.
         threat: the budget on trial.
+        collector: keeps adversarial images at the budget; None: none are kept.
+        clean: (N,) int64 on the CPU, classes that the model gives the clean images.
         correct: (N,) bool on the CPU, right on the clean image.
         robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
         surrogates: name to another model of the same task, whose adversarial examples are tried on this one.
@@ -61,6 +64,8 @@ class Trial:
     more: ImageData | None = None
     scratch: Path | None = None
     on_progress: Progress = lambda label, done, total, correct: None
+    collector: Collector | None = None
+    clean: Tensor = field(init=False)
     correct: Tensor = field(init=False)
     robust: Tensor = field(init=False)
 
@@ -69,9 +74,10 @@ class Trial:
         for each in (self.model, *self.surrogates.values()):
             refuse_training_mode(each)
         with seeded_global_rng(derive_seed(self.seed, "trust/clean")):
-            self.correct = clean_correct(self.model, self.data, device=self.device, **sizes)
+            self.clean = clean_predictions(self.model, self.data, device=self.device, **sizes)
             for other in self.surrogates.values():
                 clean_correct(other, self.data, device=self.device, **sizes)
+        self.correct = self.clean == self.data.y.cpu()
         self.robust = self.correct.clone()
         if all(are_probabilities(logits) for logits in self.logits()):
             raise ModelError(PROBABILITIES["text"])
@@ -117,9 +123,13 @@ class Trial:
             broken, disputed = map(from_bits, memory.read_text(encoding="utf-8").split())
         started = time.perf_counter()
         chosen = torch.arange(len(self.correct)) if only is None else only
+        on_trial = threat is None or threat.eps == self.threat.eps
+        keep = self.collector.listener(label) if self.collector is not None and on_trial else None
 
         def judge(where: Tensor, x_adv: Tensor) -> None:
             where = chosen[where]
+            if keep is not None:
+                keep(where, x_adv)
             again = self.asked_anew(x_adv, f"adversarial images ({label})")
             logits = self.asked(x_adv, f"adversarial images ({label})")
             y = self.data.y[where.to(self.data.y.device)].cpu()
@@ -133,7 +143,6 @@ class Trial:
             # Without a memory an attack must not continue either: what it broke before would not be judged again.
             scratch = self.scratch if resumable else None
             result = self._measured(label, evaluator, threat or self.threat, only, craft_on, scratch, judge)
-        on_trial = threat is None or threat.eps == self.threat.eps
         if on_trial:
             self.robust &= ~broken
         zero = result.details.get("zero_gradients")

@@ -215,6 +215,12 @@ class EvaluationOptions:
     """``calfat.evaluation``: how evaluators run."""
 
     batch_size: int = option(500, low=1, help="test examples per batch; affects only speed and random starts")
+    evidence_mb: int = option(
+        16,
+        low=0,
+        help="room in 10^6 bytes for adversarial images of the final evaluation, which `calfat replay` checks its "
+        "numbers by; 0: none are kept",
+    )
 
 
 @dataclass(frozen=True)

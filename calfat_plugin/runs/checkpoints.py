@@ -16,16 +16,11 @@ its round. The same round, done again after a crash, writes it again. Files that
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
@@ -33,83 +28,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import State
 from calfat_plugin.runs.directory import CLIENTS
-
-#: What reading a file that we did not write, or that was damaged, may raise.
-READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
-#: What to do about one.
-REMEDY = "Restore it from a copy, or start the run again in another directory."
-#: The key of the file's metadata that is ours.
-KEY = "calfat"
-DIGEST = "sha256"
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Write a file; returns its digest.
-
-    Args:
-        path: where to; a file that is there is overwritten in place, a link is replaced.
-        tensors: on any device; they may share memory.
-    """
-    apart = _apart(tensors)
-    digest = _digest(apart, facts)
-    if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
-        path.unlink()
-    # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
-    # Not the library's save_file, which writes a temporary file beside ``path`` that a kill leaves behind.
-    path.write_bytes(save(apart, {KEY: json.dumps({**facts, DIGEST: digest})}))
-    return digest
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, facts) of a file; the facts of one that we did not write are empty.
-
-    The digest is among the facts, as :data:`DIGEST`.
-    """
-    with safe_open(path, framework="pt") as file:
-        facts = _facts_of(file)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    written = facts.get(DIGEST)
-    if written is not None and written != _digest(tensors, {key: facts[key] for key in facts if key != DIGEST}):
-        raise RunError(f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {REMEDY}")
-    return tensors, facts
-
-
-def read_facts(path: Path) -> dict[str, Any]:
-    """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
-    with safe_open(path, framework="pt") as file:
-        return _facts_of(file)
-
-
-def _facts_of(file: Any) -> dict[str, Any]:
-    metadata = file.metadata() or {}
-    facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
-    return facts
-
-
-def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """SHA-256 of the facts, and of names, types, shapes and bytes of the tensors: contiguous ones on the CPU."""
-    digest = hashlib.sha256(json.dumps(facts).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and none sharing memory with another, which the format forbids.
-
-    An aggregator may well keep and send one tensor (SCAFFOLD's c), and a client may keep what it sent.
-    """
-    apart: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if place in taken else tensor
-        taken.add(place)
-    return apart
-
+from calfat_plugin.tensor_files import DIGEST, KEY, READ_ERRORS, REMEDY, read_facts, read_tensors, write_tensors
 
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 

@@ -8,6 +8,7 @@
         partition.json    training examples per client and class (simulations only)
         rounds.csv        a row a round; of many clients, their values are in clients.csv
         results.json      the final evaluation; its presence says that the run is finished
+        evidence.safetensors  adversarial images of the final evaluation
         checkpoints/      last, best-natural, best-robust; clients/ has what each client keeps (simulations)
         evaluation/       how far a final evaluation had come, until results.json is written
         log.txt           the log of the host and of ours
@@ -33,6 +34,7 @@ from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
+from calfat_plugin.results import EVIDENCE
 from calfat_plugin.rounds_csv import RoundsFile, clients_csv
 from calfat_plugin.runs.request import Request
 
@@ -65,6 +67,7 @@ class RunDirectory:
     rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
     evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
+    evidence = property(lambda self: self.path / EVIDENCE, doc="The adversarial images of the final evaluation.")
     profile = property(lambda self: self.path / "profile.json", doc="Where the time of a run with --profile went.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
@@ -248,6 +251,7 @@ class RunDirectory:
         The results go first: those of fewer rounds beside the new recipe would look like its own.
         """
         self.results.unlink(missing_ok=True)
+        self.evidence.unlink(missing_ok=True)
         self.write_recipe(experiment)
 
     @contextmanager
@@ -304,7 +308,16 @@ class RunDirectory:
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
         rounds = [self.rounds, clients_csv(self.rounds)]
-        files = [self.recipe, self.environment, self.partition, *rounds, self.results, self.profile, self.log]
+        files = [
+            self.recipe,
+            self.environment,
+            self.partition,
+            *rounds,
+            self.results,
+            self.evidence,
+            self.profile,
+            self.log,
+        ]
         return [*files, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:

@@ -241,7 +241,7 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
     """A state dict without running any code that the file may hold."""
     import torch
 
-    from calfat_plugin.runs.checkpoints import read_tensors
+    from calfat_plugin.tensor_files import read_tensors
 
     try:
         if path.suffix == ".safetensors":

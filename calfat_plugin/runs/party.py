@@ -37,11 +37,12 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
-from calfat_plugin.runs.checkpoints import READ_ERRORS, load_checkpoint, read_facts, save_checkpoint
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.tensor_files import READ_ERRORS, read_facts
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, reporting_disk_errors
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
+from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
@@ -143,6 +144,12 @@ class RunWriter:
             alarms.append(Alarm("test-images-used", text, ()))
         for problem, training in experiment.training_step_problems.items():
             alarms.append(Alarm(STEP_SIZE, f"{', '.join(whose for _, whose in training)}: {problem}", ()))
+        kept = self.directory.evaluation / EVIDENCE
+        evidence = {}
+        if kept.exists():
+            evidence = {"evidence": [{"file": EVIDENCE, **read_evidence(kept).as_json()}]}
+            with reporting_disk_errors(self.directory.evidence):
+                kept.replace(self.directory.evidence)
         self.directory.write_json(
             self.directory.results,
             {
@@ -156,6 +163,7 @@ class RunWriter:
                 "model": f"{model} after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
+                **evidence,
                 "metrics": self._metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 f"{experiment.data.monitored_split}_selected": {

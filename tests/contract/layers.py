@@ -27,7 +27,7 @@ FLOORS = (
     (
         "contract",
         "what a recipe may say, and what plugins provide",
-        "shipped recipe entries results rounds_csv returned observer hookspecs interfaces datasets",
+        "shipped recipe tensor_files entries results rounds_csv returned observer hookspecs interfaces datasets",
     ),
     (
         "built-ins",

@@ -19,10 +19,10 @@ from calfat_plugin.runs.checkpoints import (
     ClientStates,
     load_checkpoint,
     named_files,
-    read_tensors,
     save_checkpoint,
 )
 from calfat_plugin.runs.party import _States
+from calfat_plugin.tensor_files import read_tensors
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
 

@@ -11,8 +11,9 @@ import torch
 from calfat_plugin import disk
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs.checkpoints import save_checkpoint, write_tensors
+from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.logs import log_to
+from calfat_plugin.tensor_files import write_tensors
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:

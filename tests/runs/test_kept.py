@@ -18,7 +18,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment.compare import changes, flat, same_but_rounds, why_not
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds_of
-from calfat_plugin.runs.checkpoints import load_checkpoint, read_facts, save_checkpoint, write_tensors
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.tensor_files import read_facts, write_tensors
 from tests.report.made import record
 from tests.snapshot import TextSnapshot
 

@@ -133,7 +133,7 @@ class AutoAttack(Evaluator):
         with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
             _Run(task, label, threat, settings, file, state).finish()
         return EvaluationResult(
-            **counts_of(task, state.robust),
+            **counts_of(task.data.y, task.clean_correct, state.robust, task.num_classes),
             label=label,
             settings=settings,
             implementation=implementation,

@@ -171,7 +171,7 @@ class Saboteur:
             self.strike()
 
     def _round_of(self, checkpoint: Path) -> int:
-        from calfat_plugin.runs.checkpoints import read_facts
+        from calfat_plugin.tensor_files import read_facts
 
         return int(read_facts(checkpoint)["round"])
 

@@ -1,0 +1,359 @@
+"""Check the numbers of a finished evaluation by the adversarial images that it kept: one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from calfat_plugin.analyses.attack import AttackObserver, device_of
+from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
+from calfat_plugin.disk import read_json
+from calfat_plugin.errors import BudgetError, OptionError, RunError
+from calfat_plugin.exact import exact_text
+from calfat_plugin.results import EVIDENCE, WORST_CASE
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import LoadedRun, near
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.evaluators.evidence import Evidence
+    from calfat_plugin.threat import ThreatModel
+
+#: Of the largest logit. Processors add up a model's sums in different orders, so an image whose classes are as close as
+#: this may fall on one and not on the other.
+BORDERLINE = 1e-5
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """An image of which this machine finds something else than the evidence says.
+
+    Attributes:
+        image: its position in the test split.
+        what: ``clean``, another class for the clean image; ``falls``, the adversarial image is classified correctly;
+            ``missing``, nothing shows that it falls.
+        attack: whose adversarial image it is, or who says that it falls; empty for a clean image.
+        borderline: whether the classes are closer than processors agree about (:data:`BORDERLINE`).
+    """
+
+    image: int
+    what: str
+    attack: str
+    borderline: bool
+
+
+@dataclass(frozen=True)
+class Number:
+    """An accuracy of the results, and what the evidence shows of it.
+
+    Attributes:
+        label: the evaluator.
+        said: the accuracy in the results, a fraction in [0, 1].
+        shown: the share that withstands by the tables of the evidence, over the same images.
+        num_examples: images that it was counted over.
+        checked: those among them that this replay could check: clean, or with an adversarial image that is kept.
+        stands: whether both are the same, and no checked image is in doubt beyond rounding.
+    """
+
+    label: str
+    said: float
+    shown: float
+    num_examples: int
+    checked: int
+    stands: bool
+
+
+class _Said(NamedTuple):
+    """An accuracy in results."""
+
+    label: str
+    accuracy: float
+    num_examples: int
+    per_class: list[float | None] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What a replay found.
+
+    Attributes:
+        numbers: one an evaluator whose examples the evidence has.
+        without: labels of evaluators that it has nothing of.
+        evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.
+        data: the N test images that it is about.
+        positions: (N,) of these in the test split.
+        model: in evaluation mode.
+        falls: (K,) bool, which of the adversarial images the model gets wrong here.
+        doubts: images of which this machine finds something else, by their positions.
+    """
+
+    path: Path
+    evidence: Evidence
+    data: ImageData
+    positions: Tensor
+    model: nn.Module
+    numbers: tuple[Number, ...]
+    without: tuple[str, ...]
+    falls: Tensor
+    doubts: tuple[Doubt, ...]
+
+    @property
+    def stands(self) -> bool:
+        """Whether all numbers do."""
+        return all(number.stands for number in self.numbers)
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "evidence": str(self.path),
+            "stands": self.stands,
+            "images": len(self.falls),
+            "fall": int(self.falls.sum()),
+            "numbers": [vars(number) for number in self.numbers],
+            "without_evidence": list(self.without),
+            "doubts": [vars(doubt) for doubt in self.doubts],
+        }
+
+
+def open_evidence(
+    target: Path,
+    checkpoint: str | None = None,
+    model: str | None = None,
+    weights: Path | None = None,
+    dataset: str | None = None,
+    model_file: Sequence[str] = (),
+    **request: Any,
+) -> tuple[LoadedRun, Path]:
+    """The model that evidence is about, and its file.
+
+    Args:
+        target: a run directory, or a file in it, in its ``attacks/``, or about a model of the user's own, which the
+            next arguments name as for ``calfat attack``.
+        request: further fields of an ``AttackRequest``: where the data and the device are, plugins and who trusts them.
+    """
+    path = target / EVIDENCE if target.is_dir() else target
+    if not path.is_file():
+        there = RunDirectory(target).recipe.is_file()
+        hint = " It is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
+        raise RunError(f"{path}: no such file.{hint}")
+    asked = AttackRequest(attacks=("natural",), **request)
+    if model is not None or model_file:
+        if weights is None or dataset is None:
+            raise OptionError("a model of your own needs --weights and --dataset beside it.")
+        plan = plan_model(model, weights, dataset, asked, model_file)
+    else:
+        run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
+        if run is None:
+            raise RunError(
+                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
+                "--dataset, as for `calfat attack`."
+            )
+        plan = plan_run(run, checkpoint, asked)
+    experiment = plan.experiments[0]
+    return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, AttackObserver())), path
+
+
+def replay(run: LoadedRun, path: Path) -> Replay:
+    """Check evidence against data and model, and the results beside it against the evidence.
+
+    Raises:
+        RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
+            what differs, and at which image.
+    """
+    import torch
+
+    from calfat_plugin.evaluators.base import fixed_subset
+    from calfat_plugin.evaluators.evidence_file import read_evidence
+
+    evidence = read_evidence(path)
+    whole = run.dataset.test
+    if len(evidence.label) > len(whole):
+        raise RunError(f"{path}: is about {len(evidence.label)} test images; {run.dataset.name} has {len(whole)}.")
+    where = fixed_subset(len(whole), len(evidence.label))
+    positions = torch.arange(len(whole)) if where is None else where
+    data = (whole if where is None else whole.subset(where.numpy())).to(run.device)
+    model = run.model()
+    _refuse_others(path, evidence, data, model, run)
+    threat = _ball(path, evidence, run)
+    _check_ball(path, evidence, data, threat, positions)
+    size = run.experiment.evaluation.batch_size
+    clean, clean_leads = _asked(model, _clean_images(data, size), evidence.clean)
+    found, leads = _asked(model, evidence.x_adv.to(run.device).split(size), evidence.label[evidence.index])
+    falls = found != evidence.label[evidence.index]
+    doubts = [
+        Doubt(int(positions[at]), "clean", "", bool(clean_leads[at] > -BORDERLINE))
+        for at in (clean != evidence.clean).nonzero().flatten().tolist()
+    ]
+    for row in (~falls).nonzero().flatten().tolist():
+        at, by = int(evidence.index[row]), evidence.attacks[int(evidence.by[row])]
+        doubts.append(Doubt(int(positions[at]), "falls", by, bool(leads[row] < BORDERLINE)))
+    said, without = _said(path, evidence)
+    numbers = []
+    for each in said:
+        number, missing = _number(each, evidence, run.dataset.num_classes, positions, doubts)
+        numbers.append(number)
+        doubts += missing
+    return Replay(path, evidence, data, positions, model, tuple(numbers), without, falls, tuple(doubts))
+
+
+def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: Any, run: LoadedRun) -> None:
+    """Refuse evidence about other images, labels or weights."""
+    import torch
+
+    from calfat_plugin.tensor_files import digest_of
+
+    for name, tensors, what in (
+        ("data", {"x": data.x, "y": data.y}, f"test images than {run.dataset.name} has here"),
+        ("weights", model.state_dict(), f"weights than {run.weights} has"),
+    ):
+        if evidence.facts.get(name) != (now := digest_of(tensors)):
+            raise RunError(
+                f"{path}: is about other {what} (SHA-256 {evidence.facts.get(name)}; here {now}). Replay it with the "
+                "run that it is of, and the same data."
+            )
+    shape = tuple(data.x.shape[1:])
+    if tuple(evidence.x_adv.shape[1:]) != shape or tuple(evidence.x_shown.shape[1:]) != shape:
+        raise RunError(f"{path}: its images are {tuple(evidence.x_adv.shape[1:])}; those of the data are {shape}.")
+    wrong = (evidence.label != data.y.cpu()).nonzero().flatten()
+    if len(wrong):
+        at = int(wrong[0])
+        raise RunError(
+            f"{path}: says that image {at} is of class {int(evidence.label[at])}; its label is {int(data.y[at])}."
+        )
+    right = evidence.correct[evidence.index]
+    if not bool(right.all()):
+        at = int(evidence.index[~right][0])
+        raise RunError(f"{path}: has an adversarial image of image {at}, which it says was wrong when clean.")
+    same = torch.equal(evidence.x_shown, _pixels(data, evidence.shown))
+    if not same:
+        raise RunError(f"{path}: its clean images (`x_shown`) are not those of the data.")
+
+
+def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
+    """The ball that the evidence is about."""
+    from calfat_plugin.threat import ThreatModel
+
+    norm: Any = evidence.facts.get("norm")
+    eps: Any = evidence.facts.get("eps")
+    try:
+        threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
+    except ValueError as error:
+        raise RunError(f"{path}: its ball is {norm} {eps}: {error}") from None
+    recipe = run.experiment.threat
+    if path.name == EVIDENCE and (threat.norm, threat.eps) != (recipe.norm, recipe.eps):
+        raise RunError(
+            f"{path}: is about the {norm} ball of eps {eps}; the recipe's is {recipe.norm} {exact_text(recipe.eps)}."
+        )
+    return threat
+
+
+def _check_ball(path: Path, evidence: Evidence, data: ImageData, threat: ThreatModel, positions: Tensor) -> None:
+    """Refuse the first adversarial image that is not finite, not in the ball or not in the pixel range."""
+    x = _pixels(data, evidence.index)
+    try:
+        threat.check(evidence.x_adv, x, who=str(path))
+    except BudgetError:
+        for row, at in enumerate(evidence.index.tolist()):
+            try:
+                threat.check(evidence.x_adv[row : row + 1], x[row : row + 1], who="")
+            except BudgetError as error:
+                reason = str(error).removeprefix(": ").split(";")[0]
+                raise RunError(
+                    f"{path}: the adversarial image of test image {int(positions[at])}: {reason}. It proves nothing."
+                ) from None
+        raise
+
+
+def _pixels(data: ImageData, where: Tensor) -> Tensor:
+    """Clean images at (n,) positions, float32 on the CPU."""
+    from calfat_plugin.datasets.data import pixels
+
+    return pixels(data.x[where.to(data.x.device)]).cpu()
+
+
+def _clean_images(data: ImageData, size: int) -> Iterator[Tensor]:
+    from calfat_plugin.datasets.batches import batches
+
+    return (x for x, _, _ in batches(data, size, data.x.device))
+
+
+def _asked(model: Any, images: Iterator[Tensor] | Sequence[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+    """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
+    import torch
+
+    from calfat_plugin.evaluators.base import finite
+    from calfat_plugin.maths.precision import float32_as
+
+    parts = []
+    with torch.no_grad():
+        for x in images:
+            with float32_as("fp32", x.device):
+                parts.append(finite(model(x).float().cpu(), "images"))
+    if not parts:
+        return expected.new_zeros(0), torch.zeros(0)
+    logits = torch.cat(parts)
+    own = logits.gather(1, expected[:, None]).squeeze(1)
+    others = logits.scatter(1, expected[:, None], -torch.inf).amax(dim=1)
+    return logits.argmax(dim=1), (own - others) / logits.abs().amax().clamp_min(1e-30)
+
+
+def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
+    """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
+    files = {file: read_json(file) for file in sorted(path.parent.glob("*.json"))}
+    content = next((each for each in files.values() if path.name in evidence_files(each)), None)
+    if content is None:
+        raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
+    if "verdict" in content:  # of `calfat trust`
+        verdict, examples = content["verdict"], content["examples"]
+        said = [("natural", verdict["natural"], examples, None), (WORST_CASE, verdict["worst"], examples, None)]
+        return [_Said(*each) for each in said], ()
+    ball = {key: evidence.facts[key] for key in ("norm", "eps")}
+    known, without = [], []
+    for row in content["evaluations"]:
+        settings, label = row["settings"], row["label"]
+        of_ball = {key: settings.get(key) for key in ball} == ball
+        is_natural = settings.get("attack") == "none"
+        if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
+            label = "natural" if is_natural else label
+            known.append(_Said(label, row["accuracy"], row["num_examples"], row["per_class"]))
+        elif of_ball or "eps" not in settings:
+            without.append(label)
+    return known, tuple(without)
+
+
+def evidence_files(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the files of evidence that results name."""
+    return tuple(kept["file"] for kept in content.get("evidence", ()))
+
+
+def _number(
+    said: _Said, evidence: Evidence, num_classes: int, positions: Tensor, doubts: Sequence[Doubt]
+) -> tuple[Number, list[Doubt]]:
+    """What the evidence shows of one accuracy, and images of which it shows nothing although they are covered."""
+    import torch
+
+    from calfat_plugin.evaluators.base import counts_of
+
+    covered, has_image = (torch.zeros_like(evidence.correct) for _ in range(2))
+    covered[evidence.covered] = has_image[evidence.index] = True
+    if said.label == "natural":
+        tried, right = torch.ones_like(covered), evidence.correct
+    else:
+        tried, right = evidence.withstand([said.label] if said.label in evidence.tried else [*evidence.tried])
+    broken = tried & evidence.correct & ~right
+    missing = [
+        Doubt(int(positions[at]), "missing", said.label, False)
+        for at in (broken & covered & ~has_image).nonzero().flatten().tolist()
+    ]
+    about = {"clean": set(positions[tried].tolist()), "falls": set(positions[broken].tolist()), "missing": set()}
+    disputed = any(doubt.image in about[doubt.what] for doubt in doubts if not doubt.borderline)
+    counts = counts_of(evidence.label[tried], evidence.correct[tried], right[tried], num_classes)
+    same = int(tried.sum()) == said.num_examples and counts["accuracy"] == said.accuracy
+    same = same and said.per_class in (None, list(counts["per_class"]))
+    checked = int((tried & ~(broken & ~has_image)).sum())
+    stands = same and not missing and not disputed
+    return Number(said.label, said.accuracy, counts["accuracy"], said.num_examples, checked, stands), missing

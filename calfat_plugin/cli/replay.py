@@ -1,0 +1,114 @@
+"""``calfat replay RUN_DIR``: check a finished evaluation by its adversarial images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from calfat_plugin.analyses.replay import Doubt, Replay, open_evidence
+from calfat_plugin.analyses.replay import replay as check
+from calfat_plugin.cli.as_json import json_option, json_output
+from calfat_plugin.cli.errors import stop_signals
+from calfat_plugin.cli.options import model_file_option, plugin_option, trust_option
+from calfat_plugin.cli.progress import verbatim_console
+from calfat_plugin.report.numbers import counted, percent
+
+_NOT_SHOWN = 1  # exit code: a number does not stand
+_LISTED = 10  # images that are named
+
+
+@click.command()
+@click.argument("target", metavar="RUN_DIR_OR_EVIDENCE", type=click.Path(path_type=Path))
+@click.option("--checkpoint", metavar="NAME", help="Of the run: last (default), best-natural or best-robust.")
+@click.option("--model", metavar="MODULE:FACTORY", help="Of evidence about a model of your own; needs the next two.")
+@model_file_option
+@click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's.")
+@click.option("--dataset", metavar="NAME", help="The data set it was attacked on.")
+@click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir.")
+@click.option("--device", metavar="cpu|cuda:0", help="Default: as the recipe says.")
+@click.option(
+    "--png", "pictures", type=click.Path(path_type=Path), metavar="DIR", help="Write each image as PNG files, too."
+)
+@plugin_option
+@trust_option
+@json_option
+def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> None:
+    """Check the numbers of a finished evaluation by the adversarial images that it kept.
+
+    Takes a run directory, or a file of evidence that `calfat attack` or `calfat trust` wrote. Every image is compared
+    with data, ball and pixel range, and shown to the model again: seconds instead of the attack. Exit code 1: a number
+    does not stand.
+    """
+    with stop_signals(), json_output(as_json) as show:
+        found = check(*open_evidence(target, **how))
+        console = verbatim_console()
+        console.print(_table(found))
+        for line in _lines(found):
+            console.print(line, soft_wrap=True)
+        content = found.as_json()
+        if pictures is not None:
+            from calfat_plugin.analyses.pictures import write_pictures
+
+            still = write_pictures(found, pictures)
+            console.print(
+                f"pictures: {pictures}; with 8 bits a value, {still} of {len(found.falls)} still fall", soft_wrap=True
+            )
+            content["fall_with_8_bits"] = still
+        show(content)
+    if not found.stands:
+        sys.exit(_NOT_SHOWN)
+
+
+def _table(found: Replay) -> Table:
+    table = Table(title=f"{counted(len(found.falls), 'adversarial image')} in {found.path}", title_justify="left")
+    table.add_column("evaluator")
+    for heading in ("said", "shown", "images", "checked", "stands"):
+        table.add_column(heading, justify="right")
+    for number in found.numbers:
+        table.add_row(
+            number.label,
+            percent(number.said),
+            percent(number.shown),
+            str(number.num_examples),
+            str(number.checked),
+            "yes" if number.stands else "no",
+        )
+    return table
+
+
+def _lines(found: Replay) -> list[str]:
+    """What the table does not say."""
+    facts, number = found.evidence.facts, len(found.falls)
+    lines = [
+        f"{int(found.falls.sum())} of {number} fall; all are in the {facts['norm']} ball of eps {facts['eps']}, in the "
+        "pixel range, and of this data and these weights"
+    ]
+    if found.without:
+        lines.append(f"no evidence is kept of: {', '.join(found.without)}")
+    borderline = [doubt for doubt in found.doubts if doubt.borderline]
+    if borderline:
+        lines.append(
+            f"{counted(len(borderline), 'borderline image')} may differ between processors: {_named(borderline)}; no "
+            "number falls by them"
+        )
+    for what, text in _DOUBTS.items():
+        doubts = [doubt for doubt in found.doubts if doubt.what == what and not doubt.borderline]
+        if doubts:
+            lines.append(f"{counted(len(doubts), 'image')} {text}: {_named(doubts)}")
+    return lines
+
+
+_DOUBTS = {
+    "clean": "of which the model says another class than the evidence when clean",
+    "falls": "whose adversarial image does not fall",
+    "missing": "said to fall, of which no adversarial image is there",
+}
+
+
+def _named(doubts: list[Doubt]) -> str:
+    names = [f"{doubt.image} ({doubt.attack})" if doubt.attack else str(doubt.image) for doubt in doubts[:_LISTED]]
+    return ", ".join(names) + (", ..." if len(doubts) > _LISTED else "")

@@ -1,0 +1,257 @@
+"""The adversarial images of an evaluation, kept: whoever has them checks its numbers with one forward pass."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin import __version__
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.data import pixels
+from calfat_plugin.disk import reporting_disk_errors
+from calfat_plugin.errors import BudgetError
+from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
+from calfat_plugin.results import WORST_CASE, EvaluationResult
+from calfat_plugin.tensor_files import digest_of
+from calfat_plugin.threat import ThreatModel
+
+_NAME = 100  # letters of an attack's name in that of a file
+_SHOWN = 4  # images of each class whose originals are kept for pages
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Which of N test images attacks broke, and adversarial images that show it.
+
+    An attack's number needs no image of its own. Who says that at most so many images withstand it has shown that once
+    each other image has one point in the ball that the model gets wrong, whichever attack found it.
+
+    Attributes:
+        label: (N,) int64 true classes.
+        clean: (N,) int64 classes that the model gave the clean images.
+        attacks: all that were run, in their order.
+        tried: attack to (N,) bool, the images that it was run on, if its verdicts are known image by image. Of
+            `calfat trust`, whose checks choose their images, all together as ``worst-case``.
+        broken: attack to (N,) bool, the images that it broke, those among them that were wrong when clean.
+        covered: (M,) int64, ascending, the images of which every adversarial image is kept.
+        index: (K,) int64, ascending, those of them that were right when clean and got broken.
+        by: (K,) int64, the first attack that broke each, a position in ``attacks``.
+        x_adv: (K, C, H, W) float32, exactly as the attack returned them.
+        prediction: (K,) int64 classes that the model gave them.
+        shown: (P,) int64, ascending, some images of each class.
+        x_shown: (P, C, H, W) float32, their originals.
+        facts: of the model, the data and the ball, ready for JSON.
+    """
+
+    label: Tensor
+    clean: Tensor
+    attacks: tuple[str, ...]
+    tried: Mapping[str, Tensor]
+    broken: Mapping[str, Tensor]
+    covered: Tensor
+    index: Tensor
+    by: Tensor
+    x_adv: Tensor
+    prediction: Tensor
+    shown: Tensor
+    x_shown: Tensor
+    facts: Mapping[str, Any]
+
+    @property
+    def correct(self) -> Tensor:
+        """(N,) bool: the clean images that the model got right."""
+        return self.clean == self.label
+
+    def withstand(self, attacks: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Images that all these attacks were run on, and which of them withstand all: twice (N,) bool."""
+        tried = torch.stack([self.tried[name] for name in attacks]).all(dim=0)
+        broken = torch.stack([self.broken[name] for name in attacks]).any(dim=0)
+        return tried, tried & self.correct & ~broken
+
+    def as_json(self) -> dict[str, int]:
+        """For ``results.json``: of how many images all is kept, and how many adversarial images are left out."""
+        broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
+        kept = len(self.index)
+        left_out = int(broken.sum() - broken[self.covered].sum())
+        return {"images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+
+
+class Collector:
+    """Keeps of each covered image the first adversarial image that breaks it, while attacks run.
+
+    It judges with the model itself, in the batches in which evaluators show their examples, and needs no trust in them.
+
+    Args:
+        model: in evaluation mode.
+        data: the test images, on the model's device.
+        clean: (N,) int64 on the CPU, what the model says of the clean images.
+        threat: the budget on trial; an attack that leaves it has no part in the worst case.
+        max_bytes: of the adversarial images. It decides how many images are covered: always the same random ones, which
+            are a part of those that evaluators with ``max_examples`` take, or have these as a part.
+        scratch: where images are noted, for attacks that continue after a crash.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: ImageData,
+        clean: Tensor,
+        threat: ThreatModel,
+        num_classes: int,
+        max_bytes: int,
+        scratch: Path | None = None,
+    ) -> None:
+        self._model, self._data, self._clean, self._threat = model, data, clean, threat
+        self._num_classes, self._scratch, self._label = num_classes, scratch, data.y.cpu()
+        self._weights = digest_of(model.state_dict())
+        covered = fixed_subset(len(data), max_bytes // (4 * data.x[0].numel()))
+        self._covered = torch.arange(len(data)) if covered is None else covered
+        self._is_covered = torch.zeros(len(data), dtype=torch.bool)
+        self._is_covered[self._covered] = True
+        self._attacks: list[str] = []
+        self._broken: dict[str, Tensor] = {}
+        self._tried: dict[str, Tensor] = {}
+        self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
+        if scratch is not None:
+            for journal in sorted(scratch.glob(f"evidence-{self._weights[:16]}-*.bin")):
+                label = unquote(journal.stem.split("-", 3)[3])
+                for where, x_adv in _read(journal, data.x.shape[1:], len(data)):
+                    self._judge(self._position(label), label, where, x_adv.to(data.x.device))
+
+    def restore(self, evidence: Evidence) -> None:
+        """Take over what an earlier process kept, of the same images and weights."""
+        for row, at in enumerate(evidence.index.tolist()):
+            label = evidence.attacks[int(evidence.by[row])]
+            x_adv = evidence.x_adv[row : row + 1].to(self._data.x.device)
+            self._judge(self._position(label), label, torch.tensor([at]), x_adv)
+
+    def listener(self, label: str) -> Callable[[Tensor, Tensor], None]:
+        """What an attack's ``on_examples`` calls: takes positions (n,) and adversarial images (n, C, H, W)."""
+        position = self._position(label)
+        name = f"evidence-{self._weights[:16]}-{position:03}-{quote(label, safe='')[:_NAME]}.bin"
+
+        def note(where: Tensor, x_adv: Tensor) -> None:
+            wrong = self._judge(position, label, where, x_adv)
+            if self._scratch is not None:  # before the attack notes that it has done these
+                _append(self._scratch / name, where[wrong], x_adv[wrong.to(x_adv.device)])
+
+        return note
+
+    def _position(self, label: str) -> int:
+        if label not in self._attacks:
+            self._attacks.append(label)
+            self._broken[label] = torch.zeros_like(self._is_covered)
+        return self._attacks.index(label)
+
+    def _judge(self, position: int, label: str, where: Tensor, x_adv: Tensor) -> Tensor:
+        """Which of the examples the model gets wrong, (n,) bool; the first of an image is kept."""
+        x = pixels(self._data.x[where.to(self._data.x.device)])
+        try:
+            self._threat.check(x_adv, x, who=label)
+        except BudgetError:  # it has a ball of its own, which is wider
+            self._broken.pop(label, None)
+            return torch.zeros(len(where), dtype=torch.bool)
+        with torch.no_grad():
+            found: Tensor = self._model(x_adv).argmax(dim=1).cpu()
+        wrong = found != self._label[where]
+        if label in self._broken:
+            self._broken[label][where[wrong]] = True
+        new = wrong & self._is_covered[where] & (self._clean == self._label)[where]
+        for at in new.nonzero().flatten().tolist():
+            self._points.setdefault(int(where[at]), (position, int(found[at]), x_adv[at].detach().cpu().clone()))
+        return wrong
+
+    def finished(self, result: EvaluationResult) -> None:
+        """Note on which images an attack was run; one whose accuracy is not that of its examples has no part."""
+        if (broken := self._broken.get(result.label)) is None:
+            return
+        where, tried = fixed_subset(len(broken), result.num_examples), torch.zeros_like(broken)
+        tried[slice(None) if where is None else where] = True
+        right = int((tried & (self._clean == self._label) & ~broken).sum())
+        if right == round(result.accuracy * result.num_examples):
+            self._tried[result.label] = tried
+
+    def concluded(self, robust: Tensor) -> None:
+        """Let the worst case be what others found out with these attacks: (N,) bool, images that withstood all."""
+        self._tried = {WORST_CASE: torch.ones_like(robust)}
+        self._broken[WORST_CASE] = ~robust
+
+    def evidence(self, **facts: Any) -> Evidence:
+        """What there is so far; ``facts`` are added to its own, ready for JSON."""
+        index = torch.tensor(sorted(self._points), dtype=torch.int64)
+        points = [self._points[at] for at in index.tolist()]
+        seen: dict[int, list[int]] = {}
+        for at in self._covered.tolist():
+            of_class = seen.setdefault(int(self._label[at]), [])
+            if len(of_class) < _SHOWN:
+                of_class.append(at)
+        shown = torch.tensor(sorted(at for of_class in seen.values() for at in of_class), dtype=torch.int64)
+        x_shown = pixels(self._data.x[shown.to(self._data.x.device)]).cpu()
+        return Evidence(
+            label=self._label,
+            clean=self._clean,
+            attacks=tuple(self._attacks),
+            tried=dict(self._tried),
+            broken={name: self._broken[name] for name in self._tried},
+            covered=self._covered,
+            index=index,
+            by=torch.tensor([by for by, _, _ in points], dtype=torch.int64),
+            x_adv=torch.stack([x_adv for _, _, x_adv in points]) if points else x_shown[:0],
+            prediction=torch.tensor([found for _, found, _ in points], dtype=torch.int64),
+            shown=shown,
+            x_shown=x_shown,
+            facts={
+                **budget_as_json(self._threat),
+                "weights": self._weights,
+                "data": digest_of({"x": self._data.x, "y": self._data.y}),
+                "calfat_plugin": __version__,
+                **facts,
+            },
+        )
+
+    def worst_case(self) -> EvaluationResult | None:
+        """The accuracy under all attacks together, on the images that all were run on; None of fewer than two."""
+        if len(self._tried) < 2:
+            return None
+        evidence = self.evidence()
+        tried, right = evidence.withstand([*self._tried])
+        return EvaluationResult(
+            **counts_of(self._label[tried], evidence.correct[tried], right[tried], self._num_classes),
+            label=WORST_CASE,
+            settings={**budget_as_json(self._threat), "attack": WORST_CASE, "attacks": [*self._tried]},
+            implementation=f"calfat-plugin {__version__}",
+            seconds=0.0,
+        )
+
+
+# A journal holds the examples that one attack broke: the position, 8 bytes, and the image, for each.
+
+
+def _read(journal: Path, shape: Sequence[int], number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Positions (1,) below ``number`` and images (1, C, H, W); what a kill left incomplete at the end is cut off."""
+    content, size = journal.read_bytes(), 8 + 4 * math.prod(shape)
+    os.truncate(journal, len(content) // size * size)
+    for start in range(0, len(content) - size + 1, size):
+        at = int.from_bytes(content[start : start + 8], "little")
+        values = torch.frombuffer(bytearray(content[start + 8 : start + size]), dtype=torch.float32)
+        if at < number:
+            yield torch.tensor([at]), values.view(1, *shape)
+
+
+def _append(journal: Path, where: Tensor, x_adv: Tensor) -> None:
+    """Add positions (n,) and images (n, C, H, W)."""
+    images = x_adv.detach().cpu().contiguous().numpy()
+    pairs = zip(where.tolist(), images, strict=True)
+    content = b"".join(at.to_bytes(8, "little") + image.tobytes() for at, image in pairs)
+    with reporting_disk_errors(journal):
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with journal.open("ab") as file:
+            file.write(content)

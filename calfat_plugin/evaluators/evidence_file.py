@@ -1,0 +1,111 @@
+"""``evidence.safetensors``: evidence as a file, which may come from anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
+from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.evidence import Evidence
+from calfat_plugin.results import WORST_CASE
+from calfat_plugin.tensor_files import DIGEST, READ_ERRORS, read_tensors, write_tensors
+
+_FORMAT = 1
+#: Name to type and axes; N test images, A attacks, M covered images, K adversarial ones, P shown ones of C x H x W.
+_TENSORS: Mapping[str, tuple[torch.dtype, str]] = {
+    "label": (torch.int64, "N"),
+    "clean": (torch.int64, "N"),
+    "tried": (torch.bool, "AN"),
+    "broken": (torch.bool, "AN"),
+    "covered": (torch.int64, "M"),
+    "index": (torch.int64, "K"),
+    "by": (torch.int64, "K"),
+    "x_adv": (torch.float32, "KCHW"),
+    "prediction": (torch.int64, "K"),
+    "shown": (torch.int64, "P"),
+    "x_shown": (torch.float32, "PCHW"),
+}
+
+
+def write_evidence(path: Path, evidence: Evidence) -> None:
+    """Write atomically."""
+    number = len(evidence.label)
+    rows = {
+        name: torch.stack([*of.values()]) if of else torch.zeros((0, number), dtype=torch.bool)
+        for name, of in (("tried", evidence.tried), ("broken", evidence.broken))
+    }
+    tensors = {name: rows[name] if name in rows else getattr(evidence, name) for name in _TENSORS}
+    facts = {**evidence.facts, "format": _FORMAT, "attacks": evidence.attacks, "judged": [*evidence.tried]}
+    with reporting_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(temporary_of(path), tensors, facts)
+        put_in_place([path])
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read what :func:`write_evidence` wrote; nothing in the file is believed but the meaning of its numbers.
+
+    Raises:
+        RunError: there is no such file, or something in it cannot be: the text says what, and at which image.
+    """
+    try:
+        tensors, facts = read_tensors(path)
+        sizes = _sizes(path, tensors)
+        if facts.get("format") != _FORMAT or DIGEST not in facts:
+            raise RunError(f"{path}: not a file of evidence (no facts of format {_FORMAT} in its metadata).")
+        attacks, judged = _names(facts["attacks"]), _names(facts["judged"])
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file.") from None
+    except READ_ERRORS as error:
+        raise RunError(f"{path}: the evidence cannot be read ({type(error).__name__}: {error}).") from None
+    _refuse(path, "tried", len(judged) == sizes["A"], f"has {sizes['A']} rows for the attacks {', '.join(judged)}")
+    _refuse(path, "judged", set(judged) <= {*attacks, WORST_CASE}, "names an attack that is not among `attacks`")
+    for name, limit in (("covered", sizes["N"]), ("index", sizes["N"]), ("shown", sizes["N"]), ("by", len(attacks))):
+        values = tensors[name]
+        outside = (values < 0) | (values >= limit)
+        _refuse(path, name, not outside.any(), f"holds {_first(values, outside)}; expected 0 to {limit - 1}")
+        falls = values.diff() <= 0 if name != "by" else outside[:0]
+        _refuse(path, name, not falls.any(), f"is not ascending at {_first(values[1:], falls)}: twice the same image?")
+    elsewhere = ~torch.isin(tensors["index"], tensors["covered"])
+    _refuse(
+        path, "index", not elsewhere.any(), f"has image {_first(tensors['index'], elsewhere)}, which is not covered"
+    )
+    tried, broken = (dict(zip(judged, tensors.pop(name), strict=True)) for name in ("tried", "broken"))
+    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=facts, **tensors)
+
+
+def _sizes(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Axis to length, of tensors that agree."""
+    if set(tensors) != set(_TENSORS):
+        found = ", ".join(sorted(tensors)) or "none"
+        raise RunError(f"{path}: has the tensors {found}; expected {', '.join(_TENSORS)}.")
+    sizes: dict[str, int] = {}
+    for name, (dtype, axes) in _TENSORS.items():
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tensor.ndim != len(axes):
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise RunError(f"{path}: `{name}` is {found}; expected {dtype} ({', '.join(axes)}).")
+        for axis, length in zip(axes, tensor.shape, strict=True):
+            if sizes.setdefault(axis, length) != length:
+                raise RunError(f"{path}: `{name}` has {length} where {axis} is {sizes[axis]} elsewhere in the file.")
+    return sizes
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value):
+        return tuple(value)
+    raise ValueError("names of attacks are missing, or one is there twice")
+
+
+def _refuse(path: Path, name: str, fine: bool | Tensor, text: str) -> None:
+    if not fine:
+        raise RunError(f"{path}: `{name}` {text}. This is not what an evaluation writes.")
+
+
+def _first(values: Tensor, where: Tensor) -> int:
+    return int(values[where][0]) if where.any() else 0

@@ -1,0 +1,113 @@
+"""Test images as PNG, and strips of them: clean image, perturbation, adversarial image."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.results import WORST_CASE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calfat_plugin.evaluators.evidence import Evidence
+
+
+def png(image: Tensor) -> bytes:
+    """(C, H, W) in [0, 1] as a PNG file of 8 bits a value: colour for three channels, else the mean of all in grey."""
+    from PIL import Image
+
+    colour = len(image) == 3
+    values = image.permute(1, 2, 0) if colour else image.mean(dim=0)
+    file = io.BytesIO()
+    Image.fromarray((values * 255).round().clamp(0, 255).byte().numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def perturbation(x: Tensor, x_adv: Tensor) -> tuple[Tensor, float]:
+    """(C, H, W) to look at, grey where nothing changed, and by how much it is stronger than it is."""
+    change = x_adv - x
+    factor = 0.5 / max(float(change.abs().max()), 1e-9)
+    return 0.5 + factor * change, factor
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What became of a test image in a run.
+
+    Attributes:
+        before, after: names of the classes that the model says of the clean and of the adversarial image; ``after`` is
+            empty where there is none, since the image withstood, or was wrong when clean.
+        perturbation, x_adv: PNG as data URIs; empty likewise.
+        factor: by which the perturbation is shown stronger than it is.
+        attack: the first that broke it.
+    """
+
+    before: str
+    after: str = ""
+    perturbation: str = ""
+    x_adv: str = ""
+    factor: float = 0.0
+    attack: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A test image of a class, and what became of it in each run.
+
+    Attributes:
+        class_name: its true class.
+        accuracy: of that class under all attacks together, the first run's, in [0, 1].
+        image: its position among the images that were attacked.
+        x: PNG as a data URI.
+        runs: in the order of the evidence.
+    """
+
+    class_name: str
+    accuracy: float
+    image: int
+    x: str
+    runs: tuple[Attacked, ...]
+
+
+def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Strip]:
+    """One strip a class, the class first that withstands least; empty for evidence about different images.
+
+    Args:
+        evidence: of one run, or of several on the same test images.
+        class_names: C names.
+    """
+    first = evidence[0]
+    if not first.tried or any(each.facts["data"] != first.facts["data"] for each in evidence):
+        return []
+    tried, right = first.withstand([WORST_CASE] if WORST_CASE in first.tried else [*first.tried])
+    found = []
+    for number, name in enumerate(class_names):
+        of_class = [at for at in first.shown.tolist() if int(first.label[at]) == number]
+        of_class = [at for at in of_class if all(at in each.shown for each in evidence)]
+        if not of_class:
+            continue
+        at = max(of_class, key=lambda at: sum(bool((each.index == at).any()) for each in evidence))
+        x = first.x_shown[first.shown == at][0]
+        here = tried & (first.label == number)
+        accuracy = int((right & here).sum()) / max(1, int(here.sum()))
+        runs = tuple(_attacked(each, at, x, class_names) for each in evidence)
+        found.append(Strip(name, accuracy, at, _uri(x), runs))
+    return sorted(found, key=lambda strip: strip.accuracy)
+
+
+def _attacked(evidence: Evidence, at: int, x: Tensor, class_names: Sequence[str]) -> Attacked:
+    before, row = class_names[int(evidence.clean[at])], (evidence.index == at).nonzero().flatten()
+    if not len(row):
+        return Attacked(before)
+    x_adv = evidence.x_adv[row[0]]
+    shown, factor = perturbation(x, x_adv)
+    after, attack = class_names[int(evidence.prediction[row[0]])], evidence.attacks[int(evidence.by[row[0]])]
+    return Attacked(before, after, _uri(shown), _uri(x_adv), factor, attack)
+
+
+def _uri(image: Tensor) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
