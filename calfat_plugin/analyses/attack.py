@@ -100,7 +100,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     for eps, collector in collectors.items():
         evidence = collector.evidence()
         middle = f"-eps-{eps.replace('/', '_')}" if len(collectors) > 1 else ""
-        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", "eps": eps, **evidence.as_json()})
+        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", **evidence.as_json()})
         write_evidence(path.with_name(str(kept[-1]["file"])), evidence)
     RunDirectory(path.parent).write_json(
         path,

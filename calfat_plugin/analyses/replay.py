@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -213,7 +214,7 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: Any, 
         if evidence.facts.get(name) != (now := digest_of(tensors)):
             raise RunError(
                 f"{path}: is about other {what} (SHA-256 {evidence.facts.get(name)}; here {now}). Replay it with the "
-                "run that it is of, and the same data."
+                "run that it is of, its checkpoint (--checkpoint), and the same data."
             )
     shape = tuple(data.x.shape[1:])
     if tuple(evidence.x_adv.shape[1:]) != shape or tuple(evidence.x_shown.shape[1:]) != shape:
@@ -241,7 +242,7 @@ def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
     eps: Any = evidence.facts.get("eps")
     try:
         threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
-    except ValueError as error:
+    except OptionError as error:
         raise RunError(f"{path}: its ball is {norm} {eps}: {error}") from None
     recipe = run.experiment.threat
     if path.name == EVIDENCE and (threat.norm, threat.eps) != (recipe.norm, recipe.eps):
@@ -303,15 +304,20 @@ def _asked(model: Any, images: Iterator[Tensor] | Sequence[Tensor], expected: Te
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
-    files = {file: read_json(file) for file in sorted(path.parent.glob("*.json"))}
-    content = next((each for each in files.values() if path.name in evidence_files(each)), None)
-    if content is None:
+    ball = {key: evidence.facts[key] for key in ("norm", "eps")}
+    for file in sorted(path.parent.glob("*.json")):
+        with suppress(RunError):  # of another file that is damaged
+            content = read_json(file)
+            if kept := [each for each in content.get("evidence", ()) if each["file"] == path.name]:
+                break
+    else:
         raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
+    if (stated := {key: kept[0].get(key) for key in ball}) != ball:
+        raise RunError(f"{path}: is about the ball {ball}; {file} says {stated}.")
     if "verdict" in content:  # of `calfat trust`
         verdict, examples = content["verdict"], content["examples"]
         said = [("natural", verdict["natural"], examples, None), (WORST_CASE, verdict["worst"], examples, None)]
         return [_Said(*each) for each in said], ()
-    ball = {key: evidence.facts[key] for key in ("norm", "eps")}
     known, without = [], []
     for row in content["evaluations"]:
         settings, label = row["settings"], row["label"]
@@ -323,11 +329,6 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
         elif of_ball or "eps" not in settings:
             without.append(label)
     return known, tuple(without)
-
-
-def evidence_files(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the files of evidence that results name."""
-    return tuple(kept["file"] for kept in content.get("evidence", ()))
 
 
 def _number(

@@ -76,12 +76,13 @@ class Evidence:
         broken = torch.stack([self.broken[name] for name in attacks]).any(dim=0)
         return tried, tried & self.correct & ~broken
 
-    def as_json(self) -> dict[str, int]:
-        """For ``results.json``: of how many images all is kept, and how many adversarial images are left out."""
+    def as_json(self) -> dict[str, Any]:
+        """For ``results.json``: the ball, of how many images all is kept, and how many adversarial images are not."""
         broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
         kept = len(self.index)
         left_out = int(broken.sum() - broken[self.covered].sum())
-        return {"images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+        ball = {key: self.facts[key] for key in ("norm", "eps")}
+        return {**ball, "images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
 
 
 class Collector:

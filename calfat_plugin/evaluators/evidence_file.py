@@ -75,8 +75,9 @@ def read_evidence(path: Path) -> Evidence:
     _refuse(
         path, "index", not elsewhere.any(), f"has image {_first(tensors['index'], elsewhere)}, which is not covered"
     )
+    own = {key: value for key, value in facts.items() if key not in (DIGEST, "format", "attacks", "judged")}
     tried, broken = (dict(zip(judged, tensors.pop(name), strict=True)) for name in ("tried", "broken"))
-    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=facts, **tensors)
+    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=own, **tensors)
 
 
 def _sizes(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:

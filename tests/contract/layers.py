@@ -27,12 +27,13 @@ FLOORS = (
     (
         "contract",
         "what a recipe may say, and what plugins provide",
-        "shipped recipe tensor_files entries results rounds_csv returned observer hookspecs interfaces datasets",
+        "shipped recipe entries results rounds_csv returned observer hookspecs interfaces datasets",
     ),
     (
         "built-ins",
         "the built-in plugins, registered through the same hooks as third-party plugins",
-        "partitions models trainers modifiers inner_attacks aggregators attackers evaluators loggers builtin",
+        "tensor_files partitions models trainers modifiers inner_attacks aggregators attackers evaluators loggers "
+        "builtin",
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
     ("host", "FedML and Flower; of the others, only `cli/flower_app.py` imports one", "host"),

@@ -1,0 +1,344 @@
+"""``calfat replay``: what it confirms, which forged evidence it refuses, and which numbers do not stand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from calfat_plugin.cli.main import main
+from calfat_plugin.evaluators.evidence import Evidence
+from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
+from calfat_plugin.experiment import assemble
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+
+RECIPE = """\
+common_args: {training_type: simulation, random_seed: 3}
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, comm_round: 1}
+calfat:
+  trainer: standard
+  threat: {norm: linf, eps: 0.1}
+  evaluation: {batch_size: 50}
+  runtime: {threads: 1}
+"""
+
+
+def call(*arguments: object) -> Result:
+    """A ``calfat`` command in this process."""
+    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory, cnn_small: nn.Module) -> Path:
+    """A run directory that was attacked: 100 test images, fgsm and pgd5, linf 0.1."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("replay"))
+        experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
+        run = RunDirectory.create(experiment, Path("run"))
+        run.write_recipe(experiment)
+        state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
+        save_checkpoint(run.checkpoint("last"), Snapshot(1, state), {})
+        done = call("attack", "run", "--attacks", "fgsm,pgd5", "--examples", 100)
+        assert done.exit_code == 0, done.output
+        return Path("run").resolve()
+
+
+@pytest.fixture
+def file(attacked: Path, tmp_path: Path) -> Path:
+    """The evidence, in a copy of the run directory of its own."""
+    import shutil
+
+    shutil.copytree(attacked, tmp_path / "run")
+    return tmp_path / "run" / "attacks" / "last.evidence.safetensors"
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_all_numbers_are_confirmed(file: Path) -> None:
+    done = call("replay", file, "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert found["stands"]
+    assert found["doubts"] == []
+    assert [number["label"] for number in found["numbers"]] == ["natural", "fgsm", "pgd5", "worst-case"]
+    for number in found["numbers"]:
+        assert (number["said"], number["num_examples"], number["checked"]) == (number["shown"], 100, 100)
+    assert found["images"] == found["fall"] > 0
+
+
+def test_the_worst_case_counts_what_withstands_every_attack(file: Path) -> None:
+    evidence = read_evidence(file)
+    rows = {row["label"]: row for row in json.loads(file.with_name("last.json").read_text())["evaluations"]}
+    robust = evidence.correct & ~evidence.broken["fgsm"] & ~evidence.broken["pgd5"]
+    assert rows["worst-case"]["accuracy"] == int(robust.sum()) / 100
+    assert rows["worst-case"]["settings"] == {
+        "norm": "linf",
+        "eps": "0.1",
+        "attack": "worst-case",
+        "attacks": ["fgsm", "pgd5"],
+    }
+    assert rows["worst-case"]["accuracy"] <= min(rows["fgsm"]["accuracy"], rows["pgd5"]["accuracy"])
+
+
+def test_the_first_attack_that_broke_an_image_is_named(file: Path) -> None:
+    evidence = read_evidence(file)
+    for row, at in enumerate(evidence.index.tolist()):
+        first = next(name for name in evidence.attacks if bool(evidence.broken[name][at]))
+        assert evidence.attacks[int(evidence.by[row])] == first
+        assert int(evidence.prediction[row]) != int(evidence.label[at])
+
+
+def test_room_for_fewer_images_keeps_a_random_part_and_says_so(attacked: Path, tmp_path: Path) -> None:
+    recipe = attacked / "recipe.yaml"
+    text = recipe.read_text()
+    file = attacked / "attacks" / "less.evidence.safetensors"
+    try:
+        recipe.write_text(text.replace("evidence_mb: 16", "evidence_mb: 0"))
+        assert call("attack", attacked, "--attacks", "fgsm", "--output", tmp_path / "none.json").exit_code == 0
+        assert json.loads((tmp_path / "none.json").read_text())["evidence"] == []
+        assert not list(tmp_path.glob("*.safetensors"))
+    finally:
+        recipe.write_text(text)
+    assert not file.exists()
+
+
+def test_pictures_are_written_and_counted_with_8_bits(file: Path, tmp_path: Path) -> None:
+    done = call("replay", file, "--png", tmp_path / "png", "--json")
+    found = json.loads(done.stdout)
+    assert len(list((tmp_path / "png").glob("*.png"))) == 3 * found["images"]
+    assert 0 < found["fall_with_8_bits"] <= found["images"]
+
+
+# --- forged evidence --------------------------------------------------------------------------------------------------
+
+
+def changed(name: str, change: Callable[[torch.Tensor], None]) -> Callable[[Evidence], Evidence]:
+    """The evidence with a copy of a tensor that ``change`` writes to."""
+
+    def forge(evidence: Evidence) -> Evidence:
+        tensor = getattr(evidence, name).clone()
+        change(tensor)
+        return replace(evidence, **{name: tensor})
+
+    return forge
+
+
+def fact(**facts: Any) -> Callable[[Evidence], Evidence]:
+    """The evidence with other facts."""
+    return lambda evidence: replace(evidence, facts={**evidence.facts, **facts})
+
+
+def one_pixel(excess: float) -> Callable[[Evidence], Evidence]:
+    """A pixel that is 0 in the clean image goes ``excess`` times eps up."""
+
+    def forge(evidence: Evidence) -> Evidence:
+        x_adv = evidence.x_adv.clone()
+        x_adv[0, 0, 0, 0] = 0.1 * excess
+        return replace(evidence, x_adv=x_adv)
+
+    return forge
+
+
+def not_covered(evidence: Evidence) -> Evidence:
+    return replace(evidence, covered=evidence.covered[evidence.covered != evidence.index[0]])
+
+
+def of_a_wrong_image(evidence: Evidence) -> Evidence:
+    wrong = int((~evidence.correct).nonzero()[0])
+    index = evidence.index.clone()
+    index[index > wrong][:1] = wrong
+    order = torch.cat([evidence.index, torch.tensor([wrong])]).sort().values
+    more = {name: torch.cat([getattr(evidence, name), getattr(evidence, name)[:1]]) for name in ("by", "prediction")}
+    return replace(evidence, index=order, x_adv=torch.cat([evidence.x_adv, evidence.x_adv[:1]]), **more)
+
+
+FORGED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
+    "beyond eps": (one_pixel(1.001), "left the linf ball of eps 0.1"),
+    "below the pixel range": (one_pixel(-0.001), "left the pixel range [0, 1]"),
+    "nan": (changed("x_adv", lambda x: x[0].fill_(torch.nan)), "nan or inf"),
+    "images swapped": (changed("x_adv", lambda x: x.copy_(x.flip(0))), "left the linf ball"),
+    "labels swapped": (changed("label", lambda y: y.copy_(y.roll(1))), "says that image"),
+    "another model": (fact(weights="0" * 64), "other weights"),
+    "other data": (fact(data="0" * 64), "other test images"),
+    "a wider ball": (fact(eps="0.2"), "last.json says {'norm': 'linf', 'eps': '0.1'}"),
+    "no ball": (fact(norm="l3"), "its ball is l3 0.1"),
+    "no eps": (fact(eps=None), "its ball is linf None"),
+    "an image twice": (changed("index", lambda index: index[1:2].copy_(index[:1])), "`index` is not ascending"),
+    "an image too many": (changed("covered", lambda at: at[-1:].fill_(100)), "`covered` holds 100; expected 0 to 99"),
+    "a negative position": (changed("index", lambda at: at[:1].fill_(-1)), "`index` holds -1"),
+    "an attack that is not there": (changed("by", lambda by: by[:1].fill_(2)), "`by` holds 2; expected 0 to 1"),
+    "an image that is not covered": (not_covered, "which is not covered"),
+    "an image that was wrong when clean": (of_a_wrong_image, "was wrong when clean"),
+    "other clean images": (changed("x_shown", lambda x: x[0].fill_(0.5)), "its clean images"),
+    "another type": (lambda e: replace(e, x_adv=e.x_adv.double()), "`x_adv` is torch.float64"),
+    "another size": (lambda e: replace(e, x_adv=e.x_adv[..., :7], x_shown=e.x_shown[..., :7]), "its images are"),
+    "fewer labels": (lambda e: replace(e, label=e.label[:-1]), "`clean` has 100 where N is 99"),
+    "names that are no texts": (lambda e: replace(e, attacks=(1, 2)), "names of attacks"),  # type: ignore[arg-type]
+    "attacks of the same name": (lambda e: replace(e, attacks=("fgsm", "fgsm")), "names of attacks"),
+    "an attack without a name": (lambda e: replace(e, attacks=("fgsm",)), "not among `attacks`"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_forged_evidence_is_refused(file: Path, forgery: str) -> None:
+    forge, text = FORGED[forgery]
+    write_evidence(file, forge(read_evidence(file)))
+    done = call("replay", file)
+    assert done.exit_code == 2
+    assert str(file) in done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.output
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def a_byte_of_an_image(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+def a_billion_images(file: Path) -> None:
+    header = json.dumps({"x_adv": {"dtype": "F32", "shape": [10**9, 1, 8, 8], "data_offsets": [0, 256 * 10**9]}})
+    file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(256))
+
+
+def a_pickle(file: Path) -> None:
+    torch.save({"x_adv": torch.zeros(1)}, file)
+
+
+def no_facts(file: Path) -> None:
+    save_file(load_file(file), file)
+
+
+def an_extra_tensor(file: Path) -> None:
+    save_file({**load_file(file), "more": torch.zeros(1)}, file)
+
+
+def nothing(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def gone(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [truncated, a_byte_of_an_image, a_billion_images, a_pickle, no_facts, an_extra_tensor, nothing, gone]
+)
+def test_a_damaged_file_is_refused(file: Path, damage: Callable[[Path], None]) -> None:
+    damage(file)
+    done = call("replay", file)
+    assert done.exit_code == 2
+    assert str(file) in done.stderr
+    assert "Traceback" not in done.output
+
+
+# --- numbers that do not stand ----------------------------------------------------------------------------------------
+
+
+def edited(file: Path, label: str, **values: object) -> None:
+    """The results beside the evidence say something else of an evaluator."""
+    results = file.with_name("last.json")
+    content = json.loads(results.read_text())
+    next(row for row in content["evaluations"] if row["label"] == label).update(values)
+    results.write_text(json.dumps(content))
+
+
+def a_better_number(file: Path) -> None:
+    edited(file, "pgd5", accuracy=0.9)
+
+
+def more_examples(file: Path) -> None:
+    edited(file, "pgd5", num_examples=359)
+
+
+def other_classes(file: Path) -> None:
+    edited(file, "pgd5", per_class=[1.0] * 10)
+
+
+def a_clean_image_as_proof(file: Path) -> None:
+    evidence = read_evidence(file)
+    at = next(at for at in evidence.index.tolist() if at in evidence.shown)
+    x_adv = evidence.x_adv.clone()
+    x_adv[evidence.index == at] = evidence.x_shown[evidence.shown == at]
+    write_evidence(file, replace(evidence, x_adv=x_adv))
+
+
+def more_broken_than_shown(file: Path) -> None:
+    evidence = read_evidence(file)
+    at = int(evidence.withstand(["fgsm", "pgd5"])[1].nonzero()[0])
+    evidence.broken["pgd5"][at] = True
+    edited(file, "pgd5", accuracy=int(evidence.withstand(["pgd5"])[1].sum()) / 100)
+    write_evidence(file, evidence)
+
+
+def clean_images_that_are_not_right(file: Path) -> None:
+    evidence = read_evidence(file)
+    clean = evidence.clean.clone()
+    at = int((~evidence.correct).nonzero()[0])
+    clean[at] = evidence.label[at]
+    edited(file, "natural", accuracy=(int(evidence.correct.sum()) + 1) / 100)
+    write_evidence(file, replace(evidence, clean=clean))
+
+
+@pytest.mark.parametrize(
+    ("lie", "labels", "text"),
+    [
+        (a_better_number, {"pgd5"}, ""),
+        (more_examples, {"pgd5"}, ""),
+        (other_classes, {"pgd5"}, ""),
+        (a_clean_image_as_proof, None, "whose adversarial image does not fall"),
+        (more_broken_than_shown, None, "of which no adversarial image is there"),
+        (clean_images_that_are_not_right, None, "another class than the evidence when clean"),
+    ],
+)
+def test_a_number_that_is_not_shown_does_not_stand(
+    file: Path, lie: Callable[[Path], None], labels: set[str] | None, text: str
+) -> None:
+    lie(file)
+    done = call("replay", file)
+    assert done.exit_code == 1
+    assert text in done.stdout
+    found = json.loads(call("replay", file, "--json").stdout)
+    fallen = {number["label"] for number in found["numbers"] if not number["stands"]}
+    assert not found["stands"]
+    assert fallen == labels if labels else fallen
+
+
+def test_evidence_about_another_checkpoint_says_how_to_name_it(file: Path) -> None:
+    run = file.parent.parent
+    state = load_file(run / "checkpoints" / "last.safetensors")
+    state = {name: tensor + 0.5 for name, tensor in state.items()}
+    save_checkpoint(run / "checkpoints" / "last.safetensors", Snapshot(1, state), {})
+    done = call("replay", file)
+    assert done.exit_code == 2
+    assert "other weights" in done.stderr
+    assert "--checkpoint" in done.stderr
+
+
+def test_a_run_without_evidence_says_why(file: Path) -> None:
+    done = call("replay", file.parent.parent)
+    assert done.exit_code == 2
+    assert "evidence_mb: 0" in done.stderr
+    done = call("replay", file.parent)
+    assert done.exit_code == 2
+    assert "no such file" in done.stderr
