@@ -18,9 +18,9 @@ from calfat_plugin.recipe.text import read_text
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.parse import SEED_PATH
+from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.record import Key, Recorded, digest, read_record
-from calfat_plugin.suites.schema import Setting, Suite, slug
+from calfat_plugin.suites.schema import SEED_KEY, slug
 
 _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
@@ -191,8 +191,8 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
     now = with_resolved_precision(experiment).as_run()
-    section, key = SEED_PATH
-    now[str(section)][key] = run.seed
+    section, _, key = SEED_KEY.partition(".")
+    now[section][key] = run.seed
     keys = same_but_rounds(then, now)
     asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:

@@ -25,10 +25,10 @@ from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
-from calfat_plugin.suites.parse import same_or_below
+from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
-from calfat_plugin.suites.schema import Suite
+from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
 
@@ -89,11 +89,11 @@ class SuiteObserver:
 
 def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> list[str]:
     """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
-    words = ["run", str(plan.suite.base)]
+    words = ["run", plan.suite.base_document.file]
     overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
-    paths = [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+    keys = [override.partition("=")[0].strip() for override in overrides]
     for index, override in enumerate(overrides):
-        if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
+        if not any(within(keys[index], later) for later in keys[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
     for file in run.experiment.plugins.values():
         words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
@@ -346,8 +346,8 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
             if run.cell.tried and suite.choose is not None:
                 values = {CHOICE: value_of_try(run, suite.choose)}
             else:
-                published = suite.reported.get(run.cell.name)
-                release = () if published is None else map(release_of, published.accuracy)
+                published = suite.reported.percent.get(run.cell.name)
+                release = () if published is None else map(release_of, published.percent)
                 values = {metric: measured(results, metric) for metric in (*suite.metrics, *release)}
             recipe, environment = digest(run.experiment), read_json(RunDirectory(run.directory).environment)
             row = before.get(run.key)

@@ -22,10 +22,11 @@ from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, why_lost
+from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import verdict_of
 from calfat_plugin.suites.runner import RunOutcome
-from calfat_plugin.suites.schema import Compare, Suite
+from calfat_plugin.suites.schema import Compare
 from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 
@@ -162,25 +163,25 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
 
 def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     suite = plan.suite
-    reported = suite.reported.get(cell.name)
+    reported = suite.reported.percent.get(cell.name)
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
         value_of = RunSummary.value if label in figures else _accuracy
         known = {run.run.seed: value for run in runs if (value := value_of(run, label)) is not None}
         examples = {run.num_examples(label) for run in runs if run.run.seed in known and run.status != "lost"}
-        published = None if reported is None else reported.accuracy.get(label)
-        points = suite.tolerance.get(label)
+        published = None if reported is None else reported.percent.get(label)
+        points = suite.reported.tolerance.get(label)
         scores[label] = Score(
             known,
             examples.pop() if len(examples) == 1 else None,
             label not in figures,
-            published,
+            None if published is None else published / 100,
             _release(runs, known, label) if published is not None else (),
             None if points is None else points / 100,
         )
-    source = None if reported is None else reported.source
     waiting = plan.seeds if cell.name in plan.waiting else ()
+    source = suite.reported.source_of(cell.name)
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
 
 

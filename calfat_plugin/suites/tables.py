@@ -19,7 +19,8 @@ from calfat_plugin.report.labels import WORST_DEFINED, partition_note
 from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.results import WORST, evaluator_of
-from calfat_plugin.suites.schema import Choose, Suite
+from calfat_plugin.suites.parse import Suite
+from calfat_plugin.suites.schema import Choose
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
@@ -105,7 +106,7 @@ def caption(summary: SuiteSummary) -> str:
         text += (
             f" In parentheses: {'; '.join(sources)}, and measured (as counted there, the release's way) minus reported"
         )
-        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.tolerance.items())
+        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.reported.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
     if left:
@@ -410,12 +411,12 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "suite": suite.name,
         "title": suite.title,
         "file": suite.document.file,
-        "base": str(suite.base),
+        "base": suite.base_document.file,
         "overrides": list(summary.plan.overrides),
         "seeds": list(summary.plan.seeds),
         "axes": [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()],
         "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
-        "tolerance_points": dict(suite.tolerance),
+        "tolerance_points": dict(suite.reported.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds; "
         "interval is a 95 % interval",
         **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
@@ -428,7 +429,6 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
 def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
     return {
         "metric": list(choose.metric),
-        "by": choose.by,
         "seeds": list(choose.seeds),
         "how": how_chosen(choose, summary.plan.choices),
     }
