@@ -92,9 +92,10 @@ def _check_recipe(
             f"seed {experiment.seed}, on {experiment.host.title}."
         )
         if experiment.clients:
-            from calfat_plugin.report.labels import groups
+            from calfat_plugin.report.labels import difference
 
-            text += f" Groups: {groups(experiment)}."
+            groups = (f"{group.name}: {difference(group, experiment)}" for group in experiment.clients)
+            text += f" Groups: {'; '.join(groups)}."
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
-from calfat_plugin.report.labels import final, on_examples, without_curve
+from calfat_plugin.report.measures import on_examples
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
@@ -434,7 +434,6 @@ def final_per_class(run: RunFiles) -> Chart | None:
     caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
     for low, high in _extremes(worst["per_class"], run.class_names):
         caption += f"Under {worst['label']} from {low} to {high}."
-    caption += without_curve(final(run, worst), [run], {})
     values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
     return per_class("per_class", "Accuracy per class", caption, values, run.class_names, indexes)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.intervals import Score, with_rivals
-from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
     compared,
@@ -18,25 +17,19 @@ from calfat_plugin.report.charts import (
     label_distribution,
     per_class,
 )
+from calfat_plugin.report.comparability import problem_of, settings_of
 from calfat_plugin.report.labels import (
     MORE,
     WORST_DEFINED,
-    Measure,
-    accuracy_title,
-    final,
-    monitored,
-    on_examples,
+    differing,
+    highlights,
+    listing,
     partition_note,
-    pick,
     plain,
     problem_names,
-    problem_of,
     setting_names,
-    settings_of,
-    titles,
-    with_examples,
-    without_curve,
 )
+from calfat_plugin.report.measures import Measure, accuracy_title, final, monitored, on_examples, titles
 from calfat_plugin.report.numbers import (
     NOTHING,
     as_measured,
@@ -147,20 +140,11 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none.
-
-    The trainer with all its options is one setting.
-    """
-    settings = []
-    for group in groups:
-        found = settings_of(group.runs[0].settings)
-        found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
-        written = group.runs[0].recipe.trainer.as_run()
-        loss = f" + {pick(written['loss'])}" if "loss" in written else ""
-        settings.append({"calfat.trainer": pick(written) + loss, **found})
-    keys = dict.fromkeys(key for values in settings for key in values)
-    rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
-    return [(key, row) for key, row in rows if len(set(row)) > 1]
+    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none."""
+    settings = [settings_of(group.runs[0].settings) for group in groups]
+    return [
+        (key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in differing(settings)
+    ]
 
 
 def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
@@ -223,7 +207,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "examples": on_examples(measured_as.items()),
         "said": " ".join(filter(None, said)),
         "abridged": any(group.name.endswith(MORE) for group in groups),
-        "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
+        "reported": (listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
     }
 
@@ -232,7 +216,7 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
     """Every measure with its heading: those that a suite has headings for first, in its order."""
     labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
     found = [of[label] for label in labels for of in measured if label in of]
-    return with_examples(titles(found, lambda label: headings.get(label, label)))
+    return titles(found, lambda label: headings.get(label, label))
 
 
 def _rows(
@@ -295,7 +279,7 @@ def comparison_page(
         for group in groups
         for run in group.runs
     }
-    columns = differences(groups)
+    differ = differences(groups)
     return render_page(
         "comparison.html",
         title=title,
@@ -307,7 +291,7 @@ def comparison_page(
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),
-            "settings": columns and {"names": [group.name for group in groups], "columns": columns},
+            "settings": differ and {"names": [group.name for group in groups], "rows": differ},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),
             "citations": citations(runs),
@@ -345,8 +329,7 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
         values = {group.name: group.mean_per_class(measure.label) for group in alike}
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
-            runs = [run for group in alike for run in group.runs]
-            caption = _worst_classes(alike, measure.label) + without_curve(measure, runs, headings)
+            caption = _worst_classes(alike, measure.label)
             charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
     return charts
 
@@ -355,7 +338,7 @@ def _worst_classes(groups: Sequence[Group], label: str) -> str:
     """The worst class as a suite's metric ``worst-class`` has it, run by run: no bar's, which is a mean over seeds."""
     found = {group.name: group.score(f"{label}:worst-class").mean for group in groups}
     shown = [f"{name} {unbroken_percent(mean)}" for name, mean in found.items() if mean is not None]
-    return f"Worst class of each run, mean over seeds: {labels.listing(shown)}." if shown else ""
+    return f"Worst class of each run, mean over seeds: {listing(shown)}." if shown else ""
 
 
 def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -> Iterator[tuple[str, Measure, str]]:
@@ -376,17 +359,18 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
     for run in (group.runs[0] for group in groups):
         if run.class_counts and len(seen) < MOST_LINES:
             seen.setdefault(run.class_counts, run)
+    names = problem_names([problem_of(run.settings) for run in seen.values()])
     return [
         label_distribution(
             run,
             f"labels_{number}",
-            f"{run.recipe.dataset.name}, {labels.partition(run)}{f', seed {run.recipe.seed}' * (run.path in several)}",
+            ", ".join(filter(None, (name, f"seed {run.recipe.seed}" if run.path in several else ""))),
         )
-        for number, run in enumerate(seen.values(), start=1)
+        for number, (run, name) in enumerate(zip(seen.values(), names, strict=True), start=1)
     ]
 
 
 def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
     """The highlights that all runs share."""
-    every = list(map(labels.highlights, runs))
+    every = list(map(highlights, runs))
     return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

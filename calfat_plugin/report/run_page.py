@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.exact import parse_number
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.loggers.base import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
+from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import labels, theme
 from calfat_plugin.report.charts import (
     Chart,
@@ -78,7 +82,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 for title, rows in spending(run.profile)
             ],
             "recipe": {
-                "facts": labels.highlights(run),
+                "facts": labels.highlights(run) | ({"security": UNPROTECTED} if _is_unprotected(run) else {}),
                 "command": labels.command(run),
                 "text": public_recipe_text(run.recipe.document.data),
             },
@@ -86,6 +90,12 @@ def run_page(run: RunFiles, figures: Path) -> str:
             "citations": citations([run]),
         },
     )
+
+
+def _is_unprotected(run: RunFiles) -> bool:
+    with suppress(RecipeError):  # of a backend that is not there any more
+        return runtime_of(run.recipe).is_unprotected
+    return True
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str]]:
@@ -160,9 +170,9 @@ def _personal(run: RunFiles) -> list[tuple[str, str, list[str]]]:
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     """(evaluator, figures beside its accuracy, settings and implementation)."""
     figures = ((name, value) for name, value in (evaluation.get("metrics") or {}).items() if value is not None)
-    beside = ", ".join(f"{name.replace('_', ' ')} = {value:.4g}" for name, value in figures)
+    beside = ", ".join(f"{name} {value:.4g}" for name, value in figures)
     settings = (evaluation.get("settings") or {}).items()
-    known = ", ".join(f"{key.replace('_', ' ')} {labels.plain(value)}" for key, value in settings if value is not None)
+    known = ", ".join(f"{key} {labels.plain(value)}" for key, value in settings if value is not None)
     by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
     return str(evaluation["label"]), "; ".join(filter(None, (beside, known, by)))
 

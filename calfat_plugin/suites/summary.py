@@ -17,7 +17,7 @@ from calfat_plugin.maths.intervals import (
     paired_p_value,
     with_rivals,
 )
-from calfat_plugin.report.labels import problem_of
+from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
 from calfat_plugin.runs.directory import RunDirectory
