@@ -12,10 +12,11 @@ from typing import Any
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report.charts import (
     Chart,
+    bar_chart,
     compared,
     drawn,
     label_distribution,
-    per_class,
+    short,
 )
 from calfat_plugin.report.comparability import problem_of, settings_of
 from calfat_plugin.report.labels import (
@@ -330,7 +331,12 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
             caption = _worst_classes(alike, measure.label)
-            charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
+            names, shown_as = list(map(short, classes)), f"{title}, per class"
+            charts.append(
+                bar_chart(
+                    f"classes_{name}", shown_as, caption, values, names, "class", indexes=indexes, percentages=True
+                )
+            )
     return charts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.exact import parse_number
@@ -13,9 +13,10 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.loggers.base import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.recipe.silo import UNPROTECTED
-from calfat_plugin.report import labels, theme
+from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
+    bar_chart,
     drawn,
     eps_chart,
     final_per_class,
@@ -24,7 +25,6 @@ from calfat_plugin.report.charts import (
     learning_curves,
     learning_rate,
     losses,
-    name_rows,
     own_metrics,
 )
 from calfat_plugin.report.comparison import reported_of
@@ -44,9 +44,6 @@ from calfat_plugin.report.page import alarms_of, citations, environment, render_
 from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
 from calfat_plugin.rounds_csv import Column, columns_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -314,23 +311,13 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
     usable = content["verdict"].get("usable", True)
     together = "all together" if usable else "all together (no usable number)"
     names = [f"{row['attack']}, {row['examples']} images" if _is_of_picked(row) else row["attack"] for row in rows]
-    bars = [*zip(names, (row["accuracy"] for row in rows), strict=True), (together, rows[-1]["left"])]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        lengths = [100 * accuracy for _, accuracy in bars]
-        colours = [theme.series(0)] * len(rows) + [theme.series(1)]
-        shown = axes.barh(range(len(bars)), lengths, 0.7, color=colours)
-        axes.bar_label(shown, [f"{length:.1f}" for length in lengths], padding=3, fontsize=8, color=theme.MUTED.light)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
-        axes.set_xlim(0, 112)
-        name_rows(axes, [attack for attack, _ in bars])
-
+    values: list[float | None] = [*(row["accuracy"] for row in rows), rows[-1]["left"]]
     budget = labels.budget(content["threat"])
     caption = f"{budget}: right clean and under the attack; the last bar under all of them."
     if not usable:
         caption += " The model hides from attacks: the last bar is an upper bound, and no usable number."
-    return Chart("trust_attacks", "Accuracy under each attack", caption, 0.8 + 0.24 * len(bars), draw)
+    title, names = "Accuracy under each attack", [*names, together]
+    return bar_chart("trust_attacks", title, caption, {"": values}, names, "attack", percentages=True)
 
 
 def _is_of_picked(row: Mapping[str, Any]) -> bool:

@@ -284,7 +284,7 @@ def test_an_attack_has_one_colour_on_a_page(tmp_path: Path) -> None:
     learning.draw(lines)
     classes.draw(bars)
     colour = {line.get_label(): to_hex(line.get_color()) for line in lines.axes[0].get_lines()}
-    drawn = {each.get_label(): to_hex(each.patches[0].get_facecolor()) for each in bars.axes[0].containers}
+    drawn = {each.get_title(loc="left"): to_hex(each.containers[0].patches[0].get_facecolor()) for each in bars.axes}
     assert drawn == {label: colour[label] for label in ("natural", "pgd20")}
 
 

@@ -258,7 +258,7 @@ def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path: Path) -> Non
 
 
 def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 clients, 100 classes: a matrix instead of histograms, a profile instead of bars; and a page of sane size."""
+    """100 clients, 100 classes: totals instead of a panel each, bars without names; and a page of sane size."""
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     path = made_run(
         tmp_path / "a",
@@ -313,7 +313,7 @@ def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: P
     assert f"What was seen aa-above-pgd: {of} calfat, seed 0: AutoAttack <above> PGD. flattened-logits: {of}" in text
 
 
-def test_seven_methods_are_dots_with_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seven_methods_are_lines_and_panels_of_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     for number in range(7):
         made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)
@@ -321,7 +321,9 @@ def test_seven_methods_are_dots_with_a_legend(tmp_path: Path, monkeypatch: pytes
     assert page.errors == []
     assert "calfat.trainer.scale 1.0" in page.text
     legends = [figure for figure in page.figures if 'id="legend_1"' in figure]
-    assert len(legends) == 5
+    assert len(legends) == 3
+    panels = [figure for figure in page.figures if figure.count(">calfat.trainer.scale") == 7 and figure not in legends]
+    assert len(panels) == 2
     assert all(f">calfat.trainer.scale {number + 1}.0<" in legend for legend in legends for number in range(7))
 
 

@@ -62,7 +62,7 @@ def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
     assert [math.isnan(frame["loss_10"][0]), *frame["loss_10"][1:]] == [True, 10.5, 10 + 1 / 3, 10.25]
     chart = losses(run)
     assert chart is not None
-    assert "each of the 11 clients (thin)" in chart.caption
+    assert "the band is from the lowest to the highest of 11 clients" in chart.caption
     assert chart.caption.endswith("Last round: 5.25.")  # 1 / 4 beside the mean of 0 to 10
 
 
