@@ -62,21 +62,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure to draw.
+    """A figure to draw."""
 
-    Attributes:
-        name: file name without ending, unique on a page.
-        title: what it shows, in a few words.
-        caption: what is seen in it, in a sentence or two; printed below it, and read out by screen readers.
-        height: in inches, without title and legend; the width is always :data:`WIDTH`.
-        draw: puts everything but the legend, which lists what has a label, into a fresh figure.
-    """
-
-    name: str
-    title: str
-    caption: str
-    height: float
-    draw: Callable[[Figure], None]
+    name: str  # file name without ending, unique on a page
+    title: str  # what it shows, in a few words
+    caption: str  # what is seen in it, in a sentence or two; printed below it, and read out by screen readers
+    height: float  # in inches, without title and legend; the width is always :data:`WIDTH`
+    draw: Callable[[Figure], None]  # puts everything but the legend, which lists what has a label, into a fresh figure
 
 
 @dataclass(frozen=True)
@@ -90,11 +82,7 @@ class Drawing:
 
 
 def render(chart: Chart, folder: Path) -> Drawing:
-    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page.
-
-    Raises:
-        OSError: the files cannot be written.
-    """
+    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page."""
     with matplotlib_at_hand() as matplotlib:
         from matplotlib.figure import Figure
 
@@ -173,19 +161,12 @@ _SPARSE = 25  # up to so many points a line shows a marker on each
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, over rounds unless its chart says otherwise.
+    """A curve, over rounds unless its chart says otherwise."""
 
-    Attributes:
-        name: in the legend.
-        index: picks the style.
-        points: (x, value), ascending x.
-        band: (x, low, high) around it; empty: none.
-    """
-
-    name: str
-    index: int
-    points: Points
-    band: Sequence[tuple[float, float, float]] = ()
+    name: str  # in the legend
+    index: int  # picks the style
+    points: Points  # (x, value), ascending x
+    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) around it; empty: none
 
 
 def learning_curves(run: RunFiles) -> Chart | None:
@@ -269,14 +250,7 @@ def compared(
     *,
     percentages: bool = True,
 ) -> Chart | None:
-    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
-
-    Args:
-        what: the y-axis.
-        column: group to the column of ``rounds.csv``; None: it has none.
-        groups: group to its runs, one a seed.
-        percentages: whether the numbers are accuracies.
-    """
+    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation."""
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
         curves = [dict(curve) for run in runs if (curve := run.curve(column[group] or ""))]
@@ -310,12 +284,7 @@ def line_chart(
     x_label: str = "round",
     ticks: Mapping[str, float] | None = None,
 ) -> Chart:
-    """A chart of lines, each with an optional band; one line over rounds has no legend.
-
-    Args:
-        percentages: whether the values are fractions to show in percent.
-        ticks: text to place on the x-axis; None: over whole numbers.
-    """
+    """A chart of lines, each with an optional band; one line over rounds has no legend."""
     factor = 100.0 if percentages else 1.0
 
     def draw(figure: Figure) -> None:
@@ -372,14 +341,7 @@ def bar_chart(
     indexes: Mapping[str, int] | None = None,
     percentages: bool = False,
 ) -> Chart:
-    """Panels of bars on one scale.
-
-    Args:
-        values: a panel each, with a bar for each name; None: there is nothing to count.
-        axis: what the bars are of, shown where their names are short.
-        indexes: panel to the index of its colour, where other charts of the page show it, too; None: all alike.
-        percentages: whether the values are fractions to show in percent.
-    """
+    """Panels of bars on one scale."""
     few = len(names) <= _NAMED
 
     def draw(figure: Figure) -> None:
@@ -467,12 +429,7 @@ _MOST_LEVEL_TICKS = 7
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
-    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
-
-    Args:
-        evaluations: as in a results file; those without an eps give the value at 0.
-        of: whose they are, when there are several on a page.
-    """
+    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps."""
     attacked = [evaluation for evaluation in evaluations if "eps" in evaluation["settings"]]
     texts = list(dict.fromkeys(str(evaluation["settings"]["eps"]) for evaluation in attacked))
     if len(texts) < 2:

@@ -49,20 +49,12 @@ from calfat_plugin.results import RELEASE, WORST, evaluator_of, measured, releas
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe, one a seed.
+    """Runs of one recipe, one a seed."""
 
-    Attributes:
-        name: unlike that of any other group of the page.
-        runs: ascending seeds.
-        reported: evaluator label to accuracy that a paper reports, a fraction.
-        source: the paper, table or figure that reports it.
-        tolerable: evaluator label to whether the difference is within the suite's tolerance; absent: not judged.
-    """
-
-    name: str
-    runs: tuple[RunFiles, ...]
-    reported: Mapping[str, float]
-    source: str
+    name: str  # unlike that of any other group of the page
+    runs: tuple[RunFiles, ...]  # ascending seeds
+    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, a fraction
+    source: str  # the paper, table or figure that reports it
     tolerable: Mapping[str, bool]
 
     @property
@@ -117,9 +109,6 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     """Sort runs into groups, in the order in which they first appear (a suite's order where there is one).
 
     Of several runs with one recipe and seed the last one counts, and a finished one before one that is not.
-
-    Args:
-        root: a directory that may hold a suite's ``suite.json``.
     """
     cells = {} if root is None else _suite_cells(root)
     order = list(dict.fromkeys(cell.name for cell in cells.values()))
@@ -174,9 +163,6 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
     and what was reported.
-
-    Args:
-        suite: gives the columns' headings and order, and a name for the rows.
     """
     found = {group.name: group.columns(suite.headings) for group in groups}
     columns = _columns(list(found.values()), suite.headings)
@@ -268,12 +254,7 @@ MOST_LINES = 16  # more groups would be a tangle: the table has them all
 def comparison_page(
     title: str, groups: Sequence[Group], figures: Path, *, suite: SuiteFiles = NO_SUITE, notes: Sequence[str] = ()
 ) -> str:
-    """HTML of a comparison; its figures are also written to ``figures``.
-
-    Args:
-        suite: the suite that the groups are the cells of, for its axes and headings.
-        notes: sentences about runs that are not shown.
-    """
+    """HTML of a comparison; its figures are also written to ``figures``."""
     runs = [run for group in groups for run in group.runs]
     whose = {
         run.path: f"{group.name}, seed {run.recipe.seed}" if len(group.runs) > 1 else group.name

@@ -86,11 +86,7 @@ def _is_told(key: str, values: Mapping[str, Any], settings: Sequence[Mapping[str
 
 
 def partition_note(recipes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which rows of a table have one partition for all their seeds, in a sentence; empty where none has.
-
-    Args:
-        recipes: name to recipe as run, of the rows with several seeds.
-    """
+    """Which rows of a table have one partition for all their seeds, in a sentence; empty where none has."""
     fixed = [name for name, recipe in recipes.items() if recipe["calfat"]["partition"].get("seed", 0) is not None]
     whose = f" ({listing(fixed)})" if len(fixed) < len(recipes) else ""
     return f"One partition, seeds of training alone{whose}: intervals say nothing of other partitions." if fixed else ""

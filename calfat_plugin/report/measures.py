@@ -19,15 +19,9 @@ _NOT_THE_NUMBER = ("label", "max_examples", "batch_size", "seed")  # options tha
 
 @dataclass(frozen=True)
 class Measure:
-    """One way to measure accuracy.
+    """One way to measure accuracy."""
 
-    Attributes:
-        label: the evaluator's.
-        facts: key to value: the data set, the split if it is not the test split, how many of its examples, and the
-            attack's options.
-    """
-
-    label: str
+    label: str  # the evaluator's
     facts: tuple[tuple[str, str], ...]
 
     def on_any_data(self) -> Measure:
@@ -54,11 +48,7 @@ def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:
 
 
 def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str, Any]]]]]) -> str:
-    """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``.
-
-    Args:
-        found: heading to (run, entry of its final evaluation) of all that it is about.
-    """
+    """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``."""
     alike: dict[str, list[str]] = {}
     for heading, evaluations in found:
         alike.setdefault(listing(list(dict.fromkeys(_examples(*one) for one in evaluations))), []).append(heading)
@@ -82,11 +72,7 @@ def accuracy_title(label: str, headings: Mapping[str, str]) -> str:
 
 
 def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Measure, str]:
-    """Each measure's title, with what sets it apart from others of its label: ``PGD-20 (examples 32)``.
-
-    Args:
-        measures: all that a reader sees together.
-    """
+    """Each measure's title, with what sets it apart from others of its label: ``PGD-20 (examples 32)``."""
     found = list(dict.fromkeys(measures))
     return {measure: title(measure.label) + _apart(measure, found) for measure in found}
 

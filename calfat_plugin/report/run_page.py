@@ -47,11 +47,7 @@ from calfat_plugin.rounds_csv import Column, columns_of
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
-    """HTML of one run's page; its figures are also written to ``figures``.
-
-    Args:
-        run: what to show; parts that the run does not have (yet) are left out.
-    """
+    """HTML of one run's page; its figures are also written to ``figures``."""
     of_clients = (label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run))
     return render_page(
         "run.html",
@@ -212,12 +208,7 @@ def _counts(run: RunFiles) -> dict[str, Any] | None:
 
 
 def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> list[dict[str, Any]]:
-    """What the page shows of each results file.
-
-    Args:
-        attacks: file name to content of ``attacks/*.json``.
-        figures: an existing folder, for those with several eps.
-    """
+    """What the page shows of each results file."""
     return [
         {
             "name": name,
@@ -234,12 +225,7 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
 def evaluation_row(
     evaluation: Mapping[str, Any], reported: Iterable[str] = (), *, picked: bool = False
 ) -> tuple[str, str, list[str]]:
-    """A row of a table of evaluations: (label, budget, numbers).
-
-    Args:
-        reported: cells beside the release's accuracy.
-        picked: whether its images were picked for being near to an error, so that the accuracy has no interval.
-    """
+    """A row of a table of evaluations: (label, budget, numbers)."""
     number = evaluation.get("num_examples") or 0
     found = None if picked else of_accuracy((float(evaluation["accuracy"]),), number)
     numbers = [

@@ -26,17 +26,11 @@ _SECTIONS: Mapping[Any, type[BaseModel]] = {"choose": Choose, "compare": Compare
 
 @dataclass(frozen=True)
 class Setting:
-    """One recipe value that a suite changes.
+    """One recipe value that a suite changes."""
 
-    Attributes:
-        key: ``train_args.comm_round``.
-        value: the raw YAML value.
-        place: its place in the suite file, for messages.
-    """
-
-    key: str
-    value: Any
-    place: str = ""
+    key: str  # ``train_args.comm_round``
+    value: Any  # the raw YAML value
+    place: str = ""  # its place in the suite file, for messages
 
     @property
     def path(self) -> KeyPath:
@@ -55,20 +49,13 @@ Grid = Mapping[str, tuple[Setting, ...]]
 
 
 class Suite(SuiteFile):
-    """A suite file that is right, and what belongs to it.
-
-    Attributes:
-        name: the file's stem; tables are written to ``runs/suites/<name>``.
-        document: raw values with their places, for later errors.
-        base_document: the raw values of the base recipe, with the plugin files of the suite.
-        record: the file with a row for each finished run (``--record``); None: there is none.
-    """
+    """A suite file that is right, and what belongs to it."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
-    name: str
-    document: SkipValidation[Document]
-    base_document: SkipValidation[Document]
-    record: Path | None = None
+    name: str  # the file's stem; tables are written to ``runs/suites/<name>``
+    document: SkipValidation[Document]  # raw values with their places, for later errors
+    base_document: SkipValidation[Document]  # the raw values of the base recipe, with the plugin files of the suite
+    record: Path | None = None  # the file with a row for each finished run (``--record``); None: there is none
 
     @property
     def directory(self) -> Path:
@@ -106,17 +93,7 @@ class Suite(SuiteFile):
 
 
 def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record: Path | None = None) -> Suite:
-    """Read a suite and its base recipe; what depends on other recipes and plugins is left to ``plan``.
-
-    Args:
-        file: its file, or what is in it.
-        plugins: files with plugins that its recipes may name, beside those of its base.
-        record: the file with a row for each finished run.
-
-    Raises:
-        RecipeError: with file, line, key, what was found and what was wanted.
-        PluginError: there is no such plugin file.
-    """
+    """Read a suite and its base recipe; what depends on other recipes and plugins is left to ``plan``."""
     document = file if isinstance(file, Document) else read_document(file, SUITE)
     if "calfat" in document.data and "axes" not in document.data:
         raise document.mistaken_for("recipe", "run")

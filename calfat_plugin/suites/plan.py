@@ -29,27 +29,16 @@ _REPORTED = "calfat.reported"
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """A suite with every cell checked.
-
-    Attributes:
-        overrides: ``--set`` of the command line, applied to every cell after the suite's own settings.
-        seeds: the suite's, or those of the command line.
-        cells: all of them, in the order of the table.
-        runs: of all cells that are not skipped; the first seed of each before the second of any. Without those of a
-            cell whose values are not chosen yet.
-        selected: names of the cells to run now.
-        warnings: findings that stop nothing, each once.
-        choices: name of each cell that chooses values to its choice.
-    """
+    """A suite with every cell checked."""
 
     suite: Suite
-    overrides: tuple[str, ...]
-    seeds: tuple[int, ...]
-    cells: tuple[Cell, ...]
-    runs: tuple[PlannedRun, ...]
-    selected: frozenset[str]
-    warnings: tuple[str, ...]
-    choices: Mapping[str, Tuning] = field(default_factory=dict)
+    overrides: tuple[str, ...]  # ``--set`` of the command line, applied to every cell after the suite's own settings
+    seeds: tuple[int, ...]  # the suite's, or those of the command line
+    cells: tuple[Cell, ...]  # all of them, in the order of the table
+    runs: tuple[PlannedRun, ...]  # of cells whose values are chosen; the first seed of each before the second of any
+    selected: frozenset[str]  # names of the cells to run now
+    warnings: tuple[str, ...]  # findings that stop nothing, each once
+    choices: Mapping[str, Tuning] = field(default_factory=dict)  # name of each cell that chooses values to its choice
 
     @property
     def left(self) -> tuple[PlannedRun, ...]:
@@ -92,20 +81,7 @@ def make_plan(
     only: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
 ) -> SuitePlan:
-    """Resolve every cell and look at the run directories.
-
-    Args:
-        suite: what to run.
-        registry: the plugins.
-        overrides: ``SECTION.KEY=VALUE`` texts for every cell.
-        only: selectors of the cells to run; none: all.
-        seeds: instead of the suite's.
-
-    Raises:
-        RecipeError, PluginError: a cell that cannot be; with file, line, key and the cell's name.
-        OptionError: a selector that matches no cell.
-        RunError: a run directory that another recipe was run in.
-    """
+    """Resolve every cell and look at the run directories."""
     for selector in only:
         if problem := suite.problem_of(selector):
             raise OptionError(f"--only: {problem}")
@@ -141,11 +117,7 @@ def make_plan(
 
 
 def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
-    """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line.
-
-    Raises:
-        RecipeError, PluginError: as :meth:`Registry.for_recipe`.
-    """
+    """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line."""
     files = [text for text in overrides if text.strip().startswith(dotted(PLUGINS))]
     return Registry.for_recipe(suite.base_document.with_overrides(files))
 
@@ -261,9 +233,6 @@ def seconds_left(plan: SuitePlan) -> float | None:
     """What the selected cells' runs that are left will take one process, the choice runs included.
 
     Rounds are as dear as those of runs of the same cell, tried or chosen values alike; else as those of the suite.
-
-    Returns:
-        Seconds; None where no round was measured and the suite says nothing.
     """
     choosing = plan.choosing
     per_round = _rates((*choosing.runs, *plan.runs), plan.suite.seconds_per_round)
@@ -310,14 +279,7 @@ def _rounds_left(run: PlannedRun) -> int:
 
 
 def fetch(plan: SuitePlan) -> Iterator[str]:
-    """Read every data set that the runs to do need, downloading what is missing and offered for download.
-
-    Yields:
-        A line for people, after each data set.
-
-    Raises:
-        DataError: one is missing and not offered for download, or damaged.
-    """
+    """Read every data set that the runs to do need, downloading what is missing and offered for download."""
     done = set()
     for run in (*plan.choosing.left, *plan.left):
         experiment, pick = run.experiment, run.experiment.dataset

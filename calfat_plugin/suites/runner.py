@@ -46,20 +46,14 @@ Status = Literal["finished", "failed", "lost", "interrupted", "elsewhere", "not 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How one run ended.
-
-    Attributes:
-        status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
-            before its first round was finished; ``lost``: a choice run failed, or the
-            training of another run diverged, which are answers, too.
-        message: what went wrong, for people.
-        seconds: wall-clock time in this session.
-    """
+    """How one run ended."""
 
     run: PlannedRun
+    # Elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
+    # round was finished; lost: a choice run failed, or the training of another run diverged, which are answers, too.
     status: Status
-    message: str = ""
-    seconds: float = 0.0
+    message: str = ""  # what went wrong, for people
+    seconds: float = 0.0  # wall-clock time in this session
 
 
 class SuiteObserver:
@@ -111,16 +105,6 @@ def run_all(
 
     A failed run does not stop the others. Ctrl-C, a polite kill or a closed terminal ends all running ones; what they
     had finished stays on disk. A second one does not wait for them to end by themselves.
-
-    Args:
-        plan: the suite.
-        jobs: runs at a time, >= 1.
-        observer: is informed of progress.
-        outcomes: gets one outcome a run, in the order they end, also when interrupted.
-        workers: ``--workers`` of each run.
-
-    Raises:
-        KeyboardInterrupt: a stop was requested; no process is left.
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
@@ -211,11 +195,7 @@ class _Pool:
         self.observer.run_started(run)
 
     def wait(self) -> None:
-        """Handle one event.
-
-        Raises:
-            KeyboardInterrupt: the event was a stop request.
-        """
+        """Handle one event."""
         event = self._events.get()
         if event is None:
             raise KeyboardInterrupt
@@ -258,11 +238,7 @@ class _Pool:
             self._warm.end()
 
     def _process(self, run: PlannedRun, slot: int) -> subprocess.Popen[str] | ForkedRun:
-        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process.
-
-        Raises:
-            KeyboardInterrupt: a stop was requested before the warm process was ready.
-        """
+        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process."""
         words = [*command(self.plan, run, self.workers), "--plain"]
         variables = environment(slot, self.jobs, self.workers)
         if self._warm is None:
@@ -333,9 +309,6 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
 
     Processor and version are those of the run, as far as its files or an earlier row say: who looks at a finished suite
     changes nothing.
-
-    Raises:
-        RunError: the record, or a file of a run, is damaged or cannot be written.
     """
     if suite.record is None:
         return
@@ -432,13 +405,7 @@ def threads(jobs: int, workers: str | None = None) -> int:
 
 
 def environment(slot: int, jobs: int, workers: str | None = None) -> dict[str, str]:
-    """Environment of a run: its share of the cores, and one of the GPUs where several are listed.
-
-    Args:
-        slot: which of the runs at a time it is, 0-based.
-        jobs: how many run at a time.
-        workers: ``--workers`` of each run.
-    """
+    """Environment of a run: its share of the cores, and one of the GPUs where several are listed."""
     changed = {"OMP_NUM_THREADS": str(threads(jobs, workers))}
     gpus = _gpus()
     if len(gpus) > 1 and jobs > 1:

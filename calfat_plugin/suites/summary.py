@@ -32,19 +32,12 @@ from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a cell.
-
-    Attributes:
-        status: ``finished``, ``failed``, ``lost``, ``interrupted``, ``unfinished``, ``new``, ``elsewhere`` or
-            ``not tried``.
-        message: what went wrong, for people.
-        results: ``results.json``; empty until the run is finished.
-    """
+    """One run of a cell."""
 
     run: PlannedRun
     status: str
-    message: str
-    results: Mapping[str, Any]
+    message: str  # what went wrong, for people
+    results: Mapping[str, Any]  # ``results.json``; empty until the run is finished
 
     @property
     def verdict(self) -> str:
@@ -70,22 +63,14 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class CellSummary:
-    """One row of the table.
-
-    Attributes:
-        runs: one a seed; none for a skipped cell.
-        scores: one for each of the suite's metrics, by its label.
-        source: where the numbers are published, or None.
-        choice: how its values were chosen; None where the suite chooses none.
-        waiting: seeds that wait until its values are chosen.
-    """
+    """One row of the table."""
 
     cell: Cell
-    runs: tuple[RunSummary, ...]
-    scores: dict[str, Score]
-    source: str | None
-    choice: Tuning | None = None
-    waiting: tuple[int, ...] = ()
+    runs: tuple[RunSummary, ...]  # one a seed; none for a skipped cell
+    scores: dict[str, Score]  # one for each of the suite's metrics, by its label
+    source: str | None  # where the numbers are published, or None
+    choice: Tuning | None = None  # how its values were chosen; None where the suite chooses none
+    waiting: tuple[int, ...] = ()  # seeds that wait until its values are chosen
 
     @property
     def ended(self) -> int:
@@ -144,15 +129,7 @@ class SuiteSummary:
 
 
 def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSummary:
-    """Read the results of all finished runs.
-
-    Args:
-        plan: the suite; what is finished is looked up on disk.
-        outcomes: how the runs of this session ended.
-
-    Raises:
-        RunError: a results file that cannot be read.
-    """
+    """Read the results of all finished runs."""
     ended = {outcome.run.key: outcome for outcome in outcomes}
     by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
@@ -242,25 +219,15 @@ TOO_FEW = "too few seeds"
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison of the named row with another one.
+    """One comparison of the named row with another one."""
 
-    Attributes:
-        row: the other row.
-        endpoint: the label of the metric that is compared.
-        difference: the named row minus the other, paired over seeds; None where they share no seed.
-        p_value: of the paired test; None where it cannot be made, or not yet.
-        adjusted: the same after Holm over the family.
-        is_level: whether equivalence was tested and holds.
-        why_none: why it cannot be made; empty where it can be as soon as both rows have finished all their seeds.
-    """
-
-    row: CellSummary
-    endpoint: str
-    difference: Difference | None
-    p_value: float | None
-    adjusted: float | None = None
-    is_level: bool = False
-    why_none: str = ""
+    row: CellSummary  # the other row
+    endpoint: str  # the label of the metric that is compared
+    difference: Difference | None  # the named row minus the other, paired over seeds; None where they share no seed
+    p_value: float | None  # of the paired test; None where it cannot be made, or not yet
+    adjusted: float | None = None  # the same after Holm over the family
+    is_level: bool = False  # whether equivalence was tested and holds
+    why_none: str = ""  # why it cannot be made; empty where it can be once both rows have finished all their seeds
 
     @property
     def word(self) -> str:

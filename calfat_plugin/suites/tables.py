@@ -211,12 +211,7 @@ def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[
 
 
 def latex(summary: SuiteSummary, chosen: bool = False) -> str:
-    """A ``table`` for ``\\usepackage{booktabs}`` with a short caption; what else is to be said of the numbers stands
-    below it, in comments. Groups of the first axis are set apart.
-
-    Args:
-        chosen: whether the values that each row chose have a column.
-    """
+    """A booktabs ``table`` with a short caption; the rest of what is said of the numbers is below it, in comments."""
     axes, seeds = columns(summary, chosen), counted(len(summary.plan.seeds), "seed")
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
@@ -305,11 +300,7 @@ def _copy(suite: Suite, out: Path, name: str) -> Path:
 
 
 def check_out(suite: Suite, out: Path | None) -> None:
-    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write.
-
-    Raises:
-        OptionError: with the file.
-    """
+    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write."""
     copies = [] if out is None else [(_copy(suite, out, name), begins) for name, begins in _BEGINNINGS.items()]
     tables = [*(suite.directory / name for name in _BEGINNINGS), *(path for path, _ in copies)]
     if suite.record is not None and suite.record.resolve() in [path.resolve() for path in tables]:
@@ -326,17 +317,7 @@ def check_out(suite: Suite, out: Path | None) -> None:
 
 
 def write_tables(summary: SuiteSummary, out: Path | None, latex_chosen: bool = False) -> list[Path]:
-    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
-
-    Args:
-        latex_chosen: whether ``table.tex`` has a column with what each row chose.
-
-    Returns:
-        The folders written to.
-
-    Raises:
-        RunError: one of them cannot be written.
-    """
+    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``."""
     texts: Mapping[str, str] = {
         "table.md": markdown(summary),
         "table.tex": latex(summary, latex_chosen),

@@ -35,18 +35,11 @@ _LONGEST = 200  # characters of a folder's name
 
 @dataclass(frozen=True)
 class Try:
-    """One point of a cell's grid.
+    """One point of a cell's grid."""
 
-    Attributes:
-        point: a setting a key.
-        runs: one a seed; the first seed's alone where the suite has finalists and this is none of them, or not yet.
-        values: of each run what the suite's metric measured on the validation split, a fraction; :data:`LOST` for a
-            lost run; None for one that has not ended.
-    """
-
-    point: tuple[Setting, ...]
-    runs: tuple[PlannedRun, ...]
-    values: tuple[float | None, ...]
+    point: tuple[Setting, ...]  # a setting a key
+    runs: tuple[PlannedRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
+    values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
 
     @property
     def texts(self) -> list[str]:
@@ -72,20 +65,12 @@ class Try:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a cell tries, and what came of it so far.
+    """What a cell tries, and what came of it so far."""
 
-    Attributes:
-        grid: the values of each key.
-        tries: one for each point, in the order of the grid, the last key running fastest.
-        seeds: how many each try has that may be chosen.
-        finals: choice runs that cannot be planned yet, because it is not known which tries they are of.
-        beyond: next values, of ends of the grid that are chosen, that cannot be: there the grid does not grow.
-    """
-
-    grid: Grid
-    tries: tuple[Try, ...]
-    seeds: int
-    finals: int = 0
+    grid: Grid  # the values of each key
+    tries: tuple[Try, ...]  # one for each point, in the order of the grid, the last key running fastest
+    seeds: int  # how many each try has that may be chosen
+    finals: int = 0  # choice runs that cannot be planned yet, because it is not known which tries they are of
     beyond: tuple[Setting, ...] = ()
 
     @property
@@ -115,10 +100,6 @@ def try_again(choice: Tuning, record: Path | None) -> None:
     """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
 
     Where some of them were not, the lost ones stay lost, because a value was chosen without them.
-
-    Args:
-        choice: the cell's.
-        record: the suite's.
     """
     if choice.hopeless:
         for run in choice.runs:
@@ -130,20 +111,7 @@ def try_again(choice: Tuning, record: Path | None) -> None:
 def choice_of(
     suite: Suite, choose: Choose, registry: Registry, cell: Cell, experiment: Experiment, overrides: Sequence[str]
 ) -> Tuning:
-    """What a cell tries, with the state of every run.
-
-    Args:
-        suite: the cell's.
-        choose: the suite's.
-        registry: the plugins.
-        cell: one that is not skipped.
-        experiment: its recipe, before anything is chosen.
-        overrides: ``SECTION.KEY=VALUE`` texts for every run.
-
-    Raises:
-        RecipeError, PluginError: a value that cannot be, an evaluator that nobody runs, or no validation split.
-        RunError: a run directory that another recipe was run in, or a damaged one.
-    """
+    """What a cell tries, with the state of every run."""
     try:
         measuring = _measuring(suite, choose, experiment)
     except CalfatError as error:
@@ -318,12 +286,7 @@ def chosen_text(choice: Tuning) -> str:
 
 
 def place_in_grid(value: Any, values: Sequence[Any]) -> str:
-    """How near the edge of its grid a number lies, in words; empty where the values have no order.
-
-    Args:
-        value: the chosen one.
-        values: all that were tried, in any order.
-    """
+    """How near the edge of its grid a number lies, in words; empty where the values have no order."""
     if len(values) == 1:
         return "the only value tried"
     try:
