@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,6 @@ from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.recipe.document import KeyPath, read_document
 from calfat_plugin.shipped import Folder, headline, shipped_files
-from calfat_plugin.suites.parse import load_suite
-from calfat_plugin.suites.schema import Setting
 
 #: What can be looked for: the key that names it, and what is meant where there is none.
 _NAMED: Mapping[str, tuple[KeyPath, str]] = {
@@ -71,12 +68,13 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 
 def _uses(folder: Folder, file: Path) -> dict[str, list[str]]:
     """The data sets, methods and aggregators of a recipe, or of a suite's cells together."""
+    from calfat_plugin.suites.parse import Setting, load_suite
+
     if folder == "recipes":
-        document, cells = read_document(file), [list[Setting]()]
+        document, cells = read_document(file), [tuple[Setting, ...]()]
     else:
         suite = load_suite(file)
-        grid = itertools.product(*(axis.values() for axis in suite.axes.values()))
-        document, cells = suite.base_document, [[*suite.settings, *itertools.chain(*labels)] for labels in grid]
+        document, cells = suite.base_document, list(map(suite.settings_of, suite.grid()))
     found = {}
     for what, (path, default) in _NAMED.items():
         values = [

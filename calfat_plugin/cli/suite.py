@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 import sys
@@ -29,10 +28,10 @@ from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.parse import MAX_SEED
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
+from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_out, markdown, write_tables
 from calfat_plugin.suites.tuning import how_chosen, try_again
@@ -96,7 +95,7 @@ def suite(
     """
     overrides += model_file
     with json_output(as_json) as show:
-        loaded = dataclasses.replace(load_suite(file, plugins), record=record)
+        loaded = load_suite(file, plugins, record)
         check_out(loaded, out)
         if latex_chosen and loaded.choose is None:
             raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")

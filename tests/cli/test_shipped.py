@@ -24,7 +24,7 @@ read_once, load_once = functools.cache(read_document), functools.cache(load_suit
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("calfat_plugin.cli.recipes.read_document", read_once)
-    monkeypatch.setattr("calfat_plugin.cli.recipes.load_suite", load_once)
+    monkeypatch.setattr("calfat_plugin.suites.parse.load_suite", load_once)
 
 
 def refused(message: str) -> Ended:
