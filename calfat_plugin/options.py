@@ -50,7 +50,6 @@ class OptionInfo:
     high: float | None = None
     open_low: bool = False
     choices: tuple[str, ...] = ()
-    refused: Mapping[str, str] | None = None
     many: bool = False  #: a list of such values
 
     @property
@@ -91,8 +90,6 @@ class OptionInfo:
         return parsed
 
     def _complaint(self, value: Any) -> str:
-        if self.refused and isinstance(value, str) and value in self.refused:
-            return f"'{value}' cannot be run: {self.refused[value]}. Expected {self.expected}."
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
         if self.type is str:
             hint += quoting_hint(value)
@@ -111,7 +108,6 @@ def option(
     high: float | None = None,
     open_low: bool = False,
     choices: tuple[str, ...] = (),
-    refused: Mapping[str, str] | None = None,
     positional: bool = False,
 ) -> Any:
     """Declare a field of an options dataclass.
@@ -124,12 +120,10 @@ def option(
         high: largest allowed value.
         open_low: whether ``low`` itself is forbidden.
         choices: the allowed texts.
-        refused: texts that one might expect among the choices, with the reason why they are not there.
         positional: whether the class also takes it by position.
     """
-    limits = {"low": low, "high": high, "open_low": open_low, "choices": choices, "refused": refused}
-    metadata = {_OPTION: {"help": help, "unit": unit, **limits}}
-    return dataclasses.field(default=default, metadata=metadata, kw_only=not positional)
+    described = {"help": help, "unit": unit, "low": low, "high": high, "open_low": open_low, "choices": choices}
+    return dataclasses.field(default=default, metadata={_OPTION: described}, kw_only=not positional)
 
 
 def no_option(default: Any = dataclasses.MISSING, *, meta: object = None, **how: Any) -> Any:

@@ -40,9 +40,9 @@ ACCEPTED = {
     f"{BESIDE}\\ndp_args: {{epsilon: 0.5}}": ["13: dp_args: this section has no effect here."],
     # one warning for all, as in a configuration of FedML
     f"{BESIDE}\\nx_args: {{a: 1}}\\ntracking_args: {{run_name: mine, wandb_key: x}}\\nattack_args: {{a: 1}}": [
-        "13: x_args: this section has no effect here. The same is true of tracking_args.wandb_key (line 14; did you "
-        "mean 'wandb_entity'?), attack_args (line 15), tracking_args.run_name (line 14; it needs "
-        "tracking_args.enable_wandb: true)."
+        "13: x_args: this section has no effect here. Nor has r.yaml:14: tracking_args.wandb_key. Did you mean "
+        "'wandb_entity'? Nor has r.yaml:15: attack_args. Nor has r.yaml:14: tracking_args.run_name. It needs "
+        "tracking_args.enable_wandb: true."
     ],
     "epochs: 1 -> epochs: 2\\n  local_steps: 30\\n  client_optimizer: adam\\n  momentum: 0.5\\n  lr_decay_rate: 0.99": [
         "8: train_args.epochs: this key has no effect here: it needs train_args.local_steps: null.",
@@ -166,20 +166,16 @@ def test_what_is_looked_up_are_the_hosts_names() -> None:
     assert looked_up - texts == {"bulyan"}  # a file of its defences that its own switch forgets
 
 
-def test_what_is_set_elsewhere_has_a_warning_of_its_own() -> None:
+def test_each_is_named_with_its_place() -> None:
     text = SMALL.replace("{client", "{zzz: 1, yyy: 1, client") + "calfat: {clients: [{ids: 0, epochs: 2}]}\n"
     assert resolved(text, "train_args.comm_rounds=3", "validation_args.ci=1").warnings == (
-        "r.yaml:2: train_args.zzz: this key has no effect here. The same is true of train_args.yyy (line 2).",
-        "--set train_args.comm_rounds=3: train_args.comm_rounds: this key has no effect here. Did you mean "
-        "'comm_round'?",
-        "--set validation_args.ci=1: validation_args: this section has no effect here.",
+        "r.yaml:2: train_args.zzz: this key has no effect here. Nor has r.yaml:2: train_args.yyy. Nor has "
+        "--set train_args.comm_rounds=3: train_args.comm_rounds. Did you mean 'comm_round'? Nor has "
+        "--set validation_args.ci=1: validation_args.",
     )
-
-
-def test_a_recipe_that_is_no_file_has_no_lines() -> None:
     recipe: dict[str, Any] = {"train_args": {"zzz": 1, "yyy": 1}, "calfat": {}}
     assert assemble(Document("recipe", recipe), builtin_registry()).warnings == (
-        "recipe: train_args.zzz: this key has no effect here. The same is true of train_args.yyy.",
+        "recipe: train_args.zzz: this key has no effect here. Nor has recipe: train_args.yyy.",
     )
 
 
