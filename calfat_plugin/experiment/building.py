@@ -39,11 +39,7 @@ T = TypeVar("T")
 def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
-    """What ``build`` makes of its arguments.
-
-    Args:
-        names: what the contract calls them, for the message.
-    """
+    """What ``build`` makes of its arguments; ``names``: what the contract calls them."""
     call = ", ".join([names, *options])
     try:
         inspect.signature(build).bind(*arguments, **options)
@@ -66,12 +62,7 @@ def build_plugin(
 def checked_split(
     shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
 ) -> list[npt.NDArray[np.int64]]:
-    """The clients' positions in the training set, if they are a partition of it.
-
-    Args:
-        shards: what a partition gave: one list or array of positions a client.
-        may_leave_out: whether some examples may go to nobody.
-    """
+    """The clients' positions in the training set, if what a partition gave is a partition of it."""
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
     wanted = "expected (examples,) positions in the training set, whole numbers"

@@ -29,7 +29,7 @@ _EXAMPLE = "[{ids: 0-1, trainer: standard}]"
 def read_groups(
     document: Document,
     resolved: Callable[[Document], Recipe],
-    attacker: Callable[[KeyPath], Plugin[entries.AttackerEntry]],
+    attacker: Callable[[KeyPath, Any], Plugin[entries.AttackerEntry]],
 ) -> tuple[ClientGroup, ...]:
     """The groups of a recipe; ``resolved`` is the experiment of one without groups."""
     raw = document.get(CLIENTS)
@@ -62,7 +62,7 @@ def read_groups(
             raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
         changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
         changed += ("inner",) if "inner" in (given.get("threat") or {}) else ()
-        picked = attacker((*path, "attacker")) if given.get("attacker") is not None else None
+        picked = attacker((*path, "attacker"), given["attacker"]) if given.get("attacker") is not None else None
         if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
             raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")
         name = options.name or f"group{index + 1}"

@@ -80,7 +80,7 @@ class Document:
         value: Any = self.data
         for step in path:
             try:
-                value = value[step] if isinstance(value, (Mapping, list)) else None
+                value = None if isinstance(value, str) else value[step]
             except (KeyError, IndexError, TypeError):
                 return None
         return value
