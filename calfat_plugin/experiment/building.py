@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Generator, Tensor, nn
 
-    from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, InnerAttackEntry, ModifierEntry
+    from calfat_plugin.entries import Entry, EvaluatorEntry, InnerAttackEntry
     from calfat_plugin.interfaces import LocalTask
 
 T = TypeVar("T")
@@ -39,11 +40,7 @@ T = TypeVar("T")
 def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
-    """What ``build`` makes of its arguments.
-
-    Args:
-        names: what the contract calls them, for the message.
-    """
+    """What ``build`` makes of its arguments; ``names``: what the contract calls them."""
     call = ", ".join([names, *options])
     try:
         inspect.signature(build).bind(*arguments, **options)
@@ -66,12 +63,7 @@ def build_plugin(
 def checked_split(
     shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
 ) -> list[npt.NDArray[np.int64]]:
-    """The clients' positions in the training set, if they are a partition of it.
-
-    Args:
-        shards: what a partition gave: one list or array of positions a client.
-        may_leave_out: whether some examples may go to nobody.
-    """
+    """The clients' positions in the training set, if what a partition gave is a partition of it."""
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
     wanted = "expected (examples,) positions in the training set, whole numbers"
@@ -112,18 +104,29 @@ def checked_split(
     return indices
 
 
-class CheckedEvaluator(Evaluator):
-    """A plugin's evaluator, whose errors are named and whose result is checked."""
+class _Checked:
+    """What a plugin built: errors in it are named after the plugin, and not after those that it works with."""
 
-    def __init__(self, evaluator: Evaluator, entry: EvaluatorEntry, who: str) -> None:
-        self.evaluator, self._entry, self._who = evaluator, entry, who
-        self.gives_examples, self.takes_targets = evaluator.gives_examples, evaluator.takes_targets
-        self.has_budget: bool = getattr(evaluator, "has_budget", True)
+    def __init__(self, made: Any, entry: Entry, who: str) -> None:
+        self._made, self._entry, self._who = made, entry, who
+
+    def _named(self) -> AbstractContextManager[None]:
+        return returned.attribute_errors_to(self._who, self._entry.config)
+
+
+class CheckedEvaluator(_Checked, Evaluator):
+    """A plugin's evaluator, whose result is checked."""
+
+    def __init__(self, made: Evaluator, entry: EvaluatorEntry, who: str) -> None:
+        super().__init__(made, entry, who)
+        self.evaluator = made
+        self.gives_examples, self.takes_targets = made.gives_examples, made.takes_targets
+        self.has_budget: bool = getattr(made, "has_budget", True)
         self.uses_clients = entry.uses_clients
 
     def set_up(self, task: SetUpTask) -> None:
         """Set the evaluator up."""
-        with returned.attribute_errors_to(self._who, self._entry.config):
+        with self._named():
             if self.uses_clients and not task.has_clients:
                 raise OptionError(
                     f"'{self._entry.name}' measures the clients of a round, which are there only while a federation "
@@ -134,7 +137,7 @@ class CheckedEvaluator(Evaluator):
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
         """The evaluator's result."""
-        with returned.attribute_errors_to(self._who, self._entry.config):
+        with self._named():
             result = returned.instance(self.evaluator.evaluate(task, label), EvaluationResult, "evaluate returned")
             metrics = returned.metrics(result.metrics, self._entry.metrics, "its result has the metric")
             result = dataclasses.replace(result, metrics=metrics)
@@ -142,89 +145,81 @@ class CheckedEvaluator(Evaluator):
         return result
 
 
-class CheckedModifier(LossModifier):
-    """A plugin's loss modifier, whose errors are named after it and not after the trainer that it composes with."""
-
-    def __init__(self, modifier: LossModifier, entry: ModifierEntry, who: str) -> None:
-        self._modifier, self._entry, self._who = modifier, entry, who
+class CheckedModifier(_Checked, LossModifier):
+    """A plugin's loss modifier, which trainers compose with."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
         from torch import nn
 
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            return returned.instance(self._modifier.adapt_model(model), nn.Module, "adapt_model returned")
+        with self._named():
+            return returned.instance(self._made.adapt_model(model), nn.Module, "adapt_model returned")
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            loss = returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")
+        with self._named():
+            loss = returned.instance(self._made.bind(class_counts), ClientLoss, "bind returned")
             returned.overrides(loss)
-            _try(loss, class_counts)
+            # On two rows of logits: shapes, and whether they are left as they are.
+            logits, y = class_counts.float().new_zeros((2, len(class_counts))), class_counts.new_zeros(2)
+            for name in ("attack_logits", "kl_logits", "margin_logits"):
+                returned.like(getattr(loss, name)(logits), logits, f"{name} of its loss returned")
+            returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
+            if logits._version:
+                text = "its loss changes the logits that it is given in place; write logits + 1, not logits += 1."
+                raise PluginError(text)
             return loss
 
 
-def _try(loss: ClientLoss, class_counts: Tensor) -> None:
-    """Refuse losses that take or give other shapes than two rows of logits have, or change these in place."""
-    logits, y = class_counts.float().new_zeros((2, len(class_counts))), class_counts.new_zeros(2)
-    for name in ("attack_logits", "kl_logits", "margin_logits"):
-        returned.like(getattr(loss, name)(logits), logits, f"{name} of its loss returned")
-    returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
-    if logits._version:
-        raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
-
-
-class CheckedCorrection(LocalCorrection):
-    """An aggregator's part of local training, whose errors are named after it and not after the trainer beside it."""
-
-    def __init__(self, correction: LocalCorrection, entry: AggregatorEntry, who: str) -> None:
-        self._correction, self._entry, self._who = correction, entry, who
+class CheckedCorrection(_Checked, LocalCorrection):
+    """An aggregator's part of local training, beside the trainer's."""
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            active = returned.instance(self._correction.begin(task), ActiveCorrection, "begin returned")
+        with self._named():
+            active = returned.instance(self._made.begin(task), ActiveCorrection, "begin returned")
             returned.overrides(active)
             return active
 
 
-class CheckedInnerAttack(InnerAttack):
-    """A plugin's inner attack, whose errors are named after it and not after the trainer that calls it."""
+class CheckedInnerAttack(_Checked, InnerAttack):
+    """A plugin's inner attack, which trainers call. An error in ``craft`` or ``take_steps`` may be of their loss."""
 
-    def __init__(self, inner: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
-        super().__init__(inner.options)
-        self._inner, self._entry, self._who = inner, entry, who
-        self.who = "" if type(inner) is InnerAttack else who  # PGD projects: others made what lies outside
+    def __init__(self, made: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
+        _Checked.__init__(self, made, entry, who)
+        InnerAttack.__init__(self, made.options)
+        self.who = "" if type(made) is InnerAttack else who  # PGD projects: others made what lies outside
 
     @property
     def has_own_steps(self) -> bool:
-        return self._inner.has_own_steps
+        own: bool = self._made.has_own_steps
+        return own
 
     def begin_round(self, task: LocalTask) -> Any:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            return self._inner.begin_round(task)
+        with self._named():
+            return self._made.begin_round(task)
 
     def end_round(self, memory: Any) -> State:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            return returned.tensors(self._inner.end_round(memory), "end_round's state holds")
+        with self._named():
+            return returned.tensors(self._made.end_round(memory), "end_round's state holds")
 
     def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            found = self._inner.start(x_nat, threat, generator)
+        with self._named():
+            found = self._made.start(x_nat, threat, generator)
             return None if found is None else returned.like(found, x_nat, "start returned")
 
     def craft(self, task: InnerTask) -> Tensor:
-        x_adv = self._inner.craft(task)  # an error in there may be of the method's loss
-        with returned.attribute_errors_to(self._who, self._entry.config):
+        x_adv = self._made.craft(task)
+        with self._named():
             return returned.like(x_adv, task.x_nat, "craft returned")
 
     def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
         if not self.has_own_steps:
             return step(batch)
-        value = self._inner.take_steps(batch, step, memory)  # an error in there may be of the method's loss
-        with returned.attribute_errors_to(self._who, self._entry.config):
+        value = self._made.take_steps(batch, step, memory)
+        with self._named():
             return returned.loss(value, "take_steps returned")
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
-        with returned.attribute_errors_to(self._who, self._entry.config):
-            found = returned.instance(self._inner.reach(threat), ThreatModel, "reach returned")
+        with self._named():
+            found = returned.instance(self._made.reach(threat), ThreatModel, "reach returned")
             if found.bounds != threat.bounds:
                 raise PluginError(
                     f"reach returned a set with pixels in {list(found.bounds)}; expected those of the budget, "
