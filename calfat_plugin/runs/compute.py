@@ -43,11 +43,7 @@ def named_device(name: str, option: str) -> torch.device:
 
 
 def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int = 0) -> torch.device:
-    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
-
-    Args:
-        worker: of several on this machine, counted from 0: each next one computes on the next GPU.
-    """
+    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing."""
     import torch
 
     wanted = experiment.device

@@ -93,13 +93,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
-        """A new directory with the recipe as run, or the one to resume.
-
-        Args:
-            request: what to run; without a ``run_dir`` in a new ``<parent>/<seed>-<time>``, or where the newest
-                unfinished run is.
-            parent: default: ``runs/<recipe>``.
-        """
+        """A new directory with the recipe as run, or the one to resume."""
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
             return cls.create(experiment, path, parent, overwrite=request.overwrite)
@@ -113,11 +107,7 @@ class RunDirectory:
     def create(
         cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None, *, overwrite: bool = False
     ) -> D:
-        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run.
-
-        Args:
-            overwrite: remove a run at ``path`` in which no round was finished.
-        """
+        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
         wanted = path or parent
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
@@ -211,11 +201,7 @@ class RunDirectory:
             )
 
     def check_data(self, now: Mapping[str, Any]) -> None:
-        """Refuse to continue with other data than the run was started with.
-
-        Args:
-            now: what ``partition.json`` would hold now. What the file of an earlier version lacks is not compared.
-        """
+        """Refuse to continue with other data than the run was started with."""
         for key, value in read_json(self.partition).items():
             if key in now and value != now[key]:
                 then, current = first_difference(value, now[key])
@@ -275,13 +261,6 @@ class RunDirectory:
         """Remove a run in which no round was finished: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
-
-        Args:
-            keep_log: keep the log, which says why the run failed.
-            of_loggers: remove what our loggers wrote, too.
-
-        Returns:
-            Whether it was so. What another process writes is that one's, though this one made the directory.
         """
         if self.last_checkpoint.exists() or self.busy:
             return False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import message as ours
-from calfat_plugin.host.transports.base import FIELDS, MODEL, Message, RefusedError, decode, encode, read_envelope
+from calfat_plugin.host.transports.message import FIELDS, MODEL, Message, RefusedError, decode, encode, read_envelope
 
 
 def written() -> bytes:

@@ -28,8 +28,8 @@ from paho.mqtt.properties import Properties
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
-from calfat_plugin.host.transports.base import AnothersError, RefusedError, UnreachableError, encode
-from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.base import AnothersError, UnreachableError
+from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, TLSSettings
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store

@@ -34,15 +34,9 @@ from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import (
-    AnothersError,
-    Outgoing,
-    PostponedError,
-    RefusedError,
-    Transport,
-    UnreachableError,
-)
+from calfat_plugin.host.transports.base import AnothersError, Outgoing, PostponedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.message import RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_rank
 
@@ -61,9 +55,6 @@ class ObjectStore:
 
     Keys are ``prefix/run/sender's name/message id``, so that a receiver derives them from what it knows already and
     nobody can send it to read anything else.
-
-    Args:
-        settings: endpoint, bucket and so on; credentials come from where boto3 looks for them.
     """
 
     def __init__(self, settings: S3Settings, run: str) -> None:
@@ -171,21 +162,15 @@ _FAILURE = 0x80  # MQTT 5: reason codes from here on are errors
 
 
 class Broker:
-    """The connection; it comes back by itself.
+    """The connection; it comes back by itself. ``is_there`` says whether messages can be sent and received now.
 
     Topics are ``calfat/<run>/<sender>/<receiver>`` with the names of the parties' certificates, so that two access
     rules keep everyone in their place.
-
-    Args:
-        on_message: called with (sender's name, message) in the library's thread; must not wait.
-
-    Attributes:
-        is_there: whether messages can be sent and received now.
     """
 
     def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
         self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
-        self._on_message = on_message
+        self._on_message = on_message  # is given (sender's name, message) in the library's thread, and must not wait
         self.is_there, self._lost = threading.Event(), threading.Event()
         self._denied, self._failure = "", "no answer"
         self._closing = False
@@ -338,7 +323,7 @@ class MQTTTransport(Transport):
         self._max_message = max_message
         self._name = certificate_name(rank)
         self._senders = {certificate_name(each): each for each in range(num_parties)}
-        self._answers: dict[str, SimpleQueue[Answer]] = {}
+        self._answers: dict[str, SimpleQueue[Answer]] = {}  # by message id
         self._verdicts: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._verdicts_lock = threading.Lock()
         super().__init__(rank, num_parties)
@@ -442,12 +427,6 @@ class MQTTTransport(Transport):
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         """Check a message and send the receipts."""
-        try:
-            self._answer(rank, sender, kind, message_id, payload)
-        except Exception:  # our bug, for the log
-            log.exception("a message could not be processed")
-
-    def _answer(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         known = (sender, message_id)
         with self._verdicts_lock:
             verdict = self._verdicts.get(known)
