@@ -149,7 +149,6 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
     with opened(path) as handle:
         os.fsync(handle)
 

@@ -39,12 +39,10 @@ class Profile:
         self._open: tuple[str, ...] = ()
 
     def begin(self, name: str) -> None:
-        """End the part under way, and begin the next."""
         self.end()
         self.parts.append(Part(name, time.perf_counter()))
 
     def end(self) -> None:
-        """End the part under way, if there is one."""
         if self.parts and not self.parts[-1].seconds:
             self.parts[-1].seconds = time.perf_counter() - self.parts[-1].started
 
@@ -65,7 +63,6 @@ class Profile:
             self._open = outer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The parts, ready for JSON."""
         return [
             {
                 "name": part.name,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def build_attacker(experiment: Experiment, group: ClientGroup) -> Attacker:
-    """The attacker of a group that has one."""
     assert group.attacker is not None
     return experiment.built(group.attacker, Attacker)
 

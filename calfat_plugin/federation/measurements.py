@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -48,9 +48,8 @@ class Measurements:
         self._experiment, self._model, self._observer = experiment, model, observer
         self._test = dataset.test.to(device)
         self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)  # for each round
-        load = {} if load_model is None else {"load_model": load_model}
-        shape = dataset.num_classes, dataset.in_channels, dataset.image_size
-        self._task = SetUpTask(*shape, device, has_clients=True, **load)
+        task = SetUpTask(dataset.num_classes, dataset.in_channels, dataset.image_size, device, has_clients=True)
+        self._task = task if load_model is None else replace(task, load_model=load_model)
 
     @cached_property
     def template(self) -> nn.Module:
@@ -64,7 +63,6 @@ class Measurements:
 
     @property
     def use_clients(self) -> bool:
-        """Whether any evaluator looks at the clients of a round."""
         return self.final_uses_clients or any(pick.entry.uses_clients for pick in self._experiment.monitor.evaluators)
 
     def set_up(self) -> None:
@@ -80,21 +78,17 @@ class Measurements:
         return self._experiment.ready_evaluators(self._experiment.evaluators, self._task)
 
     def of_round(self, state: State, round: int, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the monitor's evaluators, for the model with these tensors."""
         return self._measured(state, self.subset, self._monitoring, clients, round)
 
     def final(self, state: State, scratch: Path | None, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the recipe's evaluators, on all test images."""
         return self._measured(state, self._test, self._closing, clients, scratch=scratch)
 
     def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
-        """Let every evaluator measure a few images, and discard the results."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
         for evaluators in (self._monitoring, self._closing):
             self._measured(state, few, evaluators, clients, quiet=True)
 
     def monitored(self) -> Monitored:
-        """The images of :attr:`subset`, for an aggregator whose entry says that it looks at them."""
         return Monitored(self._model, self.subset, self._experiment.evaluation.batch_size)
 
     def _measured(

@@ -27,7 +27,6 @@ class PeakMemory:
         self._device, self._known = device, False
 
     def begin(self) -> None:
-        """Forget what was in use before."""
         if self._device.type == "cuda":
             import torch
 

@@ -161,7 +161,6 @@ class Server:
         return self.average or self.state
 
     def start_round(self, round: int) -> tuple[int, ...]:
-        """Begin a round; returns the ids of its clients, ascending."""
         self._started = time.perf_counter()
         self._memory.begin()
         begin_part(f"round {round}")
@@ -170,17 +169,14 @@ class Server:
         return clients
 
     def clients_of(self, round: int) -> tuple[int, ...]:
-        """Ids of the clients that train in a round, ascending."""
         return sample_clients(
             self.experiment.seed, round, self.experiment.num_clients, self.experiment.clients_per_round
         )
 
     def downlink(self) -> Wire:
-        """The message to every client of the next round."""
         return pack_downlink(self.state, self.broadcast)
 
     def finish_round(self, round: int, uploads: Uploads) -> RoundRecord:
-        """Aggregate a round's messages, evaluate where the recipe says so, and return the record."""
         return self.evaluate_round(self.aggregate_round(round, uploads))
 
     def aggregate_round(self, round: int, uploads: Uploads) -> RoundRecord:

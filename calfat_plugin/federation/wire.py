@@ -61,7 +61,6 @@ def pack_update(update: LocalUpdate) -> Wire:
 
 
 def pack_refusal(reason: str) -> Wire:
-    """What a client sends that has no update to give."""
     import torch
 
     return Wire({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})

@@ -85,7 +85,6 @@ class Worker:
         return num_bytes(self._model.state_dict())
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        """Refuse a server's message that does not fit this experiment's model."""
         check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:

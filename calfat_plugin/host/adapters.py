@@ -43,7 +43,6 @@ class MessageTrainer(ClientTrainer):
         self._message: Mapping[str, Tensor] = {}
 
     def get_model_params(self) -> Mapping[str, Tensor]:
-        """The message last received or, after training, the one to send."""
         return self._message
 
     def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:

@@ -90,7 +90,6 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
 
 
 def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
-    """The host's view of a recipe for one party of a cross-silo run."""
     args = host_arguments(experiment)
     num_clients = experiment.num_clients
     args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank

@@ -55,7 +55,6 @@ class Runtime(ABC):
 
     @property
     def num_processes(self) -> int:
-        """Processes of a run that this package starts, the server's included."""
         return 1
 
     @property
@@ -70,7 +69,6 @@ class Runtime(ABC):
 
     @property
     def is_unprotected(self) -> bool:
-        """Whether a process can take part that nobody invited."""
         return False
 
     def security_warnings(self, rank: int) -> Iterator[str]:
@@ -156,15 +154,12 @@ class CrossSilo(Runtime):
         return run_server(task, self.open_transport)
 
     def run_client(self, task: ClientTask) -> None:
-        """Be a client until the server says that the run is over."""
         from calfat_plugin.host.silo.client import run_client
 
         run_client(task, self.open_transport)
 
 
 class CrossSiloGRPC(CrossSilo):
-    """Parties that call each other over gRPC."""
-
     package = Package("grpc", "grpcio", "grpc")
 
     @property
@@ -257,7 +252,6 @@ class Simulation(Runtime):
             self.executor_factory()
 
     def executor_factory(self) -> Callable[[], Executor]:
-        """What makes the user's own executor."""
         name = self.experiment.executor
         module_name, _, attribute = name.partition(":")
         if not (module_name and attribute):
@@ -337,8 +331,6 @@ class Flower(Runtime):
 
 
 class FlowerSimulation(Flower):
-    """Flower's simulation: processes of Ray train the clients of a round."""
-
     trains_elsewhere = True
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
@@ -348,8 +340,6 @@ class FlowerSimulation(Flower):
 
 
 class FlowerSilos(Flower):
-    """Flower's SuperNodes, each a party with data of its own."""
-
     is_cross_silo = True
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
@@ -379,7 +369,6 @@ _RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
 
 
 def runtime_of(experiment: Experiment) -> Runtime:
-    """The runtime that a recipe asks for."""
     training_type, backend = experiment.common.training_type, experiment.comm.backend
     runtimes = _RUNTIMES[experiment.common.host][training_type]
     if backend in runtimes:

@@ -115,12 +115,10 @@ class SimulationAPI(FedAvgAPI):
     _local_test_on_validation_set = _local_test_on_all_clients
 
     def run(self) -> None:
-        """What ``FedMLRunner`` calls."""
         self.train()
 
 
 def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds through FedML's simulator, then the final evaluation."""
     server = task.server
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round

@@ -144,7 +144,6 @@ class ClientStateFiles(Mapping[int, State]):
         return len(self.named)
 
     def path(self, client: int, round: int) -> Path:
-        """Where the state that a client got in a round is."""
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
@@ -204,7 +203,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
 
 
 def _files_in(folder: Path) -> set[tuple[int, int]]:
-    """(client, round) of each file."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
     return {(int(match[1]), int(match[2])) for match in found if match}
 

@@ -32,7 +32,6 @@ def check_device(name: str, option: str) -> None:
 
 
 def named_device(name: str, option: str) -> torch.device:
-    """The device of that name."""
     import torch
 
     check_device(name, option)
@@ -60,7 +59,6 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
 
 
 def new_profile(device: torch.device) -> Profile:
-    """A profile whose spans wait for what they gave the device to do."""
     import torch
 
     return Profile(lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else Profile()

@@ -72,7 +72,6 @@ class RunDirectory:
     client_states = property(lambda self: self.last_checkpoint.parent / CLIENTS, doc="What each client keeps.")
 
     def checkpoint(self, name: str) -> Path:
-        """Path of one of :data:`CHECKPOINTS`."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
@@ -82,7 +81,6 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the final evaluation is there."""
         return bool(self.results.exists())
 
     @property
@@ -185,7 +183,6 @@ class RunDirectory:
         )
 
     def check_same(self, experiment: Experiment) -> None:
-        """Refuse to continue with another recipe than the run was started with; more rounds are allowed."""
         try:
             started = assemble(read_document(self.recipe), experiment.registry)
         except RecipeError as error:
@@ -201,7 +198,6 @@ class RunDirectory:
             )
 
     def check_data(self, now: Mapping[str, Any]) -> None:
-        """Refuse to continue with other data than the run was started with."""
         for key, value in read_json(self.partition).items():
             if key in now and value != now[key]:
                 then, current = first_difference(value, now[key])
@@ -212,7 +208,6 @@ class RunDirectory:
                 )
 
     def write_recipe(self, experiment: Experiment) -> None:
-        """Write the recipe as run."""
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
@@ -248,7 +243,6 @@ class RunDirectory:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is writing this run at the moment."""
         if not self.path.exists():
             return False
         try:
@@ -292,7 +286,6 @@ class RunDirectory:
 
 
 def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
-    """Make an empty folder that no run has; two runs started within a second get different ones."""
     parent = parent or DEFAULT_ROOT / experiment.name
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):

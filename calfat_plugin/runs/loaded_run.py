@@ -66,7 +66,6 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
 
 
 def distrust(file: PluginFile) -> bool:
-    """The ``Trust`` of nobody."""
     return False
 
 
@@ -130,7 +129,6 @@ class LoadedRun:
         return Snapshot(0, _read_weights(self.weights)), {}
 
     def model(self, images: ImageShape | None = None) -> nn.Module:
-        """A model with the weights, in evaluation mode on ``device``, for the run's images or others."""
         from calfat_plugin.maths.averaging import check_update
 
         model = self.experiment.build_model(images or self.images, self.experiment.build_trainer())

@@ -64,9 +64,9 @@ class PartyDirectory(RunDirectory):
 class _States:
     """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
 
-    def __init__(self, directory: PartyDirectory, client: int) -> None:
-        self._directory, self._client = directory, client
-        for path in sorted(directory.checkpoint("last").parent.glob("round-*.safetensors")):
+    def __init__(self, folder: Path, client: int) -> None:
+        self._folder, self._client = folder, client
+        for path in sorted(folder.glob("round-*.safetensors")):
             try:
                 owners = read_facts(path)["clients"]
             except READ_ERRORS:
@@ -90,12 +90,12 @@ class _States:
         """Store the state after ``round``, and forget all but that and ``used``."""
         kept = self._path(round), self._path(used)
         save_checkpoint(kept[0], Snapshot(round, {}, client_states={self._client: state}), {})
-        for path in kept[0].parent.glob("round-*"):  # a half-written one, too
+        for path in self._folder.glob("round-*"):  # a half-written one, too
             if path not in kept:
                 path.unlink()
 
     def _path(self, round: int) -> Path:
-        return self._directory.checkpoint(f"round-{round}")
+        return self._folder / f"round-{round}.safetensors"
 
 
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        states = _States(directory, client)
+        states = _States(directory.last_checkpoint.parent, client)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
@@ -178,7 +178,7 @@ def train_round(
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         worker, client = _worker_of(request, rank, directory, log.warning), rank - 1
         worker.check_downlink(downlink)
-        states = _States(directory, client)
+        states = _States(directory.last_checkpoint.parent, client)
         worker.client_states[client] = states.after(used)
         wire = worker.fit(client, round, downlink)
         states.keep(round, worker.client_states[client], used)

@@ -183,7 +183,6 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
 
 
 def data_digest(parts: Iterable[ImageData]) -> str:
-    """SHA-256 of images and labels, in their order."""
     digest = hashlib.sha256()
     for part in parts:
         for tensor in (part.x, part.y):
@@ -234,7 +233,6 @@ class Listeners:
 
     @property
     def wants_rounds(self) -> bool:
-        """Whether a plugin is called after each round."""
         return any(manager.hook.calfat_round_finished.get_hookimpls() for manager in self._managers.values())
 
     def _add(self, name: str, plugin: Any) -> None:

@@ -61,7 +61,6 @@ def asked_workers(text: str, option: str = OPTION) -> int | None:
 
 
 def check_workers(runtime: Runtime, option: str = OPTION) -> None:
-    """Refuse workers where there can be none."""
     if runtime.trains_elsewhere:
         raise RunError(
             f"{option} starts processes for FedML. Leave it out: Flower has its own, as many at a time as "
@@ -193,7 +192,6 @@ def _cannot_start(error: Exception) -> HostError:
 
 
 def mpi_workers() -> int:
-    """How many processes of this MPI job train."""
     import mpi4py.MPI
 
     others = int(mpi4py.MPI.COMM_WORLD.Get_size()) - 1

@@ -39,12 +39,10 @@ def packed(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
-    """A message's content: arrays of :func:`packed`, and fields."""
     return RecordDict({_TENSORS: ArrayRecord(dict(arrays)), _FIELDS: ConfigRecord(fields)})
 
 
 def fields_of(message: Message) -> Mapping[str, Any]:
-    """The fields of a message."""
     fields: Mapping[str, Any] = message.content.config_records[_FIELDS]
     return fields
 
@@ -60,13 +58,11 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
 
 
 def update(message: Message, answer: Answer) -> Message:
-    """The reply to ``message`` that brings ``answer``."""
     arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
     return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
 
 
 def trouble(message: Message, text: str, *, is_users: bool) -> Message:
-    """The reply to ``message`` of a client that could not train."""
     return Message(content({}, trouble=text, is_users=is_users), reply_to=message)
 
 

@@ -84,7 +84,6 @@ class _Rounds:
         return dict(zip(sent, clients, strict=True))
 
     def collect(self, sent: Mapping[str, int]) -> dict[int, Answer]:
-        """Wait for the answers to all that was sent: client id to answer."""
         waiting, answers = dict(sent), dict[int, Answer]()
         while waiting:
             self._check()

@@ -96,7 +96,6 @@ class RefusalLog:
         log.warning("message from %s refused: %s", peer_text(sender), peer_text(reason))
 
     def close(self) -> None:
-        """Log the last count."""
         with self._lock:
             self._begin_window()
 
@@ -120,7 +119,6 @@ class Outgoing:
     on_cancel: Callable[[], object] = lambda: None
 
     def cancel(self) -> None:
-        """Give it up, even while it is being delivered."""
         self.cancelled.set()
         self.on_cancel()
 
@@ -148,7 +146,6 @@ class SendQueue(threading.Thread):
             self._changed.notify_all()
 
     def flush(self, until: float) -> None:
-        """Wait until everything is sent, at most until the monotonic time ``until``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, max(0.0, until - time.monotonic()))
 
@@ -218,7 +215,6 @@ class Transport(ABC):
     # --- the loop ---
 
     def add_observer(self, observer: Any) -> None:
-        """Deliver to this manager of the host."""
         self._observer = observer
 
     def handle_receive_message(self) -> None:
@@ -259,11 +255,9 @@ class Transport(ABC):
         self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline, on_delivered))
 
     def send_now(self, msg: Message, timeout: float) -> None:
-        """One try, waiting for the receipt."""
         self.deliver(msg.get_receiver_id(), Outgoing(encode(msg), msg.get_type(), time.monotonic() + timeout))
 
     def flush(self, timeout: float) -> None:
-        """Wait until everything is sent, at most ``timeout`` seconds in all."""
         until = time.monotonic() + timeout
         for queue in self._queues.values():
             queue.flush(until)

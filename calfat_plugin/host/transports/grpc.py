@@ -84,7 +84,6 @@ class ConnectionGuard:
             self._parties[_plain(host.strip("[]")), int(port)] = party, ranks + _SPARE_OF_A_PARTY
 
     def sweep(self) -> None:
-        """Look at all connections, and close what is too much."""
         handles = dict(self._connections())
         with self._lock:
             self._parties = {peer: whose for peer, whose in self._parties.items() if peer in handles}
@@ -106,7 +105,6 @@ class ConnectionGuard:
                 self._close(handles[peer], peer, f"more than {self._in_all} connections do nothing")
 
     def _close(self, handle: int, peer: Peer, reason: str) -> None:
-        """End a connection; gRPC, whose descriptor it is, then finds it ended."""
         with suppress(OSError), _socket(handle) as connection:
             if _peer_of(connection, self._port) == peer:  # the number may be another file's by now
                 connection.shutdown(socket.SHUT_RDWR)
@@ -198,7 +196,6 @@ class CallGuard:
                 self._waiting.remove(call)
 
     def sweep(self) -> None:
-        """End the calls whose time is over."""
         with self._lock:
             for call in self._waiting:
                 if not call.problem and time.monotonic() > call.deadline:
@@ -325,7 +322,6 @@ class GRPCTransport(Transport):
         return self._channels[peer]
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
-        """Serve one call, in one of gRPC's threads."""
         sender = unquote(str(context.peer()).partition(":")[2])  # host:port
         ranks = self._ranks_of(context)
         proved = ranks if self._certificates else ()

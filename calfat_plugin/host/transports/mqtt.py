@@ -81,7 +81,6 @@ class ObjectStore:
         return f"{self._settings.endpoint or 'https://s3.amazonaws.com'}, bucket {self._settings.bucket}"
 
     def put(self, sender: str, message_id: str, data: bytes) -> None:
-        """Leave an object."""
         self._call("put_object", Key=self._key(sender, message_id), Body=data)
 
     def fetch(self, sender: str, message_id: str, num_bytes: int, sha256: str) -> bytes:
@@ -107,7 +106,6 @@ class ObjectStore:
         return bytes(data)
 
     def remove(self, sender: str, message_id: str) -> None:
-        """Take an object away."""
         self._call("delete_object", Key=self._key(sender, message_id))
 
     def sweep(self, sender: str) -> None:
@@ -194,7 +192,6 @@ class Broker:
         return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
 
     def wait(self, until: float) -> None:
-        """Wait for the connection."""
         where = f"{self} (calfat.silo.mqtt.broker)"
         while not self.is_there.wait(0.05):
             if self._denied:
@@ -280,7 +277,6 @@ class Broker:
 
 
 def _client(silo: Silo, rank: int) -> Any:
-    """The library's client, with what proves who we are."""
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
@@ -426,7 +422,6 @@ class MQTTTransport(Transport):
                 at_work.append(thread)
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
-        """Check a message and send the receipts."""
         known = (sender, message_id)
         with self._verdicts_lock:
             verdict = self._verdicts.get(known)
