@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from calfat_plugin.cli import run
-from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock
+from calfat_plugin.cli.progress import LiveProgress, PlainProgress
 from calfat_plugin.cli.results import results_table, show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
@@ -221,13 +221,6 @@ def test_the_first_line_says_where_the_run_begins(num_rounds: int, start_round: 
     out = io.StringIO()
     PlainProgress(out, out).run_started(info(num_rounds, start_round))
     assert out.getvalue() == f"digits: {told} in runs/digits/0-1\n"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3599.6, "1:00:00"), (3723, "1:02:03"), (360000, "100:00:00")]
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 def test_results_table_says_how_each_number_was_made() -> None:
