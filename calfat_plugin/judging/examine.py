@@ -158,7 +158,7 @@ def _judge(
 ) -> TrustReport:
     """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
-    from calfat_plugin.judging.record import Record
+    from calfat_plugin.judging.record import FORMAT, Record
     from calfat_plugin.runs.compute import describe_environment
 
     threat = trial.threat
@@ -178,9 +178,9 @@ def _judge(
         "calfat_plugin": __version__,
         "environment": describe_environment(trial.device, registry, command, "fp32"),
     }
-    digest = fingerprint(
-        trial.task(), {**settings, "transfer": [_digest_of(other) for other in trial.surrogates.values()]}
-    )
+    task = trial.task()
+    others = [fingerprint(replace(task, model=other), {}) for other in trial.surrogates.values()]
+    digest = fingerprint(task, {"format": FORMAT, **settings, "transfer": others})
     record = Record.open(path, digest, facts, len(trial.data))
     checks = _checks(trial, observer, full=full or record.full)
     kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
@@ -271,13 +271,3 @@ def _surrogate(target: Path, run: LoadedRun, trust: Trust) -> nn.Module:
             f"'{run.experiment.dataset.name}'. Name runs of the same data set."
         )
     return LoadedRun(experiment, weights, directory, run.device).model()
-
-
-def _digest_of(model: nn.Module) -> str:
-    import hashlib
-
-    digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -20,7 +20,6 @@ from calfat_plugin.cli.results import results_table, show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
-from calfat_plugin.report.numbers import clock
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
