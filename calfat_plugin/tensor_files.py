@@ -28,12 +28,7 @@ DIGEST = "sha256"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Write a file; returns its digest.
-
-    Args:
-        path: where to; a file that is there is overwritten in place, a link is replaced.
-        tensors: on any device; they may share memory.
-    """
+    """Write a file, in place where it is there already, and return its digest; tensors may share memory."""
     apart = _apart(tensors)
     digest = digest_of(apart, facts)
     if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
@@ -49,8 +44,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     The digest is among the facts, as :data:`DIGEST`.
     """
+    facts = read_facts(path)
     with safe_open(path, framework="pt") as file:
-        facts = _facts_of(file)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     written = facts.get(DIGEST)
     if written is not None and written != digest_of(tensors, {key: facts[key] for key in facts if key != DIGEST}):
@@ -61,11 +56,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
     with safe_open(path, framework="pt") as file:
-        return _facts_of(file)
-
-
-def _facts_of(file: Any) -> dict[str, Any]:
-    metadata = file.metadata() or {}
+        metadata = file.metadata() or {}
     facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
     return facts
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calfat_plugin.analyses.attack import AttackObserver, device_of
+from calfat_plugin.analyses.attack import device_of
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
 from calfat_plugin.exact import exact_text
+from calfat_plugin.observer import Observer
 from calfat_plugin.results import EVIDENCE, WORST_CASE
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, near
@@ -155,7 +156,7 @@ def open_evidence(
             )
         plan = plan_run(run, checkpoint, asked)
     experiment = plan.experiments[0]
-    return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, AttackObserver())), path
+    return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, Observer())), path
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:

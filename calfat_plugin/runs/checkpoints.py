@@ -54,7 +54,6 @@ class ClientStateFiles(Mapping[int, State]):
         self.folder, self.named = folder, dict(named)
 
     def __getitem__(self, client: int) -> State:
-        """Read a client's state."""
         file = self.named[client]
         path = self.path(client, file.round)
         try:
@@ -73,7 +72,6 @@ class ClientStateFiles(Mapping[int, State]):
         return len(self.named)
 
     def path(self, client: int, round: int) -> Path:
-        """Where the state that a client got in a round is."""
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
@@ -88,12 +86,7 @@ class ClientStateFiles(Mapping[int, State]):
 class ClientStates(ClientStateFiles, MutableMapping[int, State]):
     """The states of a run that continues. A client that keeps nothing is not in it.
 
-    Args:
-        folder: where the files are; made with the first of them.
-        checkpoints: the name of each checkpoint to the files that it names; those of ``last`` are the present states.
-
-    Attributes:
-        round: the one that is under way, which new files are called after.
+    Each of ``checkpoints`` names files; those of ``last`` are the present states. New files are called after ``round``.
     """
 
     def __init__(self, folder: Path, checkpoints: Mapping[str, Named], round: int) -> None:
@@ -105,7 +98,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         self._remove_unnamed()
 
     def __setitem__(self, client: int, state: State) -> None:
-        """Write a client's new state."""
         if not state:
             self.named.pop(client, None)
             return
@@ -139,7 +131,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
 
 
 def _files_in(folder: Path) -> set[tuple[int, int]]:
-    """(client, round) of each file."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
     return {(int(match[1]), int(match[2])) for match in found if match}
 
@@ -152,10 +143,7 @@ _FIELDS = {"server": "server_state", "broadcast": "broadcast", "trained": "train
 
 
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
-    """Write atomically: after a crash there is the old file or the new one, never half of one.
-
-    Args and errors: see :func:`write_checkpoint`.
-    """
+    """Write atomically: after a crash there is the old file or the new one, never half of one."""
     write_checkpoint(path, snapshot, notes)
     with reporting_disk_errors(path):
         put_in_place([path])
@@ -164,9 +152,7 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
 def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
     """Write what is to be put in the place of ``path``, as :func:`~calfat_plugin.disk.temporary_of` names it.
 
-    Args:
-        snapshot: what to keep. Client states that are files of the folder beside ``path`` are named, others written.
-        notes: JSON-ready facts for people and tools, such as accuracies.
+    Client states that are files of the folder beside ``path`` are named, others written; ``notes`` are JSON-ready.
     """
     states = snapshot.client_states
     named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)
