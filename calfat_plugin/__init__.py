@@ -10,10 +10,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.on_tensors import attack as attack
     from calfat_plugin.analyses.on_tensors import evaluate as evaluate
+    from calfat_plugin.analyses.replay import Replay as Replay
     from calfat_plugin.api import Run as Run
     from calfat_plugin.api import load_dataset as load_dataset
     from calfat_plugin.api import load_model as load_model
     from calfat_plugin.api import load_run as load_run
+    from calfat_plugin.api import replay as replay
     from calfat_plugin.api import run as run
     from calfat_plugin.api import trust as trust
     from calfat_plugin.datasets import Augmentation as Augmentation

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from calfat_plugin.analyses.on_tensors import experiment_of, images_of
+from calfat_plugin.analyses.pictures import write_pictures
+from calfat_plugin.analyses.replay import Replay, open_evidence
+from calfat_plugin.analyses.replay import replay as check_evidence
 from calfat_plugin.cli.finished_model import planned
 from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
@@ -453,3 +456,55 @@ def load_model(
     where = named_device(str(device), "device")
     with loaded_run(Path(path), checkpoint, warnings.warn, where, trust=lambda file: trust_plugins) as found:
         return found.model()
+
+
+def replay(
+    path: str | Path,
+    *,
+    checkpoint: str | None = None,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    dataset: str | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    plugins: str | Path | Sequence[str | Path] = (),
+    trust_plugins: bool = False,
+    pictures: str | Path | None = None,
+) -> Replay:
+    """Check the numbers of a finished evaluation by the adversarial images that it kept, as ``calfat replay`` does.
+
+    Args:
+        path: a run directory, or a file of evidence that ``calfat attack`` or ``calfat trust`` wrote.
+        checkpoint: of the run: ``last`` (which None means), ``best-natural`` or ``best-robust``.
+        model: of evidence about a model of one's own: ``package.module:factory``, or the name of a built-in model.
+        weights: its state dict.
+        dataset: the name of the data set that it was attacked on.
+        data_dir: where data sets are; None: as the recipe says.
+        device: where to compute; None: as the recipe says.
+        plugins: a file with plugins, or several.
+        trust_plugins: whether plugin files of the run may be executed that this user has not run before.
+        pictures: a folder for PNG files of each image; None: none are written.
+
+    Returns:
+        ``stands`` says whether all numbers do, ``numbers`` which, and ``doubts`` names images that speak against it.
+
+    Raises:
+        CalfatError: there is no evidence, it is damaged, or it is about another model, other data or another ball: the
+            text says what, and at which image.
+    """
+    found = check_evidence(
+        *open_evidence(
+            Path(path),
+            checkpoint,
+            model,
+            _path(weights),
+            dataset,
+            data_dir=None if data_dir is None else str(data_dir),
+            device=device,
+            plugins=_paths(plugins),
+            trust=lambda file: trust_plugins,
+        )
+    )
+    if pictures is not None:
+        write_pictures(found, Path(pictures))
+    return found

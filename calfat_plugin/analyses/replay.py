@@ -342,10 +342,7 @@ def _number(
 
     covered, has_image = (torch.zeros_like(evidence.correct) for _ in range(2))
     covered[evidence.covered] = has_image[evidence.index] = True
-    if said.label == "natural":
-        tried, right = torch.ones_like(covered), evidence.correct
-    else:
-        tried, right = evidence.withstand([said.label] if said.label in evidence.tried else [*evidence.tried])
+    tried, right = evidence.verdicts(said.label)
     broken = tried & evidence.correct & ~right
     missing = [
         Doubt(int(positions[at]), "missing", said.label, False)

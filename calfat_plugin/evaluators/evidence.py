@@ -76,6 +76,14 @@ class Evidence:
         broken = torch.stack([self.broken[name] for name in attacks]).any(dim=0)
         return tried, tried & self.correct & ~broken
 
+    def verdicts(self, label: str) -> tuple[Tensor, Tensor]:
+        """Images, and which are right, of an evaluator's label or of :data:`WORST_CASE`; natural of any other."""
+        if label in self.tried:
+            return self.withstand([label])
+        if label == WORST_CASE:
+            return self.withstand([*self.tried])
+        return torch.ones_like(self.correct), self.correct
+
     def as_json(self) -> dict[str, Any]:
         """For ``results.json``: the ball, of how many images all is kept, and how many adversarial images are not."""
         broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)

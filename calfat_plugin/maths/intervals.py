@@ -232,6 +232,21 @@ def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> floa
     return float(ttest_1samp(differences, 0).pvalue)
 
 
+def mcnemar(only_one: int, only_other: int) -> float:
+    """Exact two-sided p-value that two models are right about equally many images, which the same images tell.
+
+    McNemar, "Note on the sampling error of the difference between correlated proportions or percentages", Psychometrika
+    12 (1947), with the binomial distribution.
+
+    Args:
+        only_one, only_other: images that one of the two alone is right about.
+    """
+    from scipy.stats import binomtest
+
+    number = only_one + only_other
+    return float(binomtest(only_one, number).pvalue) if number else 1.0
+
+
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """p-values adjusted for their number: one below 0.05 may be called significant with all others like it.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.maths.intervals import Score, with_rivals
+from calfat_plugin.maths.intervals import Score, mcnemar, with_rivals
 from calfat_plugin.report.charts import (
     Chart,
     bar_chart,
@@ -19,6 +19,7 @@ from calfat_plugin.report.charts import (
     short,
 )
 from calfat_plugin.report.comparability import problem_of, settings_of
+from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
     WORST_DEFINED,
@@ -42,9 +43,9 @@ from calfat_plugin.report.numbers import (
     points,
     unbroken_percent,
 )
-from calfat_plugin.report.page import alarms_of, citations, environment, render_page
+from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
-from calfat_plugin.results import RELEASE, WORST, evaluator_of, measured, release_of
+from calfat_plugin.results import RELEASE, WORST, WORST_CASE, evaluator_of, measured, release_of
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, M
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
+_SIDE_BY_SIDE = 2  # settings whose adversarial images are shown
 MOST_LINES = 16  # more groups would be a tangle: the table has them all
 
 
@@ -273,12 +275,40 @@ def comparison_page(
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),
+            "images": some(
+                rows=_image_by_image(groups),
+                names=[group.name for group in groups[:_SIDE_BY_SIDE]],
+                strips=read_strips([group.runs[0].path for group in groups[:_SIDE_BY_SIDE]], runs[0].class_names),
+            ),
             "settings": differ and {"names": [group.name for group in groups], "rows": differ},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),
             "citations": citations(runs),
         },
     )
+
+
+def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]:
+    """Of two settings, a row an evaluator and seed: what the same test images say of the two models."""
+    if len(groups) != 2:
+        return []
+    rows = []
+    runs = [{run.recipe.seed: run for run in group.runs} for group in groups]
+    for seed in sorted(runs[0].keys() & runs[1].keys()):
+        kept = [found for each in runs if (found := evidence_of(each[seed].path)) is not None]
+        if len(kept) < 2 or kept[0].facts["data"] != kept[1].facts["data"]:
+            continue
+        attacks = [name for name in kept[0].tried if name in kept[1].tried]
+        for name in (NATURAL, *attacks, *([WORST_CASE] if len(attacks) > 1 else ())):
+            tried, right = zip(*(each.verdicts(name) for each in kept), strict=True)
+            both, (one, other) = tried[0] & tried[1], right
+            only = int((both & one & ~other).sum()), int((both & other & ~one).sum())
+            number = int(both.sum())
+            difference = on_page(points((only[0] - only[1]) / number))
+            p = mcnemar(*only)
+            numbers = [f"{number:,}", str(only[0]), str(only[1]), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"]
+            rows.append((name, f"seed {seed}" if len(runs[0]) > 1 else "", numbers))
+    return rows
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

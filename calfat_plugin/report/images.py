@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calfat_plugin.results import WORST_CASE
+from calfat_plugin.errors import RunError
+from calfat_plugin.report.numbers import unbroken_percent
+from calfat_plugin.results import EVIDENCE, WORST_CASE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +76,10 @@ class Strip:
     x: str
     runs: tuple[Attacked, ...]
 
+    @property
+    def withstand(self) -> str:
+        return unbroken_percent(self.accuracy)
+
 
 def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Strip]:
     """One strip a class, the class first that withstands least; empty for evidence about different images.
@@ -83,7 +91,7 @@ def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Str
     first = evidence[0]
     if not first.tried or any(each.facts["data"] != first.facts["data"] for each in evidence):
         return []
-    tried, right = first.withstand([WORST_CASE] if WORST_CASE in first.tried else [*first.tried])
+    tried, right = first.verdicts(WORST_CASE)
     found = []
     for number, name in enumerate(class_names):
         of_class = [at for at in first.shown.tolist() if int(first.label[at]) == number]
@@ -97,6 +105,21 @@ def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Str
         runs = tuple(_attacked(each, at, x, class_names) for each in evidence)
         found.append(Strip(name, accuracy, at, _uri(x), runs))
     return sorted(found, key=lambda strip: strip.accuracy)
+
+
+def evidence_of(run: Path, name: str = EVIDENCE) -> Evidence | None:
+    """What a run directory keeps; None without it, and where it is damaged, of which `calfat replay` says more."""
+    from calfat_plugin.evaluators.evidence_file import read_evidence
+
+    with suppress(RunError):
+        return read_evidence(run / name)
+    return None
+
+
+def read_strips(runs: Sequence[Path], class_names: Sequence[str], name: str = EVIDENCE) -> list[Strip]:
+    """The strips of run directories; none where one keeps no evidence."""
+    found = [evidence for run in runs if (evidence := evidence_of(run, name)) is not None]
+    return strips(found, class_names) if found and len(found) == len(runs) else []
 
 
 def _attacked(evidence: Evidence, at: int, x: Tensor, class_names: Sequence[str]) -> Attacked:

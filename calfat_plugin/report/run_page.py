@@ -29,6 +29,7 @@ from calfat_plugin.report.charts import (
 )
 from calfat_plugin.report.comparison import reported_of
 from calfat_plugin.report.groups import group_curves, groups_table, ranges, with_groups
+from calfat_plugin.report.images import read_strips
 from calfat_plugin.report.numbers import (
     NOTHING,
     bare_percent,
@@ -43,6 +44,7 @@ from calfat_plugin.report.numbers import (
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
+from calfat_plugin.results import EVIDENCE
 from calfat_plugin.rounds_csv import Column, columns_of
 
 
@@ -68,8 +70,9 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 groups=groups_table(run),
                 counts=_counts(run),
             ),
+            "images": some(strips=read_strips([run.path], run.class_names)),
             "attacks": attacks_view(run.attacks, figures),
-            "trust": trust_view(run.trust, figures),
+            "trust": trust_view(run, figures),
             "time": [
                 (title, [("\N{NO-BREAK SPACE}" * 3 * row.depth + row.name, "", cells(row)) for row in rows])
                 for title, rows in spending(run.profile)
@@ -242,8 +245,9 @@ def evaluation_row(
 # --- the verdict of calfat trust --------------------------------------------------------------------------------------
 
 
-def trust_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | None:
+def trust_view(run: RunFiles, figures: Path) -> dict[str, Any] | None:
     """What the page shows of ``trust.json``; None where the battery has not run."""
+    content = run.trust
     if not content:
         return None
     verdict = content["verdict"]
@@ -257,6 +261,7 @@ def trust_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | No
         "finished": content["finished"],
         "rows": list(_rows(content)),
         "figures": drawn((_curve(content), _bars(content)), figures),
+        "strips": read_strips([run.path], run.class_names, f"trust.{EVIDENCE}"),
     }
 
 

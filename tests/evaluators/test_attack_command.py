@@ -82,7 +82,7 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert (code, err) == (0, "")
     content = json.loads((run_dir / "attacks" / "last.json").read_text())
     labels = [row["label"] for row in content["evaluations"]]
-    assert labels == ["natural", "fgsm", "pgd5"]
+    assert labels == ["natural", "fgsm", "pgd5", "worst-case"]
     assert {row["num_examples"] for row in content["evaluations"]} == {60}
     settings = content["evaluations"][2]["settings"]
     assert (settings["eps"], settings["step_size"], settings["seed"]) == ("0.1", "0.025", 3)
@@ -98,7 +98,7 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert content["alarms"] == []
     assert content["environment"]["versions"]["torch"] == torch.__version__
     assert (run_dir / "results.json").read_text() == "the run's own\n"
-    assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.json"]
+    assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.evidence.safetensors", "last.json"]
     assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
     assert re.search(r"│ pgd5 +│ linf 0\.1 │ +\d+\.\d % │ +\[\d+\.\d, \d+\.\d\] │ +\d+\.\d % │ +60 │", out)
     assert out.endswith("results: run/attacks/last.json\n")
@@ -146,7 +146,7 @@ def test_options_labels_and_budget_of_the_command_line(run_dir):
         "--eps", "0.5", "--norm", "l2", "--step-size", "1/8", "--examples", 8, "--batch-size", 3,
     )  # fmt: skip
     assert (code, err) == (0, "")
-    plain, scaled = (
+    plain, scaled, _ = (
         row["settings"] for row in json.loads((run_dir / "attacks/last.json").read_text())["evaluations"][1:]
     )
     assert [plain[key] for key in ("norm", "eps", "step_size", "restarts", "batch_size")] == [
@@ -165,7 +165,7 @@ def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
     rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
     assert [(row["label"], row["settings"].get("eps")) for row in rows] == [
         ("natural", None),
-        *((label, eps) for eps in ("0", "0.05", "0.2") for label in ("fgsm", "pgd4")),
+        *((label, eps) for eps in ("0", "0.05", "0.2") for label in ("fgsm", "pgd4", "worst-case")),
     ]
     assert [row["settings"]["step_size"] for row in rows if row["label"] == "pgd4"] == ["0", "0.0125", "0.05"]
     assert rows[1]["per_class"] == rows[2]["per_class"] == rows[0]["per_class"]
@@ -207,7 +207,7 @@ def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
     code, out, _ = call(run_dir, "--attacks", "deepfool,mi-fgsm", "--eps", "0.02,0.1", "--examples", 20)
     assert code == 0
     rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
-    natural, *deepfool = (row for row in rows if row["label"] != "mi-fgsm")
+    natural, *deepfool = (row for row in rows if row["label"] in ("natural", "deepfool"))
     (distortion,) = {row["metrics"]["distortion"] for row in deepfool}
     assert 0.02 < distortion < 1
     assert natural["accuracy"] >= deepfool[0]["accuracy"] >= deepfool[1]["accuracy"]
@@ -216,8 +216,10 @@ def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
         ["natural", ""],
         ["deepfool", f"{distortion:.4g}"],
         ["mi-fgsm", ""],
+        ["worst-case", ""],
         ["deepfool", f"{distortion:.4g}"],
         ["mi-fgsm", ""],
+        ["worst-case", ""],
     ]
     assert re.search(r"│ *release *[│┃] *distortion *[│┃] *examples", out.replace("┃", "│"))
 
@@ -258,7 +260,7 @@ def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):
     assert f"1 finding about these numbers:\n  not-published: autoattack: {text}\n" in out
     content = json.loads((run_dir / "attacks/last.json").read_text())
     assert content["alarms"] == [{"code": "not-published", "text": f"autoattack: {text}", "labels": ["autoattack"]}]
-    assert [path.name for path in (run_dir / "attacks").iterdir()] == ["last.json"]
+    assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.evidence.safetensors", "last.json"]
 
 
 # --- a model of one's own ---------------------------------------------------------------------------------------------
@@ -477,7 +479,8 @@ def test_an_attack_that_ends_leaves_what_a_stopped_one_needs(run_dir, monkeypatc
     assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
     assert state.read_bytes() == kept
     assert call(*slow)[0] == 0
-    assert sorted(path.name for path in attacks.iterdir()) == ["last-2.json", "last.json"]
+    assert sorted(path.name for path in attacks.glob("*.json")) == ["last-2.json", "last.json"]
+    assert not [path for path in attacks.iterdir() if path.is_dir()]
 
 
 def _once(function: Callable[..., None]) -> Callable[..., None]:

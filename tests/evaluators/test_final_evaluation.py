@@ -63,12 +63,15 @@ def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page)
     monkeypatch.setattr(SubAttacks, "perturb", killed)
     with pytest.raises(KeyboardInterrupt):
         calfat.run(recipe, run_dir=run_dir, progress=False)
-    assert [path.suffix for path in (run_dir / "evaluation").iterdir()] == [".json"]
+    assert {path.suffix for path in (run_dir / "evaluation").iterdir()} == {".json", ".bin"}
 
     monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: done.append(len(x)) or perturb(self, x, y))
     run = calfat.run(recipe, run_dir=run_dir, resume=True, progress=False)
     attacked = [row["attacked"] for row in run.results["autoattack"].details["sub_attacks"]]
     assert sum(done) == sum(attacked)  # nothing twice
+    found = calfat.replay(run_dir)
+    assert found.stands
+    assert [number.label for number in found.numbers][-1] == "worst-case"
 
 
 def test_findings_are_written_and_the_state_goes_once_the_results_are_there(experiment, cnn_small, tmp_path):

@@ -321,20 +321,8 @@ def test_a_batch_that_does_not_fit_into_memory_is_reported_with_what_to_do(snaps
 
 
 def counted(clean: torch.Tensor, adv: torch.Tensor, y: torch.Tensor, num_classes: int) -> EvaluationResult:
-    task = EvaluationTask(
-        model=nn.Identity(),
-        data=ImageData(torch.zeros(len(y), 1, 1, 1), y),
-        num_classes=num_classes,
-        threat=ThreatModel(),
-        batch_size=1,
-        device=torch.device("cpu"),
-        seed=0,
-        round=0,
-        clean_correct=clean,
-    )
-    return EvaluationResult(
-        **counts_of(task, adv), label="a", settings={}, implementation="ours", seconds=0.0, details={}
-    )
+    counts = counts_of(y, clean, adv, num_classes)
+    return EvaluationResult(**counts, label="a", settings={}, implementation="ours", seconds=0.0, details={})
 
 
 def test_both_conventions_and_a_class_without_examples() -> None:
