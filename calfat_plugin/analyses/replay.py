@@ -290,17 +290,17 @@ def _asked(model: Any, images: Iterator[Tensor] | Sequence[Tensor], expected: Te
     from calfat_plugin.evaluators.base import finite
     from calfat_plugin.maths.precision import float32_as
 
-    parts = []
+    parts: list[Tensor] = []
+    if not len(expected):
+        return expected, expected.float()
     with torch.no_grad():
         for x in images:
             with float32_as("fp32", x.device):
                 parts.append(finite(model(x).float().cpu(), "images"))
-    if not parts:
-        return expected.new_zeros(0), torch.zeros(0)
     logits = torch.cat(parts)
     own = logits.gather(1, expected[:, None]).squeeze(1)
     others = logits.scatter(1, expected[:, None], -torch.inf).amax(dim=1)
-    return logits.argmax(dim=1), (own - others) / logits.abs().amax().clamp_min(1e-30)
+    return logits.argmax(dim=1), (own - others) / logits.abs().max().clamp_min(1e-30)
 
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:

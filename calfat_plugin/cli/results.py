@@ -39,7 +39,7 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
     words = (name.replace("_", " ") for name in figures)
     eps = ("eps",) if by_eps else ()
     for heading in (*eps, "accuracy", "95 % interval", "release", *words, "examples", "seconds"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=heading in ("95 % interval", "accuracy"))
     for result in results:
         found = of_accuracy((result.accuracy,), result.num_examples)
         table.add_row(

@@ -36,6 +36,7 @@ from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import failing_at, options_at, section_at
 from calfat_plugin.recipe.training import check_training
 from calfat_plugin.registry import Registry
+from calfat_plugin.results import WORST_CASE
 from calfat_plugin.rounds_csv import owner_of
 
 E = TypeVar("E", bound=entries.Entry)
@@ -322,8 +323,12 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
 
 
 def _refuse_twin_columns(experiment: Experiment) -> None:
-    """Refuse two measurements under one name in ``rounds.csv``."""
+    """Refuse two measurements under one name, in ``results.json`` or in ``rounds.csv``."""
     monitored, document = experiment.monitor.evaluators, experiment.document
+    for plugin in experiment.evaluators:
+        if plugin.label == WORST_CASE:
+            text = f"'{WORST_CASE}' is what all attacks together are called in results; give it another 'label'."
+            raise document.error(plugin.path, text)
     labels = [plugin.label for plugin in monitored]
     for plugin in monitored:
         if taken := owner_of(plugin.label, labels):

@@ -263,7 +263,9 @@ def comparison_page(
         for group in groups
         for run in group.runs
     }
-    differ = differences(groups)
+    differ, shown = differences(groups), groups[:_SIDE_BY_SIDE]
+    strips = read_strips([group.runs[0].path for group in shown], runs[0].class_names)
+    images = some(rows=_image_by_image(groups), strips=strips)
     return render_page(
         "comparison.html",
         title=title,
@@ -275,11 +277,7 @@ def comparison_page(
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),
-            "images": some(
-                rows=_image_by_image(groups),
-                names=[group.name for group in groups[:_SIDE_BY_SIDE]],
-                strips=read_strips([group.runs[0].path for group in groups[:_SIDE_BY_SIDE]], runs[0].class_names),
-            ),
+            "images": images and {**images, "names": [group.name for group in shown]},
             "settings": differ and {"names": [group.name for group in groups], "rows": differ},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),

@@ -16,7 +16,7 @@ from calfat_plugin.recipe.document import Document, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import BESIDE, evaluator_of
+from calfat_plugin.results import BESIDE, WORST_CASE, evaluator_of
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
@@ -180,6 +180,8 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
 def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
     """Whether the runs of the cell with that name measure the suite's columns."""
     accuracies = [pick.label for pick in experiment.evaluators]
+    if experiment.evaluation.evidence_mb and sum(pick.name != "natural" for pick in experiment.evaluators) > 1:
+        accuracies.append(WORST_CASE)
     measured = [*accuracies, *experiment.final_metrics]
     published = {label for cell in suite.reported.percent.values() for label in cell.percent}
     for label in suite.metrics:

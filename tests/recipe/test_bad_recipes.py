@@ -168,6 +168,14 @@ def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> No
     assert f"the label '{column}' is the name of a column" in ended.err
 
 
+def test_no_label_takes_the_place_of_the_worst_case(tmp_path: Path) -> None:
+    labelled = "evaluators: [natural, {name: pgd2, label: worst-case}]"
+    (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural, pgd20]", labelled))
+    ended = calfat("check", "r.yaml")
+    assert ended.code == 2
+    assert "calfat.evaluators[1]: 'worst-case' is what all attacks together are called" in ended.err
+
+
 @pytest.mark.parametrize(
     "label", ["rounds", "pgd20_release", "loss_a", "release", "natural_released", "pgd20_worst_class"]
 )

@@ -1,0 +1,179 @@
+"""What a collector keeps while attacks run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.evaluators.base import fixed_subset
+from calfat_plugin.evaluators.evidence import Collector, Evidence
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import clean_predictions, measure
+from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.threat import ThreatModel
+
+N, SIZE = 40, 4 * 16  # images, bytes of one
+CPU = torch.device("cpu")
+THREAT = ThreatModel("linf", "0.1")
+
+
+@pytest.fixture
+def data() -> ImageData:
+    x = torch.rand(N, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    return ImageData(x, torch.arange(N) % 3)
+
+
+@pytest.fixture
+def model(data: ImageData) -> nn.Module:
+    """Right about most images, and about fewer of them under attack."""
+    torch.manual_seed(2)
+    linear = nn.Linear(16, 3)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=2)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(linear(data.x.flatten(1)), data.y).backward()
+        optimizer.step()
+    return nn.Sequential(nn.Flatten(), linear).eval()
+
+
+def pgd(**options: object) -> PGD:
+    return PGD(PGDOptions(**{"steps": 5, **options}))  # type: ignore[arg-type]
+
+
+def collected(
+    model: nn.Module,
+    data: ImageData,
+    evaluators: Iterable[tuple[str, Evaluator]],
+    room: int = 10**6,
+    scratch: Path | None = None,
+) -> tuple[Collector, dict[str, EvaluationResult]]:
+    """What is kept of these evaluators, and what they measured."""
+    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
+    collector = Collector(model, data, clean, THREAT, 3, room, scratch)
+    results = measure(
+        model,
+        data,
+        evaluators,
+        num_classes=3,
+        threat=THREAT,
+        batch_size=16,
+        device=CPU,
+        seed=0,
+        scratch=scratch,
+        collector=collector,
+    )
+    return collector, results
+
+
+def check(evidence: Evidence, model: nn.Module, data: ImageData) -> None:
+    """Everything that was right, is covered and got broken has an image in the ball that the model gets wrong."""
+    THREAT.check(evidence.x_adv, data.x[evidence.index], who="evidence")
+    assert torch.equal(model(evidence.x_adv).argmax(dim=1), evidence.prediction)
+    assert bool((evidence.prediction != data.y[evidence.index]).all())
+    broken = torch.stack([*evidence.broken.values()]).any(dim=0) & evidence.correct
+    assert evidence.index.tolist() == [at for at in evidence.covered.tolist() if broken[at]]
+
+
+def test_every_image_that_is_broken_is_kept(model: nn.Module, data: ImageData) -> None:
+    collector, results = collected(model, data, [("weak", pgd(steps=1)), ("strong", pgd(restarts=3))])
+    evidence = collector.evidence(note="here")
+    check(evidence, model, data)
+    assert 0 < len(evidence.index) < int(evidence.correct.sum())
+    assert evidence.facts["note"] == "here"
+    for label, result in results.items():
+        tried, right = evidence.withstand([label])
+        assert bool(tried.all())
+        assert int(right.sum()) == round(result.accuracy * N)
+    worst = collector.worst_case()
+    assert worst is not None
+    assert round(worst.accuracy * N) == int(evidence.withstand(["weak", "strong"])[1].sum())
+    assert worst.accuracy <= min(result.accuracy for result in results.values())
+
+
+def test_a_single_attack_has_no_worst_case(model: nn.Module, data: ImageData) -> None:
+    assert collected(model, data, [("pgd", pgd())])[0].worst_case() is None
+
+
+def test_little_room_covers_the_random_part_that_max_examples_takes(model: nn.Module, data: ImageData) -> None:
+    collector, _ = collected(model, data, [("some", pgd(max_examples=20)), ("all", pgd(steps=2))], room=10 * SIZE + 1)
+    evidence = collector.evidence()
+    check(evidence, model, data)
+    few, some = fixed_subset(N, 10), fixed_subset(N, 20)
+    assert few is not None
+    assert some is not None
+    assert evidence.covered.tolist() == few.tolist()
+    assert evidence.tried["some"].nonzero().flatten().tolist() == some.tolist()
+    worst = collector.worst_case()
+    assert worst is not None
+    assert worst.num_examples == 20
+    said = evidence.as_json()
+    broken = (evidence.broken["some"] | evidence.broken["all"]) & evidence.correct
+    assert (said["images"], said["covered"], said["kept"]) == (N, 10, len(evidence.index))
+    assert said["left_out"] == int(broken.sum()) - len(evidence.index) > 0
+
+
+def test_no_room_keeps_verdicts_alone(model: nn.Module, data: ImageData) -> None:
+    evidence = collected(model, data, [("pgd", pgd())], room=SIZE - 1)[0].evidence()
+    assert (len(evidence.covered), len(evidence.index), evidence.x_adv.shape) == (0, 0, (0, 1, 4, 4))
+    assert int(evidence.broken["pgd"].sum()) > 0
+
+
+def test_an_attack_with_a_wider_ball_has_no_part(model: nn.Module, data: ImageData) -> None:
+    collector, _ = collected(
+        model, data, [("wide", pgd(eps=Fraction("0.3"))), ("pgd", pgd()), ("small", pgd(eps=Fraction("0.05")))]
+    )
+    evidence = collector.evidence()
+    check(evidence, model, data)
+    assert [*evidence.tried] == ["pgd", "small"]
+    assert evidence.attacks == ("wide", "pgd", "small")
+
+
+class Boasting(Evaluator):
+    """Shows the examples of PGD, and says another accuracy."""
+
+    gives_examples = True
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        import dataclasses
+
+        return dataclasses.replace(pgd().evaluate(task, label), accuracy=1.0)
+
+
+def test_an_evaluator_whose_accuracy_is_not_that_of_its_examples_has_no_part(model: nn.Module, data: ImageData) -> None:
+    collector, _ = collected(model, data, [("boast", Boasting()), ("pgd", pgd())])
+    assert [*collector.evidence().tried] == ["pgd"]
+    assert collector.worst_case() is None
+
+
+def test_what_a_killed_process_showed_is_read_again(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
+    whole = collected(model, data, [("a/b", pgd(steps=1)), ("pgd", pgd())], scratch=tmp_path)[0].evidence()
+    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
+    for journal in tmp_path.glob("*.bin"):  # the last image of each is written by half, then the process is killed
+        journal.write_bytes(journal.read_bytes()[: -SIZE // 2])
+    again = Collector(model, data, clean, THREAT, 3, 10**6, tmp_path).evidence()
+    assert again.attacks == whole.attacks == ("a/b", "pgd")
+    missing = set(whole.index.tolist()) - set(again.index.tolist())
+    assert len(missing) <= 2
+    check(Evidence(**{**vars(again), "tried": whole.tried, "broken": {"a": _kept(again)}}), model, data)
+    assert all(len(journal.read_bytes()) % (8 + SIZE) == 0 for journal in tmp_path.glob("*.bin"))
+
+
+def _kept(evidence: Evidence) -> Tensor:
+    broken = torch.zeros(N, dtype=torch.bool)
+    broken[evidence.index] = True
+    return broken
+
+
+def test_a_journal_of_other_weights_is_not_read(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
+    collected(model, data, [("pgd", pgd())], scratch=tmp_path)
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
+    assert Collector(model, data, clean, THREAT, 3, 10**6, tmp_path).evidence().attacks == ()
