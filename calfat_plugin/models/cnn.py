@@ -15,12 +15,7 @@ class CNN(ImageClassifier):
     """
 
     def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
-        num_classes: int = 10,
-        *,
-        norm: str = "none",
+        self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10, *, norm: str = "none"
     ) -> None:
         layers = [
             *conv_block(PixelConv2d(in_channels, 128, 3), *norm_layers(norm, 128), pool=nn.MaxPool2d(2)),
@@ -76,12 +71,7 @@ class CNNStrided(ImageClassifier):
     """
 
     def __init__(
-        self,
-        in_channels: int = 1,
-        image_size: tuple[int, int] = (28, 28),
-        num_classes: int = 10,
-        *,
-        norm: str = "none",
+        self, in_channels: int = 1, image_size: tuple[int, int] = (28, 28), num_classes: int = 10, *, norm: str = "none"
     ) -> None:
         layers = [
             *conv_block(PixelConv2d(in_channels, 16, 3, stride=2, padding=1), *norm_layers(norm, 16)),

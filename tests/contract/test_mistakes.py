@@ -200,6 +200,8 @@ class Options:
 
 
 class NoOptionsTaken(Aggregator):
+    def __init__(self) -> None: ...
+
     def combine(self, task: Any) -> Aggregate:
         return Aggregate(task.global_state)
 
