@@ -100,11 +100,7 @@ class MaskedOptions:
 
 
 class MaskedGradients(Attacker):
-    """The last linear layer times a factor: a softmax so sure that its gradients vanish in float32.
-
-    Against white-box attacks by gradients its model then looks robust (Carlini and Wagner 2017, section 7.2 on
-    distillation); what it trains, and so how well it answers, is its trainer's matter.
-    """
+    """The last linear layer times a factor: gradients vanish in float32 (Carlini and Wagner 2017, section 7.2)."""
 
     options: MaskedOptions
 

@@ -175,8 +175,5 @@ def check_pixels(data: ImageData, whose: str = "") -> None:
 
 
 def pixels(x_batch: Tensor) -> Tensor:
-    """Turn stored images into what models and attacks see: float32 in [0, 1], on the same device.
-
-    uint8 is divided by 255; floating point is passed on as it is.
-    """
+    """Stored images as models and attacks see them, float32 in [0, 1]: uint8 by 255, floating point as it is."""
     return x_batch if x_batch.is_floating_point() else x_batch.float().div_(255)

@@ -137,10 +137,7 @@ class Drift(NamedTuple):
 
 
 def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State | None = None) -> Drift:
-    """The clients' drift over the trainable parameters ``names``, and the server's step to ``outcome``, if it is known.
-
-    Tensor by tensor, so that each is widened to float64 once and never all at a time.
-    """
+    """The clients' drift over the parameters ``names``, a tensor at a time in float64; and the step to ``outcome``."""
     import torch
 
     also = [] if outcome is None else [outcome]

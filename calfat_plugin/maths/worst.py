@@ -29,10 +29,7 @@ def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int
 
 
 def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> Worst | None:
-    """The worst 10 % of the clients; one that has only classes without test examples is left out.
-
-    ``class_counts``: training examples, a row a client. None where nothing is known of clients, or not of each class.
-    """
+    """The worst 10 % of the clients (a row of training examples each); None: too little is known of them."""
     if any(len(counts) != len(per_class) for counts in class_counts):
         return None
     found = {client: client_accuracy(per_class, counts) for client, counts in enumerate(class_counts)}
@@ -40,10 +37,7 @@ def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequ
 
 
 def client_accuracy(per_class: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """A client's accuracy: that of the test split, its classes weighted as they are among its training examples.
-
-    No client has test examples of its own. Classes without test examples are left out; None: it has no others.
-    """
+    """A client's accuracy: the test split's, its classes weighted as among its training examples; None: unknown."""
     known = [(count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None]
     total = sum(count for count, _ in known)
     return math.fsum(count * accuracy for count, accuracy in known) / total if total else None

@@ -39,10 +39,7 @@ class ImageClassifier(nn.Module):
 
 
 def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Module]:
-    """``layers``, then pooling, then ReLU.
-
-    Max-pooling and ReLU commute exactly, values and gradients alike; pooling first leaves ReLU a quarter of the work.
-    """
+    """``layers``, pooling, ReLU: the values and gradients of ReLU before max-pooling, for a quarter of the work."""
     return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
 
 

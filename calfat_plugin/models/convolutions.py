@@ -15,10 +15,7 @@ _PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
 
 
 class AttackedConv2d(nn.Conv2d, ABC):
-    """A convolution with a way of its own to the gradient of its input, where only that is wanted: in an attack.
-
-    Its weights are frozen then. What is trained, and what is on a GPU, goes through ``nn.Conv2d``.
-    """
+    """A convolution with its own way to the gradient of its input, where that alone is wanted: in attacks on a CPU."""
 
     def __init__(
         self, inward: int, outward: int, kernel_size: int, stride: int = 1, padding: int = 0, bias: bool = True

@@ -52,10 +52,7 @@ class DualNorm(nn.Module):
 
 
 def with_dual_norms(model: nn.Module) -> nn.Module:
-    """Replace every batch normalisation of ``model`` by a :class:`DualNorm`, in place; returns the model.
-
-    A model without one gets a dual normalisation after each 2-d convolution, before whatever follows it.
-    """
+    """Make every batch normalisation of ``model`` dual, in place; without one, add one after each 2-d convolution."""
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         raise ModelError(
             "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "

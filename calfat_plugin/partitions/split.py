@@ -55,10 +55,7 @@ def dirichlet(
 def dirichlet_plain(
     labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 1, max_tries: int = 1000
 ) -> list[IndexArray]:
-    """Label skew by Dirichlet draws as the CalFAT paper words it, without balancing.
-
-    Client i gets the drawn share p_i of every class, so clients differ much more in size than with :func:`dirichlet`.
-    """
+    """Dirichlet shares as the CalFAT paper words them, without balancing: clients differ much more in size."""
     return dirichlet(
         labels, num_clients, alpha=alpha, seed=seed, min_size=min_size, max_tries=max_tries, balanced=False
     )

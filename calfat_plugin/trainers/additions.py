@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
-    """The same operators, but (1 - share) of the classification loss, and share of the mean of -log softmax(z).
-
-    z are raw logits also where a modifier calibrates: on calibrated ones this term would undo the calibration.
-    """
+    """(1 - share) of the classification loss, and share of the mean of -log softmax(z) of raw logits z, instead."""
     if share == 0:
         return loss
     found = copy(loss)

@@ -188,10 +188,7 @@ class FedRBN(AdversarialTrainer):
 
 
 def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[str, Tensor]:
-    """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
-
-    The ``at`` clients' weighted mean, summed in float64; a single ``at`` client's are copied bit for bit.
-    """
+    """The noise statistics that an ``st`` client borrows: a mean in float64; of one ``at`` client bit for bit."""
     from calfat_plugin.maths.averaging import weighted_sum
 
     if not sources:

@@ -149,7 +149,8 @@ class Options:
 
 
 class NoOptionsTaken(Aggregator):
-    def __init__(self) -> None: ...
+    def __init__(self):
+        pass
 
     def combine(self, task: Any) -> Aggregate:
         return Aggregate(task.global_state)
