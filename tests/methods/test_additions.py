@@ -227,9 +227,9 @@ def test_the_average_is_what_is_measured_and_given_to_evaluators_of_clients(monk
     seen: list[Any] = []
     own = Measurements._measured
 
-    def measured(self: Measurements, state: Any, *given: Any) -> Any:
+    def measured(self: Measurements, state: Any, *given: Any, **more: Any) -> Any:
         seen.append(state)
-        return own(self, state, *given)
+        return own(self, state, *given, **more)
 
     monkeypatch.setattr(Measurements, "_measured", measured)
     run = experiment("fedpgd", calfat__ema={}, calfat__monitor__every=1, calfat__evaluators=["personalised"])

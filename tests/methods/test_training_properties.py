@@ -133,14 +133,6 @@ def test_a_correction_that_is_zero_leaves_the_local_training_as_it_is(aggregator
     assert_same_training((method, build_aggregator(aggregator, **options).correction()), alone(method), task)
 
 
-def test_calibration_by_a_uniform_prior_trains_as_no_calibration():
-    task = local_task(class_counts=torch.full((4,), 7))
-    same = dataclasses.replace(task, model=TinyNet())
-    calibrated = train(build_method("fedpgd", "calibrated"), task)
-    plain = train(build_method("fedpgd"), same)
-    assert all(torch.allclose(calibrated.state[name], plain.state[name], atol=1e-5) for name in plain.state)
-
-
 # --- the budget -------------------------------------------------------------------------------------------------------
 
 CELLS = [
