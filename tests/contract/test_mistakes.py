@@ -149,6 +149,9 @@ class Options:
 
 
 class NoOptionsTaken(Aggregator):
+    def __init__(self):
+        pass
+
     def combine(self, task: Any) -> Aggregate:
         return Aggregate(task.global_state)
 
