@@ -73,10 +73,7 @@ def test_results_of_a_newer_format_are_refused(
 
 def test_an_attack_prints_its_results_file(folder: Path, warm: WarmServer) -> None:
     done = warm.run("attack", "run", "--attacks", "fgsm", "--output", "attack.json", "--json", cwd=folder)
-    assert document(done.out) == {
-        "file": "attack.json",
-        "results": json.loads((folder / "attack.json").read_text()),
-    }
+    assert document(done.out) == {"file": "attack.json", "results": json.loads((folder / "attack.json").read_text())}
     assert "results: attack.json" in done.err
 
 
