@@ -53,7 +53,7 @@ class Attackers:
                     continue  # nobody to look at: it sends what it trained
                 task = replace(task, honest=lambda: honest)
             who, attacker = self._experiment.who(picked), self._built[client]
-            with self._experiment.attribute_errors_to(picked), returned.stateless(attacker, who, self._reported):
-                state = returned.tensors(attacker.sent(task), "sent returned", on="cpu")
+            with returned.stateless(attacker, who, self._reported):
+                state = attacker.sent(task)
             sent[client] = replace(updates[client], state=state)
         return sent

@@ -16,16 +16,15 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.experiment.building import CheckedEvaluator
 from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.interfaces import SetUpTask, State
+from calfat_plugin.interfaces import Evaluator, SetUpTask, State
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
-Ready = list[tuple[str, CheckedEvaluator]]
+Ready = list[tuple[str, Evaluator]]
 LoadModel = Callable[[str, "str | None"], nn.Module]  #: see ``interfaces.SetUpTask``
 _TRIED = 2  # monitored images on which evaluators are tried before the first round
 

@@ -38,7 +38,7 @@ from calfat_plugin.federation.outliers import (
     weight_alarms,
 )
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
-from calfat_plugin.federation.worker import Worker, personal_names
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import (
     check_form,
@@ -102,7 +102,7 @@ class Server:
         self._aggregator = experiment.build_aggregator()
         self._model = experiment.build_model(dataset, self._trainer)
         self._measurements = Measurements(experiment, self._model, dataset, device, observer, load_model)
-        self._personal = sorted(personal_names(experiment, self._trainer, self._model))
+        self._personal = sorted(self._trainer.personal_names(self._model))
         self._parameter_names = [
             name
             for name, parameter in self._model.named_parameters()
@@ -192,9 +192,7 @@ class Server:
             self.average = weighted_average([self.state, self.average or self.state], [1.0, earlier])
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
-        with self.experiment.attribute_errors_to(self.experiment.trainer):
-            extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned", on="cpu")
-        self.broadcast = {**aggregate.broadcast, **extras}
+        self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
         moved = drift([update.state for update in usable.values()], previous, names, outcome=self.state)
         norms = dict(zip(usable, moved.norms, strict=True))
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
@@ -337,15 +335,7 @@ class Server:
 
     def _evaluated_personal(self, usable: Mapping[int, LocalUpdate]) -> Mapping[str, Tensor]:
         """The personal tensors of the next global model; none where no client has any."""
-        if not self._personal:
-            return {}
-        what = "evaluated_personal returned"
-        with self.experiment.attribute_errors_to(self.experiment.trainer):
-            found = returned.mapping(self._trainer.evaluated_personal(usable, self._personal), what)
-            return {
-                name: returned.like(found.get(name), self.state[name], f"{what}, as '{name}',")
-                for name in self._personal
-            }
+        return self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
 
     def _unattacked(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of these clients whose method trains without an attack."""
@@ -363,13 +353,7 @@ class Server:
         with self.experiment.attribute_errors_to(pick):
             stateless = returned.stateless(self._aggregator, self.experiment.who(pick), self._reported)
             with stateless, returned.untouched(given, f"round {task.round}: combine"):
-                found = self._aggregator.combine(task)
-            aggregate = returned.instance(found, Aggregate, "combine returned", "Return Aggregate(state=...).")
-            for name in ("state", "server_state", "broadcast"):
-                returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds", on="cpu")
-            weights = returned.shares(aggregate.weights, task.updates, "its aggregate's weights hold")
-            metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
-        return replace(aggregate, metrics=metrics, weights=weights)
+                return self._aggregator.combine(task)
 
     def _of_clients(self, usable: Mapping[int, LocalUpdate]) -> dict[str, float]:
         """``train/<name>``: the mean over clients, by their examples, of each metric that the trainer declares.

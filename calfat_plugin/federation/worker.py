@@ -12,23 +12,22 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.experiment.building import CheckedCorrection
 from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalCorrection, LocalTask, LocalTrainer, State, TrainSettings
+from calfat_plugin.interfaces import LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
+from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -61,13 +60,9 @@ class Worker:
         self._trainers = {name: each.build_trainer() for name, each in groups.items()}
         self._inner = experiment.build_inner()
         self._inners = {name: each.build_inner() for name, each in groups.items()}
-        aggregator, pick = experiment.build_aggregator(), experiment.aggregator
-        with experiment.attribute_errors_to(pick):
-            correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
-            returned.overrides(correction)
-        self._correction = CheckedCorrection(correction, pick.entry, experiment.who(pick))
+        self._correction = experiment.build_aggregator().correction()
         self._model = experiment.build_model(dataset, self._trainer).to(device)
-        self._personal = personal_names(experiment, self._trainer, self._model)
+        self._personal = self._trainer.personal_names(self._model)
         self._precision = chosen(experiment.runtime.precision, device)
         log.info("clients train in %s on %s", self._precision, device)
         if self._precision == "bf16" and not has_bf16_units(device):
@@ -152,25 +147,14 @@ class Worker:
         data = self.shards[client]
         if group is None or group.attacker is None:
             return data
-        attacker = build_attacker(self.experiment, group)
-        with self.experiment.attribute_errors_to(group.attacker):
-            poisoned = attacker.poisoned(data, self._dataset.num_classes)
-            return returned.examples(poisoned, data, self._dataset.num_classes, "poisoned returned")
+        return build_attacker(self.experiment, group).poisoned(data, self._dataset.num_classes)
 
     def _trained(self, task: LocalTask, group: ClientGroup | None) -> LocalUpdate:
         trainer = self.experiment.trained_by(group).trainer
         local = self._trainer if group is None else self._trainers[group.name]
         try:
-            with self.experiment.attribute_errors_to(trainer):
-                with returned.stateless(local, self.experiment.who(trainer), self._reported):
-                    found = local.fit(task)
-                update = returned.instance(found, LocalUpdate, "fit returned")
-                for name in ("state", "extras", "client_state"):
-                    returned.tensors(getattr(update, name), f"its update's {name} holds", on="cpu")
-                declared = {**trainer.entry.metrics, "loss": "mean training loss"}
-                also = (FELL, OVERFIT, PASSES)
-                metrics = returned.metrics(update.metrics, declared, "its update has the metric", also=also)
-                return replace(update, metrics=metrics)
+            with returned.stateless(local, self.experiment.who(trainer), self._reported):
+                return local.fit(task)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise
@@ -179,12 +163,6 @@ class Worker:
                 f"train_args.batch_size is {task.settings.batch_size}, the client has {len(task.data)} examples. Raise "
                 "what is 1 (data_args decides on the examples), or take a model without batch normalisation."
             ) from None
-
-
-def personal_names(experiment: Experiment, trainer: LocalTrainer, model: nn.Module) -> frozenset[str]:
-    """Names of the tensors that each client keeps for itself, as the run's trainer has them."""
-    with experiment.attribute_errors_to(experiment.trainer):
-        return returned.names(trainer.personal_names(model), model.state_dict(), "personal_names returned")
 
 
 class Shards(Mapping[int, ImageData]):
