@@ -47,8 +47,18 @@ _TO_CONNECT = 30  # seconds
 
 
 def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:
-    """What ``--workers`` means here."""
-    return min(asked_workers(text, option) or _fitting(experiment), experiment.clients_per_round)
+    """What ``--workers`` means here, at most the clients of a round.
+
+    :data:`AUTO` is one for each GPU that the recipe may use, else one for each share of the cores that
+    ``calfat.runtime.threads`` needs.
+    """
+    number = asked_workers(text, option)
+    if number is None and experiment.device.using_gpu:
+        import torch
+
+        number = torch.cuda.device_count() if torch.cuda.is_available() else None
+    cores = num_cores()
+    return min(number or max(1, cores // (experiment.runtime.threads or cores)), experiment.clients_per_round)
 
 
 def asked_workers(text: str, option: str = OPTION) -> int | None:
@@ -71,16 +81,6 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
             f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."
         )
-
-
-def _fitting(experiment: Experiment) -> int:
-    if experiment.device.using_gpu:
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.device_count()
-    cores = num_cores()
-    return max(1, cores // (experiment.runtime.threads or cores))
 
 
 def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:

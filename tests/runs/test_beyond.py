@@ -38,11 +38,7 @@ def install_methods(folder: Path) -> None:
     install(folder, "beyond", "1.0", sources(), **{module: module for module in sources()})
 
 
-METHODS = {
-    "teacher-fat": ["train/gap"],
-    "adamw-fat": [],
-    "memory-fat": ["train/hardest", "train/remembered"],
-}
+METHODS = {"teacher-fat": ["train/gap"], "adamw-fat": [], "memory-fat": ["train/hardest", "train/remembered"]}
 
 
 @pytest.fixture
