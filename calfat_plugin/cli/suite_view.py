@@ -15,9 +15,9 @@ from calfat_plugin.cli.progress import Lines, clock
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import counted, interval_of
-from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.cells import PlannedRun, RunOutcome
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
+from calfat_plugin.suites.runner import SuiteObserver
 from calfat_plugin.suites.summary import SuiteSummary
 from calfat_plugin.suites.tables import (
     NOTHING,

@@ -32,6 +32,7 @@ class Request:
     workers: int = 0
     profile: bool = False
     overwrite: bool = False
+    page: bool = True  # whether the page is drawn when the run is finished
 
     def __post_init__(self) -> None:
         if self.overwrite and (self.resume or self.run_dir is None):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 import yaml
 from hypothesis import given
@@ -75,11 +73,6 @@ def test_the_base_is_relative_to_the_suite_file(tmp_path):
     (tmp_path / "suites").mkdir()
     (tmp_path / "suites" / "mine.yaml").write_text(SUITE.replace("base.yaml", "../base.yaml"), encoding="utf-8")
     assert load_suite("suites/mine.yaml").base_document.file == "base.yaml"
-
-
-def test_metrics_may_be_a_plain_list(tmp_path):
-    suite = parse(tmp_path, SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20]"))
-    assert list(suite.metrics.items()) == [("pgd20", "pgd20")]
 
 
 TEN = ", ".join(f"l{i}: {{}}" for i in range(10))
@@ -221,12 +214,3 @@ def test_an_override_says_the_same_as_the_suite_file(value):
 def test_overrides_survive_the_recipe_reader(value):
     setting = Setting("calfat.x", value)
     assert Document("base", {}).with_overrides([setting.override]).get(("calfat", "x")) == value
-
-
-def test_fractions_of_the_suite_file_stay_exact(tmp_path):
-    text = SUITE.replace("{train_args.comm_round: 1}", "{calfat.threat.eps: 8/255}")
-    from calfat_plugin.registry import Registry
-    from calfat_plugin.suites.plan import make_plan
-
-    plan = make_plan(parse(tmp_path, text), Registry.load(entry_points=False))
-    assert plan.cells[0].experiment.threat.eps == Fraction(8, 255)
