@@ -16,8 +16,8 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
-from calfat_plugin.cli.progress import can_draw, verbatim_console
-from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
+from calfat_plugin.cli.progress import can_draw, lines_or_bars, verbatim_console
+from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, reporting_disk_errors
 from calfat_plugin.errors import OptionError, listed, short
@@ -205,7 +205,7 @@ def _run_all(
         if total
         else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.suite.runs_directory}"
     )
-    with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
+    with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
         try:
             run_all(plan, at_a_time, observer, outcomes, workers, pages)
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from calfat_plugin import entries, returned
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
-from calfat_plugin.errors import CalfatError, PluginError
+from calfat_plugin.errors import CalfatError, OptionError, PluginError
 from calfat_plugin.experiment.groups import members_of
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
-    from calfat_plugin.experiment.building import CheckedEvaluator
-    from calfat_plugin.interfaces import Aggregator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
+    from calfat_plugin.interfaces import Aggregator, Evaluator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
     from calfat_plugin.models.building import ImageShape
 
 T = TypeVar("T")
@@ -78,13 +77,7 @@ class Experiment(Recipe):
         return tuple(dict.fromkeys((*named, *groups)))
 
     def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
-        """Client id to its group, of those in one.
-
-        Args:
-            labels: (N,) training labels, by which clients are the smallest or the largest.
-        """
-        if not self.clients:
-            return {}
+        """Client id to its group, of those in one; by the (N,) training labels some are the smallest or the largest."""
         by_size = any(group.options.smallest or group.options.largest for group in self.clients)
         return members_of(self, [len(part) for part in self.split(labels)] if by_size else ())
 
@@ -132,32 +125,26 @@ class Experiment(Recipe):
 
     def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
         """A plugin, from its options and further arguments; see ``building.build_plugin``."""
-        from calfat_plugin.experiment.building import build_plugin
+        from calfat_plugin.experiment.building import build_plugin, checked
 
         with self.attribute_errors_to(pick):
             build = pick.entry.load()
             returned.overrides(build, pick.entry)
             made = build_plugin(build, wanted, pick.options, *arguments, names=names)
             returned.overrides(made, pick.entry)
-            return made
+            return checked(made, pick.entry, self.who(pick))
 
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier."""
-        from calfat_plugin.experiment.building import CheckedModifier
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
-        pick = self.modifier
-        modifier = CheckedModifier(self.built(pick, LossModifier), pick.entry, self.who(pick))
+        modifier = self.built(self.modifier, LossModifier)
         trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
         self.check_method(type(trainer))
         return trainer
 
     def check_method(self, method: object) -> None:
-        """Refuse an addition or an inner attack to which the method leaves no place.
-
-        Args:
-            method: the class, or what builds it: that is imported with torch only when a run needs it.
-        """
+        """Refuse an addition or an inner attack to which the method, a class or what builds it, leaves no place."""
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
         for name in self.additions.as_run():
             why = ""
@@ -187,11 +174,12 @@ class Experiment(Recipe):
 
     def build_inner(self) -> InnerAttack:
         """The attack of training."""
-        from calfat_plugin.experiment.building import CheckedInnerAttack
         from calfat_plugin.interfaces import InnerAttack
 
-        pick = self.threat.inner
-        return CheckedInnerAttack(self.built(pick, InnerAttack), pick.entry, self.who(pick))
+        inner = self.built(self.threat.inner, InnerAttack)
+        if type(inner) is not InnerAttack:  # PGD projects: others made what lies outside
+            inner.who = self.who(self.threat.inner)
+        return inner
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator."""
@@ -199,29 +187,36 @@ class Experiment(Recipe):
 
         return self.built(self.aggregator, Aggregator)
 
-    def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
+    def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
         """(label, evaluator) for each pick."""
-        from calfat_plugin.experiment.building import CheckedEvaluator
         from calfat_plugin.interfaces import Evaluator
 
-        return [(p.label, CheckedEvaluator(self.built(p, Evaluator), p.entry, self.who(p))) for p in picks]
+        made = [(pick.label, self.built(pick, Evaluator)) for pick in picks]
+        for pick, (_, evaluator) in zip(picks, made, strict=True):
+            vars(evaluator)["uses_clients"] = pick.entry.uses_clients
+        return made
 
     def ready_evaluators(
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask
-    ) -> list[tuple[str, CheckedEvaluator]]:
+    ) -> list[tuple[str, Evaluator]]:
         """As :meth:`build_evaluators`, and set up: they can measure."""
         made = self.build_evaluators(picks)
         for pick, (_, evaluator) in zip(picks, made, strict=True):
             with self._complaints_at(pick.path):
+                if pick.entry.uses_clients and not task.has_clients:
+                    raise OptionError(
+                        f"'{pick.entry.name}' measures the clients of a round, which are there only while a federation "
+                        "trains: a finished run keeps its global model, and a model alone has none. Name it in a "
+                        "recipe, under calfat.evaluators or calfat.monitor.evaluators."
+                    )
                 evaluator.set_up(task)
         return made
 
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
 
-        Args:
-            rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
-                its training split, the server (rank 0) its test split. Otherwise, or None: everything.
+        With ``partition_method: silo`` and a rank, it is what that party has: a client its training split, the server
+        (rank 0) its test split.
         """
         from calfat_plugin.datasets import Dataset
         from calfat_plugin.experiment.building import build_plugin
@@ -245,21 +240,14 @@ class Experiment(Recipe):
         )
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        """Index arrays, one a client, ascending client id.
-
-        Args:
-            labels: (N,) training labels.
-        """
+        """Index arrays of the (N,) training labels, one a client, ascending client id."""
         from calfat_plugin.experiment.building import build_plugin, checked_split
 
-        entry, clients = self.partition.entry, self.num_clients
-        arguments = self._partition_options()
+        entry, clients, how = self.partition.entry, self.num_clients, self._partition_options()
         if entry.uses_alpha:
-            arguments["alpha"] = self.data.partition_alpha
+            how["alpha"] = self.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")), self.attribute_errors_to(self.partition):
-            shards = build_plugin(
-                entry.load(), object, labels.copy(), clients, names="labels, num_clients", **arguments
-            )
+            shards = build_plugin(entry.load(), object, labels.copy(), clients, names="labels, num_clients", **how)
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
 
     def _partition_options(self) -> dict[str, Any]:
@@ -270,12 +258,7 @@ class Experiment(Recipe):
         return arguments
 
     def build_model(self, images: ImageShape, trainer: LocalTrainer) -> nn.Module:
-        """The global model with its initial weights, a function of the seed alone; on the CPU.
-
-        Args:
-            images: a data set, or whatever else says the shape of its images.
-            trainer: may adapt the architecture.
-        """
+        """The global model with its initial weights, a function of the seed alone; on the CPU."""
         from torch import nn
 
         from calfat_plugin.models.building import built_model, seeded

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calfat_plugin.cli.progress import PlainProgress
+from calfat_plugin.cli.progress import Lines, ShownProgress
 from calfat_plugin.report import write_run_report
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
@@ -163,6 +163,6 @@ def test_check_and_the_console_name_them(
     snapshot(ended.out)
     assert "Groups" not in calfat("check", "r.yaml").out
     said = io.StringIO()
-    with PlainProgress(said, io.StringIO()) as progress:
+    with ShownProgress(Lines(said, io.StringIO())) as progress:
         progress.run_started(RunInfo("r", Path("run"), experiment(*GROUPS).as_run(), num_rounds=4, start_round=1))
     assert said.getvalue() == "r: running 4 rounds in run; groups of clients: liars (attackers), weak\n"
