@@ -92,11 +92,6 @@ def test_only_some_cells_are_run_and_all_are_shown(tmp_path, registry):
     assert len(plan.cells) == 4
 
 
-def test_a_selector_that_matches_nothing_is_refused(tmp_path, registry, snapshot):
-    with snapshot.raises(OptionError):
-        plan_of(tmp_path, registry, GRID, only=["CalFTA"])
-
-
 def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE.replace("fedpgd", "fedpgd9") + "skip: {FedPGD: not written yet}\n")
     assert [(cell.name, cell.skipped, cell.experiment is None) for cell in plan.cells] == [
@@ -132,11 +127,6 @@ def test_a_suite_with_an_eps_for_its_norm_is_planned(tmp_path, registry, old, ne
     assert (threat.norm, float(threat.eps)) == ("l2", 0.7)
 
 
-def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry, snapshot):
-    with snapshot.raises(RecipeError):
-        plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: none"))
-
-
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
@@ -150,25 +140,25 @@ def test_a_misspelt_setting_is_at_its_line_of_the_suite(tmp_path, registry, sett
     assert str(caught.value) == f"tiny.yaml:3: {complaint} (In cell 'CalFAT' of tiny.yaml.)"
 
 
-def test_a_metric_that_nobody_measures_is_refused(tmp_path, registry, snapshot):
-    with snapshot.raises(RecipeError):
-        plan_of(tmp_path, registry, SUITE.replace("natural: natural", "fgsm: FGSM"))
-
-
-def test_what_is_compared_is_an_accuracy(tmp_path, registry, snapshot):
-    text = SUITE.replace("pgd20: PGD-20", "pgd20: PGD-20, passes: passes")
-    with snapshot.raises(RecipeError, "tiny.yaml:10: compare.metrics: "):
-        plan_of(tmp_path, registry, f"{text}compare: {{row: CalFAT, metrics: [pgd20, passes]}}\n")
-
-
-def test_two_names_for_one_run_are_refused(tmp_path, registry, snapshot):
-    with snapshot.raises(RecipeError):
-        plan_of(tmp_path, registry, SUITE + "    Ours: {calfat.trainer: calfat}\n")
-
-
-def test_an_override_of_what_an_axis_sets_is_refused(tmp_path, registry, snapshot):
-    with snapshot.raises(OptionError):
-        plan_of(tmp_path, registry, SUITE, overrides=["calfat.trainer=fedtrades"])
+@pytest.mark.parametrize(
+    ("old", "new", "asked"),
+    [
+        ("", "", {"only": ["CalFTA"]}),
+        ("", "", {"overrides": ["calfat.trainer=fedtrades"]}),
+        ("comm_round: 1", "comm_round: none", {}),
+        ("natural: natural", "fgsm: FGSM", {}),
+        ("    FedPGD", "    Ours: {calfat.trainer: calfat}\n    FedPGD", {}),
+        (
+            "pgd20: PGD-20}",
+            "pgd20: PGD-20, passes: passes}\ncompare: {row: CalFAT, metrics: [pgd20, passes]}",
+            {},
+        ),
+    ],
+    ids=["selector", "override of an axis", "bad value", "unmeasured metric", "twins", "figure compared"],
+)
+def test_what_is_refused(tmp_path, registry, old, new, asked, snapshot):
+    with snapshot.raises((RecipeError, OptionError)):
+        plan_of(tmp_path, registry, SUITE.replace(old, new, 1), **asked)
 
 
 def test_states_follow_the_run_directories(tmp_path, registry):
