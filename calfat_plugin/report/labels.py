@@ -100,7 +100,6 @@ def difference(group: ClientGroup, run: Recipe) -> str:
 
 
 def headline(run: RunFiles) -> str:
-    """The run in a sentence."""
     recipe = run.recipe
     in_groups = f" ({listing(recipe.group_names)})" if recipe.clients else ""
     return (

@@ -42,7 +42,7 @@ _PRELOADED = [
     "calfat_plugin.trainers.loop",
     "calfat_plugin.builtin",
 ]
-_FOR_US = (signal.SIGINT, signal.SIGHUP)
+FOR_US = (signal.SIGINT, signal.SIGHUP)
 _TO_CONNECT = 30  # seconds
 
 
@@ -114,13 +114,13 @@ def running(
 # --- processes of this machine ----------------------------------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Begin to start workers: they import what they need while this process does."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+def prepare(modules: list[str] = _PRELOADED) -> None:
+    """Begin to start processes of our own: they import these modules while this process does something else."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     try:
         resource_tracker.ensure_running()  # it would let the signals through again
         # What a terminal sends reaches us alone, and we end the workers; they inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_US)
         try:
             forkserver.ensure_running()
         finally:
@@ -129,20 +129,25 @@ def prepare() -> None:
         raise _cannot_start(error) from None
 
 
-class _Pool(ProcessPoolExecutor):
-    """Starts its processes when tasks come, without the program that this process runs.
+@contextmanager
+def without_program() -> Iterator[None]:
+    """A process that is started meanwhile does not import the program that this one runs: a script would run again."""
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
-    Python would import that in each of them, and so run a script again.
-    """
+
+class _Pool(ProcessPoolExecutor):
+    """Starts its processes when tasks come."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            return super().submit(fn, *args, **kwargs)
+            with without_program():
+                return super().submit(fn, *args, **kwargs)
         except (OSError, EOFError) as error:
             raise _cannot_start(error) from None
-        finally:
-            sys.modules["__main__"] = program
 
 
 @contextmanager
