@@ -9,13 +9,14 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import yaml
 
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.options import describe, quoting_hint
+from calfat_plugin.options import describe, quoting_hint, to_plain
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.shipped import located
 from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
@@ -179,6 +180,26 @@ def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
     if not isinstance(data, dict):
         raise RecipeError(f"{file}: found {describe(data)} at the top, expected {kind.top}.")
     return Document(file, data, {**builder.places, (): file})
+
+
+def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
+    """A copy of a Python value as the recipe ``file`` could have it."""
+    if len(path) > _MAX_DEPTH:
+        raise _error_at(file, path[:1], _TOO_DEEP)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _error_at(file, path, f"the key {describe(key)} is not a text.{quoting_hint(key)}")
+        return {str(key): from_python(item, file, (*path, str(key))) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_python(item, file, (*path, index)) for index, item in enumerate(value)]
+    value = to_plain(value)
+    for kind in (bool, int, float, str):  # also where it is a subclass, such as numpy's, which no file could hold
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or isinstance(value, date):
+        return value
+    raise _error_at(file, path, f"got {describe(value)}, expected a number, a text, a list or a mapping.")
 
 
 def _parse_value(text: str, path: KeyPath, place: str) -> Any:
