@@ -245,7 +245,7 @@ def experiment_of(
     experiment = assemble(document, Registry.load())
     for pick in experiment.evaluators if eps is None else ():
         ((label, evaluator),) = experiment.build_evaluators((pick,))
-        if getattr(evaluator, "has_budget", True) and getattr(pick.options, "eps", None) is None:
+        if evaluator.has_budget and getattr(pick.options, "eps", None) is None:
             raise OptionError(f"evaluator '{label}' needs eps, a fraction of the pixel range such as 0.1 or '8/255'.")
     return experiment
 

@@ -40,12 +40,10 @@ class AttackEvaluator(Evaluator):
     Attributes:
         options: an instance of the entry's options.
         implementation: package and version that make the adversarial examples.
-        has_budget: whether a ball bounds the images; where none does, no eps is checked or reported.
         takes_steps: whether ``craft`` takes the steps of ``threat``, so that a step that does not fit eps is reported.
     """
 
     implementation = f"calfat-plugin {__version__}"
-    has_budget: ClassVar[bool] = True
     takes_steps: ClassVar[bool] = False
     gives_examples = True
 
@@ -269,7 +267,7 @@ def finite(logits: Tensor, what: str) -> Tensor:
 
 
 def share(verdicts: Tensor) -> float:
-    """Of True in (N,) bool."""
+    """The share of True in (N,) bool."""
     return int(verdicts.sum()) / len(verdicts)
 
 
@@ -285,11 +283,7 @@ def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
     CalFAT leaves the clean image out of account, so its accuracy may exceed the natural one.
 
     Args:
-        task: what was attacked, at least one example, with the verdicts on the clean images.
         adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
-
-    Returns:
-        The fields of ``EvaluationResult`` that are numbers of examples and accuracies.
     """
     y = task.data.y.cpu()
     examples = y.bincount(minlength=task.num_classes).tolist()

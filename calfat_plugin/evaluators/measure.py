@@ -86,7 +86,7 @@ def measure(
                 on_progress=partial(on_progress, label),
                 on_examples=first,
             )
-            if clients is not None and getattr(evaluator, "uses_clients", False):
+            if clients is not None and evaluator.uses_clients:
                 task = replace(task, clients=lambda: clients)
             before = _versions(model)
             with timed(label):
@@ -97,7 +97,7 @@ def measure(
                     "no number after it would be about the same model."
                 )
             result = _checked(result, label)
-            if task.targets is None and getattr(evaluator, "has_budget", True):
+            if task.targets is None and evaluator.has_budget:
                 found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
             results[label] = result

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from calfat_plugin import __version__
 from calfat_plugin.entries import Citation, EvaluatorEntry
@@ -51,7 +51,7 @@ class PanelOptions:
 class Panel(Evaluator):
     """Every threat by the evaluator that measures it alone; an example counts if none of them breaks it."""
 
-    has_budget: ClassVar[bool] = False  # of the run: each threat has its own, and keeps it
+    has_budget = False  # of the run: each threat has its own, and keeps it
     gives_examples = True  # those that broke something
 
     def __init__(self, options: PanelOptions) -> None:

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from calfat_plugin import returned
-from calfat_plugin.errors import OptionError, PluginError
+from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces import (
     ActiveCorrection,
+    Aggregate,
+    AggregationTask,
+    Aggregator,
+    Attacker,
     ClientLoss,
     EvaluationTask,
     Evaluator,
     InnerAttack,
-    InnerTask,
     LocalCorrection,
+    LocalTrainer,
     LossModifier,
-    MiniBatch,
-    SetUpTask,
 )
-from calfat_plugin.results import EvaluationResult, State, evaluation_as_json
+from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Generator, Tensor, nn
+    from torch import Tensor, nn
 
-    from calfat_plugin.entries import Entry, EvaluatorEntry, InnerAttackEntry
+    from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, InnerAttackEntry, ModifierEntry, TrainerEntry
     from calfat_plugin.interfaces import LocalTask
 
 T = TypeVar("T")
@@ -40,7 +42,11 @@ T = TypeVar("T")
 def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
-    """What ``build`` makes of its arguments; ``names``: what the contract calls them."""
+    """What ``build`` makes of its arguments.
+
+    Args:
+        names: what the contract calls them, for the message.
+    """
     call = ", ".join([names, *options])
     try:
         inspect.signature(build).bind(*arguments, **options)
@@ -63,7 +69,12 @@ def build_plugin(
 def checked_split(
     shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
 ) -> list[npt.NDArray[np.int64]]:
-    """The clients' positions in the training set, if what a partition gave is a partition of it."""
+    """The clients' positions in the training set, if they are a partition of it.
+
+    Args:
+        shards: what a partition gave: one list or array of positions a client.
+        may_leave_out: whether some examples may go to nobody.
+    """
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
     wanted = "expected (examples,) positions in the training set, whole numbers"
@@ -104,125 +115,148 @@ def checked_split(
     return indices
 
 
-class _Checked:
-    """What a plugin built: errors in it are named after the plugin, and not after those that it works with."""
-
-    def __init__(self, made: Any, entry: Entry, who: str) -> None:
-        self._made, self._entry, self._who = made, entry, who
-
-    def _named(self) -> AbstractContextManager[None]:
-        return returned.attribute_errors_to(self._who, self._entry.config)
+# --- what plugins return ----------------------------------------------------------------------------------------------
 
 
-class CheckedEvaluator(_Checked, Evaluator):
-    """A plugin's evaluator, whose result is checked."""
+def checked(plugin: T, entry: Any, who: str) -> T:
+    """The same plugin; errors of its methods begin with its name, and what they return is checked.
 
-    def __init__(self, made: Evaluator, entry: EvaluatorEntry, who: str) -> None:
-        super().__init__(made, entry, who)
-        self.evaluator = made
-        self.gives_examples, self.takes_targets = made.gives_examples, made.takes_targets
-        self.has_budget: bool = getattr(made, "has_budget", True)
-        self.uses_clients = entry.uses_clients
+    Which methods these are, and what they may return, is the table ``_RETURNS``; an interface's own defaults are right.
+    The plugin becomes an instance of a subclass, so that a copy of it is checked, too.
+    """
+    cls = type(plugin)
+    cls = getattr(cls, "_before_checks", cls)  # a build may give the same object again
+    kind = next((kind for kind in _RETURNS if issubclass(cls, kind)), object)
+    checks = {
+        name: check for name, check in _RETURNS.get(kind, {}).items() if getattr(cls, name) is not getattr(kind, name)
+    }
+    if not checks:
+        return plugin
 
-    def set_up(self, task: SetUpTask) -> None:
-        """Set the evaluator up."""
-        with self._named():
-            if self.uses_clients and not task.has_clients:
-                raise OptionError(
-                    f"'{self._entry.name}' measures the clients of a round, which are there only while a federation "
-                    "trains: a finished run keeps its global model, and a model alone has none. Name it in a recipe, "
-                    "under calfat.evaluators or calfat.monitor.evaluators."
-                )
-            self.evaluator.set_up(task)
+    def checking(name: str, check: Callable[..., Any]) -> Callable[..., Any]:
+        # An error in an inner attack's steps may be one of the method's loss, which they call.
+        named = name not in ("craft", "take_steps")
 
-    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """The evaluator's result."""
-        with self._named():
-            result = returned.instance(self.evaluator.evaluate(task, label), EvaluationResult, "evaluate returned")
-            metrics = returned.metrics(result.metrics, self._entry.metrics, "its result has the metric")
-            result = dataclasses.replace(result, metrics=metrics)
-            evaluation_as_json(result)
-        return result
+        def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            with returned.attribute_errors_to(who, entry.config) if named else nullcontext():
+                value = getattr(super(made, self), name)(*arguments, **keywords)
+            with returned.attribute_errors_to(who, entry.config):
+                value = check(entry, value, *arguments, **keywords)
+            return checked(value, entry, who) if isinstance(value, LocalCorrection | LocalTrainer) else value
 
+        return call
 
-class CheckedModifier(_Checked, LossModifier):
-    """A plugin's loss modifier, which trainers compose with."""
-
-    def adapt_model(self, model: nn.Module) -> nn.Module:
-        from torch import nn
-
-        with self._named():
-            return returned.instance(self._made.adapt_model(model), nn.Module, "adapt_model returned")
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        with self._named():
-            loss = returned.instance(self._made.bind(class_counts), ClientLoss, "bind returned")
-            returned.overrides(loss)
-            # On two rows of logits: shapes, and whether they are left as they are.
-            logits, y = class_counts.float().new_zeros((2, len(class_counts))), class_counts.new_zeros(2)
-            for name in ("attack_logits", "kl_logits", "margin_logits"):
-                returned.like(getattr(loss, name)(logits), logits, f"{name} of its loss returned")
-            returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
-            if logits._version:
-                text = "its loss changes the logits that it is given in place; write logits + 1, not logits += 1."
-                raise PluginError(text)
-            return loss
+    body = {name: checking(name, check) for name, check in checks.items()}
+    named_as = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    metaclass: Any = type(cls)
+    made = metaclass(cls.__name__, (cls,), {**named_as, **body, "_before_checks": cls})
+    object.__setattr__(plugin, "__class__", made)
+    return plugin
 
 
-class CheckedCorrection(_Checked, LocalCorrection):
-    """An aggregator's part of local training, beside the trainer's."""
-
-    def begin(self, task: LocalTask) -> ActiveCorrection:
-        with self._named():
-            active = returned.instance(self._made.begin(task), ActiveCorrection, "begin returned")
-            returned.overrides(active)
-            return active
+def _evaluation(entry: EvaluatorEntry, result: Any, task: EvaluationTask, label: str) -> EvaluationResult:
+    found = returned.instance(result, EvaluationResult, "evaluate returned")
+    metrics = returned.metrics(found.metrics, entry.metrics, "its result has the metric")
+    found = dataclasses.replace(found, metrics=metrics)
+    evaluation_as_json(found)
+    return found
 
 
-class CheckedInnerAttack(_Checked, InnerAttack):
-    """A plugin's inner attack, which trainers call. An error in ``craft`` or ``take_steps`` may be of their loss."""
+def _adapted(entry: Any, model: Any, given: nn.Module) -> nn.Module:
+    from torch import nn
 
-    def __init__(self, made: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
-        _Checked.__init__(self, made, entry, who)
-        InnerAttack.__init__(self, made.options)
-        self.who = "" if type(made) is InnerAttack else who  # PGD projects: others made what lies outside
+    return returned.instance(model, nn.Module, "adapt_model returned")
 
-    @property
-    def has_own_steps(self) -> bool:
-        own: bool = self._made.has_own_steps
-        return own
 
-    def begin_round(self, task: LocalTask) -> Any:
-        with self._named():
-            return self._made.begin_round(task)
+def _bound(entry: ModifierEntry, bound: Any, class_counts: Tensor) -> ClientLoss:
+    """Refuse losses that take or give other shapes than two rows of logits have, or change these in place."""
+    loss = returned.instance(bound, ClientLoss, "bind returned")
+    returned.overrides(loss)
+    logits, y = class_counts.float().new_zeros((2, len(class_counts))), class_counts.new_zeros(2)
+    for name in ("attack_logits", "kl_logits", "margin_logits"):
+        returned.like(getattr(loss, name)(logits), logits, f"{name} of its loss returned")
+    returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
+    if logits._version:
+        raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
+    return loss
 
-    def end_round(self, memory: Any) -> State:
-        with self._named():
-            return returned.tensors(self._made.end_round(memory), "end_round's state holds")
 
-    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
-        with self._named():
-            found = self._made.start(x_nat, threat, generator)
-            return None if found is None else returned.like(found, x_nat, "start returned")
+def _update(entry: TrainerEntry, fitted: Any, task: LocalTask) -> LocalUpdate:
+    found = returned.instance(fitted, LocalUpdate, "fit returned")
+    for name in ("state", "extras", "client_state"):
+        returned.tensors(getattr(found, name), f"its update's {name} holds", on="cpu")
+    declared = {**entry.metrics, "loss": "mean training loss"}
+    also = (FELL, OVERFIT, PASSES)
+    metrics = returned.metrics(found.metrics, declared, "its update has the metric", also=also)
+    return dataclasses.replace(found, metrics=metrics)
 
-    def craft(self, task: InnerTask) -> Tensor:
-        x_adv = self._made.craft(task)
-        with self._named():
-            return returned.like(x_adv, task.x_nat, "craft returned")
 
-    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
-        if not self.has_own_steps:
-            return step(batch)
-        value = self._made.take_steps(batch, step, memory)
-        with self._named():
-            return returned.loss(value, "take_steps returned")
+def _evaluated_personal(
+    entry: TrainerEntry, found: Any, updates: Mapping[int, LocalUpdate], names: Sequence[str]
+) -> dict[str, Tensor]:
+    what, sent = "evaluated_personal returned", next(iter(updates.values())).state
+    known = returned.mapping(found, what)
+    return {name: returned.like(known.get(name), sent[name], f"{what}, as '{name}',") for name in names}
 
-    def reach(self, threat: ThreatModel) -> ThreatModel:
-        with self._named():
-            found = returned.instance(self._made.reach(threat), ThreatModel, "reach returned")
-            if found.bounds != threat.bounds:
-                raise PluginError(
-                    f"reach returned a set with pixels in {list(found.bounds)}; expected those of the budget, "
-                    f"{list(threat.bounds)}. Take threat.scaled(factor)."
-                )
-            return found
+
+def _aggregate(entry: AggregatorEntry, combined: Any, task: AggregationTask) -> Aggregate:
+    found = returned.instance(combined, Aggregate, "combine returned", "Return Aggregate(state=...).")
+    for name in ("state", "server_state", "broadcast"):
+        returned.tensors(getattr(found, name), f"its aggregate's {name} holds", on="cpu")
+    weights = returned.shares(found.weights, task.updates, "its aggregate's weights hold")
+    metrics = returned.metrics(found.metrics, entry.metrics, "its aggregate has the metric")
+    return dataclasses.replace(found, metrics=metrics, weights=weights)
+
+
+def _correction(entry: AggregatorEntry, correction: Any) -> LocalCorrection:
+    returned.overrides(returned.instance(correction, LocalCorrection, "correction returned"))
+    return correction  # type: ignore[no-any-return]
+
+
+def _begun(entry: AggregatorEntry, active: Any, task: LocalTask) -> ActiveCorrection:
+    returned.overrides(returned.instance(active, ActiveCorrection, "begin returned"))
+    return active  # type: ignore[no-any-return]
+
+
+def _reach(entry: InnerAttackEntry, reached: Any, threat: ThreatModel) -> ThreatModel:
+    found = returned.instance(reached, ThreatModel, "reach returned")
+    if found.bounds != threat.bounds:
+        raise PluginError(
+            f"reach returned a set with pixels in {list(found.bounds)}; expected those of the budget, "
+            f"{list(threat.bounds)}. Take threat.scaled(factor)."
+        )
+    return found
+
+
+#: What methods of plugins may return: a check is given the entry, the value, and the arguments of the call.
+_RETURNS: dict[type, dict[str, Callable[..., Any]]] = {
+    Evaluator: {"set_up": lambda entry, found, task: found, "evaluate": _evaluation},
+    LossModifier: {"adapt_model": _adapted, "bind": _bound},
+    LocalTrainer: {
+        "fit": _update,
+        "among": lambda entry, trainer, others: returned.instance(trainer, LocalTrainer, "among returned"),
+        "personal_names": lambda entry, found, model: returned.names(
+            found, model.state_dict(), "personal_names returned"
+        ),
+        "evaluated_personal": _evaluated_personal,
+        "broadcast": lambda entry, extras, updates: returned.tensors(extras, "broadcast returned", on="cpu"),
+    },
+    Attacker: {
+        "poisoned": lambda entry, found, data, num_classes: returned.examples(
+            found, data, num_classes, "poisoned returned"
+        ),
+        "sent": lambda entry, state, task: returned.tensors(state, "sent returned", on="cpu"),
+    },
+    Aggregator: {"correction": _correction, "combine": _aggregate},
+    LocalCorrection: {"begin": _begun},
+    InnerAttack: {
+        "begin_round": lambda entry, memory, task: memory,
+        "end_round": lambda entry, state, memory: returned.tensors(state, "end_round's state holds"),
+        "start": lambda entry, found, x_nat, threat, generator: (
+            None if found is None else returned.like(found, x_nat, "start returned")
+        ),
+        "craft": lambda entry, x_adv, task: returned.like(x_adv, task.x_nat, "craft returned"),
+        "take_steps": lambda entry, value, batch, step, memory: returned.loss(value, "take_steps returned"),
+        "reach": _reach,
+    },
+}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from calfat_plugin import entries, returned
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
-from calfat_plugin.errors import CalfatError, PluginError
+from calfat_plugin.errors import CalfatError, OptionError, PluginError
 from calfat_plugin.experiment.groups import members_of
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
-    from calfat_plugin.experiment.building import CheckedEvaluator
-    from calfat_plugin.interfaces import Aggregator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
+    from calfat_plugin.interfaces import Aggregator, Evaluator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
     from calfat_plugin.models.building import ImageShape
 
 T = TypeVar("T")
@@ -126,22 +125,20 @@ class Experiment(Recipe):
 
     def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
         """A plugin, from its options and further arguments; see ``building.build_plugin``."""
-        from calfat_plugin.experiment.building import build_plugin
+        from calfat_plugin.experiment.building import build_plugin, checked
 
         with self.attribute_errors_to(pick):
             build = pick.entry.load()
             returned.overrides(build, pick.entry)
             made = build_plugin(build, wanted, pick.options, *arguments, names=names)
             returned.overrides(made, pick.entry)
-            return made
+            return checked(made, pick.entry, self.who(pick))
 
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier."""
-        from calfat_plugin.experiment.building import CheckedModifier
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
-        pick = self.modifier
-        modifier = CheckedModifier(self.built(pick, LossModifier), pick.entry, self.who(pick))
+        modifier = self.built(self.modifier, LossModifier)
         trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
         self.check_method(type(trainer))
         return trainer
@@ -177,11 +174,12 @@ class Experiment(Recipe):
 
     def build_inner(self) -> InnerAttack:
         """The attack of training."""
-        from calfat_plugin.experiment.building import CheckedInnerAttack
         from calfat_plugin.interfaces import InnerAttack
 
-        pick = self.threat.inner
-        return CheckedInnerAttack(self.built(pick, InnerAttack), pick.entry, self.who(pick))
+        inner = self.built(self.threat.inner, InnerAttack)
+        if type(inner) is not InnerAttack:  # PGD projects: others made what lies outside
+            inner.who = self.who(self.threat.inner)
+        return inner
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator."""
@@ -189,20 +187,28 @@ class Experiment(Recipe):
 
         return self.built(self.aggregator, Aggregator)
 
-    def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
+    def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
         """(label, evaluator) for each pick."""
-        from calfat_plugin.experiment.building import CheckedEvaluator
         from calfat_plugin.interfaces import Evaluator
 
-        return [(p.label, CheckedEvaluator(self.built(p, Evaluator), p.entry, self.who(p))) for p in picks]
+        made = [(pick.label, self.built(pick, Evaluator)) for pick in picks]
+        for pick, (_, evaluator) in zip(picks, made, strict=True):
+            vars(evaluator)["uses_clients"] = pick.entry.uses_clients
+        return made
 
     def ready_evaluators(
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask
-    ) -> list[tuple[str, CheckedEvaluator]]:
+    ) -> list[tuple[str, Evaluator]]:
         """As :meth:`build_evaluators`, and set up: they can measure."""
         made = self.build_evaluators(picks)
         for pick, (_, evaluator) in zip(picks, made, strict=True):
             with self._complaints_at(pick.path):
+                if pick.entry.uses_clients and not task.has_clients:
+                    raise OptionError(
+                        f"'{pick.entry.name}' measures the clients of a round, which are there only while a federation "
+                        "trains: a finished run keeps its global model, and a model alone has none. Name it in a "
+                        "recipe, under calfat.evaluators or calfat.monitor.evaluators."
+                    )
                 evaluator.set_up(task)
         return made
 

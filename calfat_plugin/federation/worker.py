@@ -12,23 +12,22 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.experiment.building import CheckedCorrection
 from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalCorrection, LocalTask, LocalTrainer, State, TrainSettings
+from calfat_plugin.interfaces import LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
+from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -40,10 +39,7 @@ _PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
 class Worker:
     """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
 
-    Args:
-        dataset: for shapes and augmentation; only ``shards`` are trained on.
-        shards: client id to its training examples.
-        client_states: client id to what it keeps so far; training changes it.
+    Of the data set only shapes and augmentation are used; training changes ``client_states``.
     """
 
     def __init__(
@@ -64,34 +60,26 @@ class Worker:
         self._trainers = {name: each.build_trainer() for name, each in groups.items()}
         self._inner = experiment.build_inner()
         self._inners = {name: each.build_inner() for name, each in groups.items()}
-        aggregator, pick = experiment.build_aggregator(), experiment.aggregator
-        with experiment.attribute_errors_to(pick):
-            correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
-            returned.overrides(correction)
-        self._correction = CheckedCorrection(correction, pick.entry, experiment.who(pick))
+        self._correction = experiment.build_aggregator().correction()
         self._model = experiment.build_model(dataset, self._trainer).to(device)
-        self._personal = personal_names(experiment, self._trainer, self._model)
+        self._personal = self._trainer.personal_names(self._model)
         self._precision = chosen(experiment.runtime.precision, device)
         log.info("clients train in %s on %s", self._precision, device)
         if self._precision == "bf16" and not has_bf16_units(device):
             log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)
 
     def num_examples(self, client: int) -> int:
-        """Training examples of a client."""
         return len(self.shards[client])
 
     @property
     def num_classes(self) -> int:
-        """C."""
         return self._dataset.num_classes
 
     @property
     def model_bytes(self) -> int:
-        """Size of the model's tensors."""
         return num_bytes(self._model.state_dict())
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        """Refuse a server's message that does not fit this experiment's model."""
         check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
@@ -111,12 +99,7 @@ class Worker:
         return pack_update(update)
 
     def fine_tuned(self, client: int, round: int, downlink: Mapping[str, Tensor], epochs: int) -> State:
-        """The global model after local epochs of one client, who keeps nothing of them.
-
-        Args:
-            client: whose data, method and budget they are.
-            round: the last finished one, whose learning rate they have.
-        """
+        """The global model after local epochs of one client, at the learning rate of ``round``; it keeps nothing."""
         settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
         settings = replace(settings, epochs=epochs, local_steps=None)
         return self._update(client, round, downlink, settings, derive_seed(self.experiment.seed, "fine-tune")).state
@@ -164,25 +147,14 @@ class Worker:
         data = self.shards[client]
         if group is None or group.attacker is None:
             return data
-        attacker = build_attacker(self.experiment, group)
-        with self.experiment.attribute_errors_to(group.attacker):
-            poisoned = attacker.poisoned(data, self._dataset.num_classes)
-            return returned.examples(poisoned, data, self._dataset.num_classes, "poisoned returned")
+        return build_attacker(self.experiment, group).poisoned(data, self._dataset.num_classes)
 
     def _trained(self, task: LocalTask, group: ClientGroup | None) -> LocalUpdate:
         trainer = self.experiment.trained_by(group).trainer
         local = self._trainer if group is None else self._trainers[group.name]
         try:
-            with self.experiment.attribute_errors_to(trainer):
-                with returned.stateless(local, self.experiment.who(trainer), self._reported):
-                    found = local.fit(task)
-                update = returned.instance(found, LocalUpdate, "fit returned")
-                for name in ("state", "extras", "client_state"):
-                    returned.tensors(getattr(update, name), f"its update's {name} holds", on="cpu")
-                declared = {**trainer.entry.metrics, "loss": "mean training loss"}
-                also = (FELL, OVERFIT, PASSES)
-                metrics = returned.metrics(update.metrics, declared, "its update has the metric", also=also)
-                return replace(update, metrics=metrics)
+            with returned.stateless(local, self.experiment.who(trainer), self._reported):
+                return local.fit(task)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise
@@ -193,18 +165,8 @@ class Worker:
             ) from None
 
 
-def personal_names(experiment: Experiment, trainer: LocalTrainer, model: nn.Module) -> frozenset[str]:
-    """Names of the tensors that each client keeps for itself, as the run's trainer has them."""
-    with experiment.attribute_errors_to(experiment.trainer):
-        return returned.names(trainer.personal_names(model), model.state_dict(), "personal_names returned")
-
-
 class Shards(Mapping[int, ImageData]):
-    """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
-
-    Args:
-        indices: by client id, the positions of its examples.
-    """
+    """Client id to its training examples, copied when asked for, so that all is in memory only once."""
 
     def __init__(self, data: ImageData, indices: Sequence[npt.NDArray[np.int64]]) -> None:
         self._data, self._indices = data, indices

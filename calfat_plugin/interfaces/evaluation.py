@@ -159,10 +159,14 @@ class Evaluator(ABC):
     Attributes:
         gives_examples: whether ``evaluate`` calls ``task.on_examples``.
         takes_targets: whether its attack aims at ``task.targets``.
+        has_budget: whether a ball bounds the images; where none does, no eps is checked or reported.
+        uses_clients: what its entry says; set where it is built.
     """
 
     gives_examples: bool = False
     takes_targets: bool = False
+    has_budget: bool = True
+    uses_clients: bool = False
 
     def set_up(self, task: SetUpTask) -> None:
         """Prepare what is the same for every model: called once, before anything is measured.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
@@ -40,10 +41,12 @@ _OFF = 0.5  # the gradient explains less than three quarters of how the logits c
 _UNRELATED_SHARE = 0.1  # of the images: a kink of a ReLU is no masking
 
 
+@dataclass(frozen=True)
 class Answers(Check):
     """Does the model answer the same to the same image, whenever it is asked and whatever else it is asked about?"""
 
-    name, title = "answers", "same answers to the same images"
+    name: str = "answers"
+    title: str = "same answers to the same images"
 
     def cost(self, examples: int) -> float:
         return (4.0 + _DRAWS) * examples
@@ -98,6 +101,7 @@ class Answers(Check):
             )
 
 
+@dataclass(frozen=True)
 class Slopes(Check):
     """Is the gradient that the model returns the slope of the logits that it returns?
 
@@ -106,7 +110,8 @@ class Slopes(Check):
     what is answered, leads attacks elsewhere, however strong they are.
     """
 
-    name, title = "slopes", "gradients against the slopes of the logits"
+    name: str = "slopes"
+    title: str = "gradients against the slopes of the logits"
 
     def cost(self, examples: int) -> float:
         return (3.0 + 2 * _DIRECTIONS * len(_LENGTHS)) * min(examples, _SAMPLE)
@@ -115,16 +120,22 @@ class Slopes(Check):
         import torch
 
         from calfat_plugin.datasets.data import pixels
+        from calfat_plugin.maths.attacks import attack_mode, input_gradient
+        from calfat_plugin.maths.precision import float32_as
         from calfat_plugin.seeds import generator
 
         noise = generator(trial.seed, "trust/slopes")
         x = pixels(subset(trial.data, _SAMPLE).x.to(trial.device))
         low, high = trial.threat.bounds
-        longest = _LENGTHS[0] * _reach(trial, x)
+        pixels_each = x[0].numel()  # all of which may move at once so far within the ball:
+        shrink: dict[str, float] = {"linf": 1.0, "l2": math.sqrt(pixels_each), "l1": pixels_each}
+        longest = _LENGTHS[0] * (float(trial.threat.eps) / shrink[trial.threat.norm])
         start = trial.threat.random_start(x, noise).clamp(low + longest, high - longest)
         logits = trial.asked(start, "random points of the ball")
         first, second = logits.topk(2, dim=1).indices.unbind(1)
-        slope = self._gradient(trial, start, first, second).cpu().double()
+        point = start.clone().requires_grad_()
+        with attack_mode(trial.model), torch.enable_grad(), float32_as("fp32", trial.device):
+            slope = input_gradient(_margin(trial.model(point), first, second).sum(), point).cpu().double()
         errors = torch.full((len(x),), torch.inf, dtype=torch.float64)
         for length in _LENGTHS:
             h = length / _LENGTHS[0] * longest
@@ -145,17 +156,6 @@ class Slopes(Check):
         one_hot = (levels <= 2) & (trial.num_classes > 2)
         return Evidence(self.name, (), {UNRELATED: share(errors > _OFF), ONE_HOT: share(one_hot)})
 
-    def _gradient(self, trial: Trial, start: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Of the difference of two logits by the image."""
-        import torch
-
-        from calfat_plugin.maths.attacks import attack_mode, input_gradient
-        from calfat_plugin.maths.precision import float32_as
-
-        point = start.clone().requires_grad_()
-        with attack_mode(trial.model), torch.enable_grad(), float32_as("fp32", trial.device):
-            return input_gradient(_margin(trial.model(point), first, second).sum(), point)
-
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         unrelated, one_hot = found.facts.get(UNRELATED, 0.0), found.facts.get(ONE_HOT, 0.0)
         if unrelated > _UNRELATED_SHARE:
@@ -174,13 +174,5 @@ class Slopes(Check):
 
 def _margin(logits: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """(N,) float64, of (N, C) logits that at ``first`` above that at ``second``."""
-    both = (logits.gather(1, which.to(logits.device)[:, None]).squeeze(1).double() for which in (first, second))
-    one, other = both
+    one, other = (logits.gather(1, which.to(logits.device)[:, None]).squeeze(1).double() for which in (first, second))
     return one - other
-
-
-def _reach(trial: Trial, x: Tensor) -> float:
-    """How far all pixels may move at once within the ball."""
-    values = x[0].numel()
-    shrink: dict[str, float] = {"linf": 1.0, "l2": math.sqrt(values), "l1": values}
-    return float(trial.threat.eps) / shrink[trial.threat.norm]

@@ -1,17 +1,20 @@
-"""One check of the battery: some attacks on the model, and what in their numbers speaks against it.
+"""What a check of the battery is: some attacks on the model, and what in their numbers speaks against it.
 
-A check is a small object that keeps nothing. ``run`` needs torch and the model; ``symptoms`` is a function of numbers.
+A check keeps nothing. Its attacks need torch and the model; its symptoms are a function of numbers.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from calfat_plugin.evaluators.alarms import clearly_below
 from calfat_plugin.judging.evidence import Evidence, Found, Row
+from calfat_plugin.report.numbers import percent
 
 if TYPE_CHECKING:
+    from calfat_plugin.interfaces import Evaluator
     from calfat_plugin.judging.trial import Trial
 
 #: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt; one image is
@@ -38,22 +41,45 @@ class Symptom(NamedTuple):
     decides: str = ""
 
 
-class Check(ABC):
-    """One question to the model.
+class Attack(NamedTuple):
+    """An attack of a check.
+
+    Attributes:
+        passes: about how often each image passes through the model.
+        resumable: whether it continues where a killed process stopped.
+        classes: it needs so many.
+    """
+
+    label: str
+    evaluator: Evaluator
+    passes: float
+    resumable: bool = False
+    classes: int = 2
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to the model; a class of its own where more is computed than attacks.
 
     Attributes:
         weakness: what it says about the number on trial if these attacks break more; empty: nothing.
         masks: whether ``weakness`` says that the model hides from attacks.
+        finds: for attacks that need no gradient of the model, so that they should break fewer images: what is said of
+            one that breaks more, of {attack}, what it {leaves}, and the {least} that gradients leave.
+        symptom: what else in the rows, and in all that was found, an honest measurement would not show.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    weakness: ClassVar[str] = ""
-    masks: ClassVar[bool] = False
+    name: str
+    title: str
+    attacks: tuple[Attack, ...] = ()
+    weakness: str = ""
+    masks: bool = False
+    finds: str = ""
+    symptom: Callable[[Sequence[Row], Found], Iterator[Symptom]] = lambda rows, found: iter(())
 
-    @abstractmethod
     def cost(self, examples: int) -> float:
         """About how many single images pass through the model."""
+        return sum(attack.passes for attack in self.attacks) * examples
 
     def run(self, trial: Trial) -> Evidence:
         """Look at the model; what its attacks break is noted in ``trial.robust``."""
@@ -61,8 +87,14 @@ class Check(ABC):
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         """Make the attacks."""
-        return iter(())
+        for attack in self.attacks:
+            if trial.num_classes >= attack.classes:
+                yield trial.attack(attack.label, attack.evaluator, resumable=attack.resumable)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         """What in ``rows``, and in what else was found, an honest measurement would not show."""
-        return iter(())
+        for row in rows if self.finds else ():
+            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
+                leaves, least = percent(row.accuracy), percent(found.white_box)
+                yield Symptom(self.finds.format(attack=row.attack, leaves=leaves, least=least), masks=True)
+        yield from self.symptom(rows, found)

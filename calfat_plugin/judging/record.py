@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.analyses.attack import CHOOSE_OUTPUT
 from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_text
-from calfat_plugin.errors import RunError, one_line
+from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.judging.evidence import Evidence
-from calfat_plugin.judging.trial import as_bits, from_bits
 from calfat_plugin.judging.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 3
+FORMAT = 3  # also a part of the digest
 _BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
 
 
@@ -56,24 +56,16 @@ class Record:
                 f"{path}: is there already, and calfat trust did not write it. It is not overwritten: name another "
                 "file with --output."
             )
-        if content.get("format") != FORMAT:
-            raise RunError(
-                f"{path}: was written by another version of calfat-plugin (format {one_line(content.get('format'))}; "
-                f"this one writes {FORMAT}), whose checks were others. It is not overwritten: remove it, or write the "
-                "new one elsewhere with --output."
-            )
         if content.get("digest") != digest:
             raise RunError(
-                f"{path}: holds the verdict on another model, budget, seed or set of images. It is not overwritten: "
-                "remove it, or write the new one elsewhere with --output."
+                f"{path}: holds the verdict on another model, budget, seed or set of images, or another version's. It "
+                "is not overwritten: remove it, or write the new one elsewhere with --output."
             )
         try:
             evidence = tuple(map(Evidence.from_json, content["checks"]))
-            robust = from_bits(content["robust"])
-        except (KeyError, TypeError, AttributeError) as error:
+            robust = from_bits(content["robust"], examples)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{path}: the file is damaged ({type(error).__name__}: {error}). {RESTORE}") from None
-        if len(robust) != examples:
-            raise RunError(f"{path}: 'robust' is about {len(robust)} images; there are {examples}. {RESTORE}")
         return cls(path, digest, facts, evidence, robust, content.get("full") is True)
 
     @property

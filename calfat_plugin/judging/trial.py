@@ -14,6 +14,7 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import ModelError
+from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
 from calfat_plugin.evaluators.gradient import CW, CWOptions, margin
 from calfat_plugin.evaluators.measure import clean_correct, measure
@@ -114,7 +115,7 @@ class Trial:
         memory = self.scratch / f"{label}.txt" if resumable and self.scratch is not None else None
         broken, disputed = torch.zeros_like(self.correct), torch.zeros_like(self.correct)
         if memory is not None and memory.exists():
-            broken, disputed = map(from_bits, memory.read_text(encoding="utf-8").split())
+            broken, disputed = (from_bits(bits, len(broken)) for bits in memory.read_text(encoding="utf-8").split())
         started = time.perf_counter()
         chosen = torch.arange(len(self.correct)) if only is None else only
 
@@ -211,13 +212,3 @@ class Trial:
 def differ(logits: Tensor, others: Tensor) -> Tensor:
     """Which rows of (N, C) two passes answered otherwise, beyond rounding: (N,) bool."""
     return (others - logits).abs().amax(dim=1) > _SAME * float(logits.abs().amax())
-
-
-def as_bits(verdicts: Tensor) -> str:
-    """(N,) bool as a text of 0 and 1."""
-    return "".join("1" if verdict else "0" for verdict in verdicts.tolist())
-
-
-def from_bits(text: str) -> Tensor:
-    """The inverse of :func:`as_bits`."""
-    return torch.tensor([letter == "1" for letter in text], dtype=torch.bool)

@@ -37,9 +37,7 @@ from calfat_plugin.interfaces import (
     LocalTask,
     LossModifier,
 )
-from calfat_plugin.judging import battery, examine, surrogate
-from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise
-from calfat_plugin.judging.white_box import Strength
+from calfat_plugin.judging import examine, surrogate
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
@@ -61,6 +59,7 @@ from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.standard import Standard
 from tests.card.card import CARD, Card, install
 from tests.cli.runner import calfat
+from tests.evaluators.trust_models import weak_battery
 
 install()
 CPU = torch.device("cpu")
@@ -378,15 +377,9 @@ ON_CPU = ("--set", "device_args.using_gpu=false")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery of ``calfat trust`` in a moment: every check, each too weak to publish."""
-    monkeypatch.setattr(BlackBox, "queries", 5)
-    monkeypatch.setattr(RandomNoise, "draws", 2)
-    monkeypatch.setattr(Strength, "steps", (1, 2))
-    monkeypatch.setattr(Strength, "restarts", 1)
     monkeypatch.setattr(surrogate, "EPOCHS", 1)
     monkeypatch.setattr(surrogate, "MORE", 20)
-    plain = battery.battery
-    weak = AutoAttackCheck(iterations=2, queries=5)
-    monkeypatch.setattr(examine, "battery", lambda **question: (*plain(**question)[:-1], weak))
+    monkeypatch.setattr(examine, "battery", weak_battery)
 
 
 def test_a_recipe_and_what_is_asked_of_its_run(

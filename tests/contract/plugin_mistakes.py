@@ -34,6 +34,7 @@ from calfat_plugin import (
     LossModifier,
     ModelEntry,
     ModifierEntry,
+    NoOptions,
     PartitionEntry,
     Registry,
     TrainerEntry,
@@ -97,14 +98,14 @@ LISTS: dict[type[Entry], tuple[tuple[str, ...], Any]] = {
 
 def registry(*hooks: Entry) -> Registry:
     plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda entry=entry: [entry]) for entry in hooks})
-    plugin.__name__ = "mine"
+    plugin.__name__ = "wrong"
     return Registry.load(entry_points=False, plugins=[plugin])
 
 
 def experiment(entry: Entry, **settings: Any) -> Experiment:
     """The tiny recipe with this plugin, which is called wrong; ``settings``: dotted keys, dots written as ``__``."""
     path, value = LISTS.get(type(entry)) or (PATHS[type(entry)], "wrong")
-    document = parse_document(RECIPE, "test.yaml").with_value(path, value, "test.yaml")
+    document = parse_document(RECIPE, "test.yaml").with_value(path, value, "test.yaml:1")
     for key, setting in settings.items():
         document = document.with_value(tuple(key.split("__")), setting, "--set")
     return assemble(document, registry(entry))
@@ -132,10 +133,11 @@ def cross_entropy(batch: Any) -> Tensor:
     return loss
 
 
-def trainer(metrics: dict[str, str] | None = None, **methods: Any) -> TrainerEntry:
+def trainer(metrics: Any = None, config: type = NoOptions, **methods: Any) -> TrainerEntry:
     """A method that is right but for these methods."""
     body = {"train_loss": lambda self, batch: cross_entropy(batch), **methods}
-    return TrainerEntry("wrong", build=type("Wrong", (AdversarialTrainer,), body), metrics=metrics or {})
+    build = type("Wrong", (AdversarialTrainer,), body)
+    return TrainerEntry("wrong", build=build, config=config, metrics=metrics or {})
 
 
 def smoothed(self: Any, batch: Any) -> Tensor:

@@ -28,7 +28,6 @@ from calfat_plugin.options import describe_options, option
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites.schema import SuiteOptions
 from calfat_plugin.threat import ThreatModel
 from tests.snapshot import TextSnapshot
 
@@ -300,7 +299,7 @@ def test_the_page_of_an_entry_lists_its_metrics() -> None:
 def test_every_option_says_what_null_means() -> None:
     built_in = Registry.load(entry_points=False)
     configs = [entry.config for kind in KINDS for entry, _ in built_in.offers(kind)]
-    configs += [*HOST_SECTIONS.values(), Monitor, EvaluationOptions, RuntimeOptions, ThreatModel, SuiteOptions]
+    configs += [*HOST_SECTIONS.values(), Monitor, EvaluationOptions, RuntimeOptions, ThreatModel]
     unexplained = {
         f"{config.__name__}.{info.name}: {info.help}"
         for config in configs

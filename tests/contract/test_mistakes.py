@@ -21,12 +21,9 @@ from calfat_plugin import (
     Aggregate,
     Aggregator,
     AggregatorEntry,
-    AttackEvaluator,
     CalfatError,
     ClientLoss,
     DatasetEntry,
-    EvaluatorEntry,
-    InnerAttack,
     InnerAttackEntry,
     LossModifier,
     ModelEntry,
@@ -37,80 +34,37 @@ from calfat_plugin import (
     Registry,
     RoundEnd,
     TrainerEntry,
-    hookimpl,
     option,
 )
 from calfat_plugin.entries import Entry
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import AggregationTask
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import calfat
+from tests.contract import plugin_mistakes
 from tests.contract.distributions import install
+from tests.contract.plugin_mistakes import evaluator, experiment, inner, trainer
 from tests.methods import helpers
 from tests.methods.helpers import RECIPE, Federation
 from tests.snapshot import TextSnapshot
 
-KEYS = {
-    TrainerEntry: ("calfat", "trainer"),
-    ModifierEntry: ("calfat", "trainer"),
-    AggregatorEntry: ("calfat", "aggregator"),
-    EvaluatorEntry: ("calfat", "evaluators"),
-    ModelEntry: ("model_args", "model"),
-    PartitionEntry: ("data_args", "partition_method"),
-    DatasetEntry: ("data_args", "dataset"),
-    InnerAttackEntry: ("calfat", "threat", "inner"),
-}
-
-
-def experiment(entry: Entry, **options: str) -> Experiment:
-    """The tiny recipe with this plugin in it."""
-    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
-    written: Any = {"name": entry.name, **options} if options else entry.name
-    if isinstance(entry, ModifierEntry):
-        written = {"name": "fedpgd", "loss": entry.name}
-    if isinstance(entry, EvaluatorEntry):
-        written = [entry.name]
-    document = parse_document(RECIPE, "test.yaml").with_value(KEYS[type(entry)], written, "test.yaml:1")
-    return assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
-
 
 def play(entry: Entry) -> None:
     """All that a run does, in this process: evaluators tried, a round, the final evaluation."""
-    federation = Federation(experiment(entry))
-    federation.server.begin(None)
-    federation.play()
-    federation.server.final_evaluation()
+    list(plugin_mistakes.play(entry)())
 
 
 def split(entry: Entry) -> None:
     experiment(entry).split(np.arange(30) % 10)
 
 
-def trainer(metrics: Any = None, config: type | None = None, **overrides: Any) -> TrainerEntry:
-    """A method that is right, but for what is overridden."""
-
-    def train_loss(self: Any, batch: Any) -> Any:
-        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
-
-    build = type("Wrong", (AdversarialTrainer,), {"train_loss": train_loss, **overrides})
-    declared: dict[str, Any] = {"metrics": metrics or {}, **({} if config is None else {"config": config})}
-    return TrainerEntry("wrong", build=build, **declared)
-
-
 def aggregator(combine: Callable[..., Any]) -> AggregatorEntry:
-    build = type("Wrong", (Aggregator,), {"combine": combine, "__init__": lambda self, options: None})
-    return AggregatorEntry("wrong", build=build)
-
-
-def inner(**overrides: Any) -> InnerAttackEntry:
-    """An attack of one step that is right, but for what is overridden."""
-    return InnerAttackEntry("wrong", build=type("Wrong", (InnerAttack,), overrides), steps=lambda options: 1)
+    return plugin_mistakes.aggregator(lambda task: combine(None, task))
 
 
 def moved(change: float, low: float = 0.0) -> Callable[..., Any]:
@@ -176,11 +130,6 @@ def replace_a_tensor(task: Any) -> None:
     task.updates[2].state["classifier.bias"] = task.updates[2].state["classifier.bias"] * 1.0
 
 
-def evaluator(craft: Callable[..., Any], **more: Any) -> EvaluatorEntry:
-    body = {"craft": craft, "settings": lambda self, task: {}, **more}
-    return EvaluatorEntry("wrong", build=type("Wrong", (AttackEvaluator,), body))
-
-
 def partition(*shards: Iterable[int], **more: Any) -> PartitionEntry:
     return PartitionEntry("wrong", build=lambda labels, num_clients: [np.array(shard) for shard in shards], **more)
 
@@ -221,12 +170,6 @@ PERSONAL = {"personal_names": lambda self, model: {next(iter(model.state_dict())
 RIGHT = range(10), range(10, 20), range(20, 30)
 
 MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
-    "a loss for each example": (
-        play,
-        trainer(train_loss=lambda self, batch: batch.loss.cross_entropy(batch.logits_adv, batch.y)),
-    ),
-    "a loss that is a float": (play, trainer(train_loss=lambda self, batch: 0.5)),
-    "a loss that is detached": (play, trainer(train_loss=lambda self, batch: batch.logits_adv.detach().mean())),
     "backward gives nothing": (play, trainer(backward=lambda self, batch: None)),
     "the steps give nothing": (play, trainer(take_steps=lambda self, batch, step: None)),
     "an attack's loss for each example": (play, trainer(attack_loss=lambda self, batch: batch.logits_adv.sum(dim=1))),
@@ -234,7 +177,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
     "a start of another shape": (play, trainer(start=lambda self, x_nat, task, generator: x_nat[0])),
     "a start of another type": (play, trainer(start=lambda self, x_nat, task, generator: x_nat.double())),
     "attacked rows by number": (play, trainer(attacked_rows=lambda self, index, task, generator: index[:3])),
-    "an inner attack beyond the budget": (play, inner(craft=moved(0.3))),
     "an inner attack beyond the pixels": (play, inner(craft=moved(-0.05, low=-1))),
     "an inner attack beyond the budget from the second batch on": (
         play,
@@ -248,7 +190,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         play,
         inner(take_steps=lambda self, batch, step, memory: step(batch.again(batch.x_adv.double()))),
     ),
-    "an inner attack that changes the images in place": (play, inner(craft=lambda self, task: task.x_nat.add_(0.05))),
     "an inner attack that changes the images by numpy": (play, inner(craft=by_numpy)),
     "a start that changes the images in place": (
         play,
@@ -290,10 +231,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         trainer({"margin": "of a test"}, end_round=keeps(RoundEnd(metrics={"margins": 1.0}))),
     ),
     "an update that is a dict": (play, trainer(fit=lambda self, task: task.model.state_dict())),
-    "the config is forgotten": (
-        play,
-        trainer(train_loss=lambda self, batch: self.options.share * batch.logits_adv.mean()),
-    ),
     "another option is read": (
         play,
         trainer(config=Options, train_loss=lambda self, batch: self.options.shares * batch.logits_adv.mean()),
@@ -306,7 +243,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
     "a trainer that adapts no model": (play, trainer(adapt_model=lambda self, model: None)),
     "a modifier that binds no losses": (play, ModifierEntry("wrong", build=NoClientLoss, methods=("fedpgd",))),
     "an aggregator that takes no options": (play, AggregatorEntry("wrong", build=NoOptionsTaken)),
-    "an aggregator that returns a dict": (play, aggregator(lambda self, task: dict(task.global_state))),
     "an aggregator that keeps a number": (
         play,
         aggregator(lambda self, task: Aggregate(task.global_state, server_state={"steps": 1})),
@@ -319,13 +255,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         play,
         aggregator(lambda self, task: Aggregate(task.global_state, weights=dict.fromkeys(task.updates, math.nan))),
     ),
-    "an aggregator whose weights sum to more": (play, weighing(0.5, 0.5, 0.5)),
     "an aggregator whose weights sum to less": (play, weighing(0.5)),
     "an aggregator with a weight below 0": (play, weighing(1.5, -0.5)),
-    "an aggregator that changes an update in place": (
-        play,
-        writing(lambda task: task.updates[1].state["classifier.bias"].mul_(0.5)),
-    ),
     "an aggregator that adds up in the first update by numpy": (
         play,
         writing(lambda task: task.updates[0].state["classifier.bias"].numpy().__iadd__(1)),
@@ -335,13 +266,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         play,
         writing(lambda task: task.global_state["classifier.bias"].add_(1)),
     ),
-    "an aggregator that looks at the server's images": (play, aggregator(lambda self, task: task.monitored())),
     "an attack that crafts nothing": (play, evaluator(lambda self, task, x, y, noise: None)),
-    "an attack that crafts another shape": (play, evaluator(lambda self, task, x, y, noise: x[:, 0])),
-    "a metric of an evaluator that is not declared": (
-        play,
-        evaluator(lambda self, task, x, y, noise: task.record("change", y) or x),
-    ),
     "a result that is a number": (
         play,
         evaluator(lambda self, *arguments: None, evaluate=lambda self, task, label: 0.5),
@@ -355,21 +280,17 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         lambda entry: supported_runtime(experiment(entry)) and None,
         ModelEntry("wrong", build=dict, min_size=lambda options: None),  # type: ignore[arg-type, return-value]
     ),
-    "a model without the keywords": (play, ModelEntry("wrong", build=lambda: nn.Identity())),
     "a data set that is a pair": (
         lambda entry: experiment(entry).load_dataset() and None,
         DatasetEntry("wrong", build=lambda root: (1, 2)),
     ),
-    "a partition for fewer clients": (split, partition(range(30))),
     "a partition that gives no list": (split, PartitionEntry("wrong", build=lambda labels, num_clients: None)),
-    "a partition that overlaps": (split, partition(range(11), range(10, 20), range(20, 30))),
-    "a partition that leaves examples out": (split, partition(range(10), range(12, 20), range(20, 30))),
     "a partition beyond the data": (split, partition(range(10), range(10, 20), range(20, 31))),
     "a partition of nested lists": (split, PartitionEntry("wrong", build=lambda labels, num_clients: [[[1], [2, 3]]])),
     "a partition of fractions": (split, PartitionEntry("wrong", build=lambda labels, num_clients: [np.zeros(1)] * 3)),
     "an inner attack of so many steps": (experiment, InnerAttackEntry("wrong", build=dict, steps=lambda options: "3")),
     "a preset of nothing": (
-        lambda entry: experiment(entry, preset="odd") and None,
+        lambda entry: experiment(entry, calfat__trainer={"name": "wrong", "preset": "odd"}) and None,
         TrainerEntry("wrong", build=dict, presets={"odd": Preset("of a test", recipe=lambda dataset: None)}),
     ),
 }

@@ -45,7 +45,7 @@ def test_what_torch_refuses_is_said_with_the_line_of_the_plugin() -> None:
         list(play(trainer(take_steps=plugin_mistakes.takes_steps_twice))())
     code = plugin_mistakes.takes_steps_twice.__code__
     where = f"{code.co_filename}:{code.co_firstlineno + 2}, in takes_steps_twice: "
-    assert str(raised.value).startswith(f"local trainer 'wrong' (passed in mine): {where}Trying to backward through")
+    assert str(raised.value).startswith(f"local trainer 'wrong' (passed in wrong): {where}Trying to backward through")
 
 
 def test_any_other_exception_keeps_its_traceback() -> None:

@@ -20,9 +20,10 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.cli.attack_progress import AttackProgress
+from calfat_plugin.analyses.attack import _line
 from calfat_plugin.cli.main import main
-from calfat_plugin.evaluators.autoattack.autoattack import AttackProgressFile
+from calfat_plugin.cli.progress import Bars, Lines, ShownProgress
+from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
@@ -307,11 +308,6 @@ def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, cnn_sma
     assert found[0] == found[1] == found[2]
 
 
-def test_built_in_models_go_by_name(own):
-    code, _, err = call("--model", "cnn_small", *own_model(own)[2:], "--attacks", "fgsm", "--examples", 4)
-    assert (code, err) == (0, "")
-
-
 def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     code, out, _ = call(*own_model(own, "Soft"), "--attacks", "pgd2,autoattack", *QUICK, "--examples", 10)
     assert code == 0
@@ -374,18 +370,6 @@ def test_a_checkpoint_of_another_model_is_refused_by_tensor(run_dir):
         r"error: run/checkpoints/last\.safetensors: these are not weights of the model 'vgg8': the file: tensor "
         r"'[\w.]+' (is missing.*|has shape .*)\.\n",
         err,
-    )
-
-
-def test_weights_that_are_not_finite_are_refused_by_tensor(run_dir, cnn_small):
-    state = {name: tensor.clone() for name, tensor in cnn_small.state_dict().items()}
-    state["classifier.bias"][3] = float("nan")
-    save_checkpoint(run_dir / "checkpoints/last.safetensors", Snapshot(7, state), {})
-    code, _, err = call(run_dir, "--attacks", "fgsm")
-    assert (code, err) == (
-        2,
-        "error: run/checkpoints/last.safetensors: these are not weights of the model 'cnn_small': the file: tensor "
-        "'classifier.bias' holds 1 nan or inf among 10 values.\n",
     )
 
 
@@ -485,7 +469,7 @@ def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monke
 def test_an_attack_that_ends_leaves_what_a_stopped_one_needs(run_dir, monkeypatch):
     slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12, "--batch-size", 4)
     with monkeypatch.context() as patched:
-        patched.setattr(AttackProgressFile, "save", _once(AttackProgressFile.save))
+        patched.setattr(AttackState, "save", _once(AttackState.save))
         assert call(*slow)[0] == 130
     attacks = run_dir / "attacks"
     (state,) = attacks.glob(".last*-unfinished/autoattack-*.json")
@@ -531,11 +515,11 @@ def finished(label: str, accuracy: float, release: float) -> EvaluationResult:
 def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
     now = [0.0]
     monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
-    progress = AttackProgress()
+    progress = ShownProgress(Lines())
     for second in range(0, 70, 5):
         now[0] = float(second)
-        progress.progress("autoattack at eps 8/255", second, 100, second // 2)
-    progress.measured(finished("autoattack", 0.4, 0.5))
+        progress.evaluation_progress("autoattack at eps 8/255", second, 100, second // 2)
+    progress.say(_line(finished("autoattack", 0.4, 0.5)))
     progress.warn("careful")
     printed = capsys.readouterr()
     snapshot(printed.out)
@@ -545,18 +529,18 @@ def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
 def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
     with (tmp_path / "screen").open("w+") as screen:
         console = Console(file=screen, force_terminal=True, width=100)
-        with AttackProgress(console) as progress:
-            progress.progress("pgd20 at eps 8/255", 50, 100, 20)
-            progress._bar.refresh()
-            progress.measured(finished("pgd20", 0.4, 0.4))
+        with ShownProgress(bars := Bars(console)) as progress:
+            progress.evaluation_progress("pgd20 at eps 8/255", 50, 100, 20)
+            bars._live.refresh()
+            progress.say(_line(finished("pgd20", 0.4, 0.4)))
             progress.warn("careful")
-            progress.progress("[/x] at eps 8/255", 50, 100, 20)
-            progress._bar.refresh()
+            progress.evaluation_progress("[/x] at eps 8/255", 50, 100, 20)
+            bars._live.refresh()
         screen.seek(0)
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read())
     assert "pgd20 at eps 8/255" in text
     assert "[/x] at eps 8/255" in text
-    assert "50 %" in text
-    assert "40.0 % left" in text
+    assert "50 % done" in text
+    assert "40.0 % right" in text
     assert "pgd20 (linf 8/255)  40.0 %  2.0 s" in text
     assert "warning: careful" in text

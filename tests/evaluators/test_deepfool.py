@@ -88,13 +88,6 @@ def test_overshoot_lengthens_the_way(make_task: MakeTask) -> None:
     assert result.metrics[DISTORTION] == pytest.approx(1.5 * (TO_2["linf"] + 1e-4), abs=1e-6)
 
 
-def test_own_eps_and_norm_win_over_the_runs(make_task: MakeTask) -> None:
-    options = DeepFoolOptions(norm="l2", eps=Fraction(1, 5))
-    result = found(make_task, threat=budget("linf", 0.001), options=options)
-    assert (result.accuracy, result.settings["norm"], result.settings["eps"]) == (0.0, "l2", "0.2")
-    assert result.metrics[DISTORTION] == pytest.approx(beyond(TO_2["l2"]), abs=1e-6)
-
-
 def test_what_is_wrong_already_stays_as_it_is_and_has_no_distortion(make_task: MakeTask) -> None:
     x, y = torch.cat((X, 1 - X)), torch.tensor([0, 0])
     task = make_task(linear(), ImageData(x, y), num_classes=3, threat=budget("linf", 0.5))

@@ -59,16 +59,6 @@ def test_pgd_in_micro_batches_ends_at_the_same_points(
     assert len(tallies[0]) == 1
 
 
-def test_no_pass_of_the_attack_is_longer_than_a_micro_batch(
-    model: nn.Module, digits: ImageData, make_task: Any
-) -> None:
-    x, y = digits.x[:11], digits.y[:11]
-    task = dataclasses.replace(make_task(model, ImageData(x, y), threat=THREAT), rows_at_once=4)
-    seen = lengths(model)
-    PGD(PGDOptions(steps=2)).craft(task, x, y, torch.Generator().manual_seed(0))
-    assert seen == [3, 3, 4, 4, 4, 4]
-
-
 def test_all_that_is_measured_is_measured_in_the_fast_layout(
     model: nn.Module, digits: ImageData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

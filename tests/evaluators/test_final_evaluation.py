@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import calfat_plugin as calfat
-from calfat_plugin.analyses.attack import AttackObserver, attack
+from calfat_plugin.analyses.attack import attack
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server, Snapshot
-from calfat_plugin.observer import RunObserver
+from calfat_plugin.observer import Observer, RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult
@@ -46,33 +45,6 @@ def quick(few_targets: int) -> None:
 @pytest.fixture
 def experiment() -> Experiment:
     return assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-
-
-def test_a_final_evaluation_continues_where_it_was_killed(experiment, cnn_small, tmp_path, monkeypatch):
-    server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
-    server.begin(Snapshot(1, {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}))
-    whole = server.final_evaluation()[-1]
-    done: list[int] = []
-    perturb = SubAttacks.perturb
-
-    def killed(self, x, y):
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        done.append(len(x))
-        return perturb(self, x, y)
-
-    monkeypatch.setattr(SubAttacks, "perturb", killed)
-    with pytest.raises(KeyboardInterrupt):
-        server.final_evaluation(tmp_path / "evaluation")
-    (state,) = (tmp_path / "evaluation").iterdir()
-    assert json.loads(state.read_text())["position"] == 1
-
-    monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: done.append(len(x)) or perturb(self, x, y))
-    resumed = server.final_evaluation(tmp_path / "evaluation")[-1]
-    assert resumed.per_class == whole.per_class
-    rows = [(row["name"], row["accuracy"], row["attacked"]) for row in whole.details["sub_attacks"]]
-    assert [(row["name"], row["accuracy"], row["attacked"]) for row in resumed.details["sub_attacks"]] == rows
-    assert sum(done) == sum(row["attacked"] for row in whole.details["sub_attacks"])  # nothing twice
 
 
 def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page):
@@ -124,13 +96,6 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp
     options = ["pgd.steps=2", "pgd.max_examples=40", "autoattack.iterations=2", "autoattack.queries=5"]
     options.append("autoattack.max_examples=40")
     plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=tuple(options)))
-    outcome = attack(plan, [], AttackObserver())
+    outcome = attack(plan, [], Observer())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]
-
-
-def test_the_shipped_cifar10_recipe_ends_with_autoattack():
-    path = Path(__file__).parents[2] / "recipes" / "calfat_cifar10.yaml"
-    shipped = assemble(parse_document(path.read_text(), str(path)), Registry.load(entry_points=False))
-    labels = [pick.label for pick in shipped.evaluators]
-    assert labels == ["natural", "fgsm", "bim", "cw20", "pgd20", "autoattack"]

@@ -136,13 +136,6 @@ def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -
     assert found.accuracy == 4 / 6
 
 
-def test_progress_goes_through_all_sources(make_task: MakeTask) -> None:
-    seen: list[tuple[int, int, int]] = []
-    clients = Clients({3: (FIRST, FIRST), 7: (SECOND, SECOND)})
-    attacked(make_task, clients, on_progress=lambda *counts: seen.append(counts), batch_size=4)
-    assert seen == [(4, 12, 4), (6, 12, 6), (10, 12, 5), (12, 12, 6)]
-
-
 def test_without_an_entry_that_says_so_there_are_no_clients(make_task: MakeTask, snapshot: TextSnapshot) -> None:
     with snapshot.raises(PluginError):
         make_task(GLOBAL.eval(), IMAGES, threat=ONE_STEP, num_classes=2).clients()
@@ -206,13 +199,6 @@ def test_a_client_without_test_images_of_its_classes_is_in_no_mean(make_task: Ma
     found = Personalised(PersonalisedOptions(steps=1, start="x")).evaluate(task, "personalised")
     assert found.details["clients"][3] == dict.fromkeys(found.details["clients"][3])  # None everywhere
     assert found.metrics["own_natural"] == found.metrics["own_natural_worst"] == 1.0
-
-
-def test_all_models_are_in_the_progress(make_task: MakeTask) -> None:
-    seen: list[tuple[int, int, int]] = []
-    clients = Clients({3: (FIRST, FIRST)}, counts={3: (1, 1)})
-    personalised(make_task, clients, on_progress=lambda *counts: seen.append(counts))
-    assert seen == [(6, 18, 3), (12, 18, 6), (18, 18, 9)]
 
 
 def test_without_honest_clients_only_the_global_model_is_measured(make_task: MakeTask) -> None:

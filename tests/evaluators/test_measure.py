@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import BudgetError, ModelError, OptionError, PluginError
+from calfat_plugin.errors import BudgetError, ModelError, PluginError
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
@@ -79,13 +79,6 @@ def test_weights_that_are_not_finite_are_named(snapshot):
         run(Natural(None), model)
 
 
-def test_buffers_that_are_not_finite_are_named():
-    model = Linear().eval()
-    model.scale.fill_(float("inf"))
-    with pytest.raises(ModelError, match="1 of 1 values of its tensor 'scale' are not finite"):
-        run(Natural(None), model)
-
-
 def test_numbers_that_overflow_on_the_way_are_distinguished_from_bad_weights(snapshot):
     model = Linear().eval()
     model.scale.fill_(3e38)
@@ -112,11 +105,6 @@ def test_what_is_no_tensor_is_reported():
 
     with pytest.raises(ModelError, match=r"the model returned a tuple for 3 images"):
         run(Natural(None), Pair().eval())
-
-
-def test_an_eps_of_eight_is_refused_before_any_attack():
-    with pytest.raises(OptionError, match=r"eps is a fraction of the pixel range, such as 8/255; got 8"):
-        ThreatModel(eps=8)
 
 
 def test_probabilities_are_a_finding_not_an_error():
@@ -236,12 +224,6 @@ def test_a_plugin_that_returns_no_numbers_is_caught_by_name(pixel, value):
         run(Cheat(at_one_pixel(lambda old: torch.tensor(value), pixel)))
 
 
-@given(shape=st.sampled_from([(3, 1, 2), (3, 1, 2, 3), (1, 1, 2, 2), (3, 4)]))
-def test_a_plugin_that_returns_another_shape_is_caught_by_name(shape):
-    with pytest.raises(PluginError, match=r"^craft returned a tensor of shape .*; expected a tensor of shape \("):
-        run(Cheat(lambda x: torch.zeros(shape)))
-
-
 @given(excess=st.floats(0.01, 1))
 def test_a_plugin_that_moves_the_clean_image_along_is_caught_by_name(excess):
     with pytest.raises(BudgetError, match=r"^evaluator 'cheat': "):
@@ -261,13 +243,6 @@ def test_the_reported_budget_is_the_checked_one_whatever_the_plugin_says():
             return {"eps": "1/255", "kind": "modest"}
 
     assert run(Modest(lambda x: x)).settings == {"norm": "linf", "eps": "0.1", "kind": "modest"}
-
-
-def test_l2_budgets_are_checked_too():
-    threat = ThreatModel("l2", 0.5, 0.1)
-    run(Cheat(lambda x: (x + 0.25).clamp(0, 1)), threat=threat)  # at most 0.5 long on 4 pixels
-    with pytest.raises(BudgetError, match=r"left the l2 ball of eps 0\.5; the worst is example"):
-        run(Cheat(lambda x: (x - 0.3).abs().clamp(0, 1)), threat=threat)
 
 
 def test_a_plugin_cannot_relabel_the_examples():

@@ -16,14 +16,6 @@ from calfat_plugin.threat import ThreatModel
 MakeTask = Callable[..., EvaluationTask]
 
 
-def test_each_climb_begins_without_momentum(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:
-    data = digits.subset(range(20))
-    whole, batches = (
-        MIFGSM(MIFGSMOptions()).evaluate(make_task(digits_model, data, batch_size=size), "mi-fgsm") for size in (20, 7)
-    )
-    assert whole.per_class == batches.per_class
-
-
 def test_a_step_is_eps_over_steps_as_published(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:
     def settings(options: MIFGSMOptions, threat: ThreatModel) -> tuple[str, str, str]:
         task = make_task(digits_model, digits.subset(range(2)), threat=threat)

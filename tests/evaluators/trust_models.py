@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.judging.attacks import Noise, NoiseOptions
+from calfat_plugin.judging.battery import battery
+from calfat_plugin.judging.check import Attack, Check
+from calfat_plugin.judging.checks import AutoAttackCheck
 from calfat_plugin.models.cnn import CNNSmall
+
+#: A battery in a few seconds, by name of the check: too weak to publish, enough to end.
+WEAK = {
+    "noise": (Attack("noise20", Noise(NoiseOptions(draws=20)), 20),),
+    "strength": tuple(
+        Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)), 60)
+        for label, steps, restarts in (("pgd5", 5, 1), ("pgd25", 25, 1), ("pgd20 x 2", 20, 2))
+    ),
+    "black-box": (
+        Attack("square200", AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=200)), 200, True),
+    ),
+}
+QUICK = AutoAttackCheck(iterations=5, queries=20)
+
+
+def weak_battery(*, keep: str = "", **question: Any) -> tuple[Check, ...]:
+    """The battery with ``WEAK`` attacks, but for the check to ``keep``."""
+    checks = (
+        replace(check, attacks=WEAK[check.name]) if check.name in WEAK and check.name != keep else check
+        for check in battery(**question)[:-1]
+    )
+    return (*checks, QUICK)
+
 
 USED = 10  # as in stored_models.py
 

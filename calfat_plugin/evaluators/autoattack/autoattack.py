@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -35,6 +35,8 @@ from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from calfat_plugin.recipe.schema import Recipe
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FORMAT = "calfat-attack-1"
-_DIGEST_LETTERS = 16  # in file names; the file holds the whole digest
+_BITS = ("robust", "attacked")
 _LEAST_L1 = 5  # iterations; APGD in L1 begins at larger radii, and fewer would leave none for eps itself
 _COUNTING = (
     "AutoAttack attacks what is classified correctly, and counts an example as broken once any sub-attack has broken it"
@@ -126,12 +128,13 @@ class AutoAttack(Evaluator):
             "counting": _COUNTING,
         }
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
-        file = AttackProgressFile(task, {**settings, "by": implementation})
-        state = file.load(task.clean_correct.cpu())
+        digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
+        path = task.scratch and task.scratch / f"autoattack-{digest[:16]}.json"  # the file holds the whole digest
+        state = AttackState.load(path, digest, task.clean_correct.cpu())
         devices = range(torch.cuda.device_count()) if task.device.type == "cuda" else ()
         # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
         with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
-            _Run(task, label, threat, settings, file, state).finish()
+            _Run(task, label, threat, settings, state, lambda: state.save(path, digest)).finish()
         return EvaluationResult(
             **counts_of(task, state.robust),
             label=label,
@@ -169,10 +172,10 @@ class _Run:
         label: str,
         threat: ThreatModel,
         settings: Mapping[str, Any],
-        file: AttackProgressFile,
         state: AttackState,
+        save: Callable[[], None],
     ) -> None:
-        self.task, self.label, self.threat, self.file, self.state = task, label, threat, file, state
+        self.task, self.label, self.threat, self.state, self.save = task, label, threat, state, save
         self.names: list[str] = settings["sub_attacks"]
         self.attacks = SubAttacks(task, threat, settings, self._on_call)
         self.started = time.perf_counter() - state.seconds
@@ -204,7 +207,7 @@ class _Run:
             self._attack(name, batches[batch])
             state.batch, state.seconds = batch + 1, time.perf_counter() - self.started
             state.zero_gradients += self.attacks.log.zero_gradients()
-            self.file.save(state)
+            self.save()
             self._report(state.position, state.batch * self._batch_share)
         spent = time.perf_counter() - self.started - sum(row["seconds"] for row in state.finished)
         row = {"name": name, "accuracy": share(state.robust), "attacked": len(where)}
@@ -212,7 +215,7 @@ class _Run:
         if name == self.names[-1]:
             state.warnings += self._last_warnings()
         state.position, state.batch, state.attacked = state.position + 1, 0, state.robust.clone()
-        self.file.save(state)
+        self.save()
 
     def _attack(self, name: str, where: Tensor) -> None:
         """One batch of one sub-attack: craft, re-check the budget, judge."""
@@ -260,7 +263,7 @@ class _Run:
 
 @dataclass
 class AttackState:
-    """How far an attack made of sub-attacks has come.
+    """How far an attack made of sub-attacks has come; kept in a file, or nowhere where the task has no ``scratch``.
 
     Attributes:
         robust: (N,) bool on the CPU, examples that nothing has broken yet.
@@ -282,49 +285,35 @@ class AttackState:
     zero_gradients: int = 0
     seconds: float = 0.0
 
-
-class AttackProgressFile:
-    """Keeps an :class:`AttackState` in a folder, or nowhere when there is none.
-
-    Args:
-        task: its ``scratch`` is the folder, made when first needed.
-        settings: of the attack, JSON-ready. With the task they make the :func:`fingerprint`: another one, another file.
-    """
-
-    def __init__(self, task: EvaluationTask, settings: Mapping[str, Any]) -> None:
-        self._digest = "" if task.scratch is None else fingerprint(task, settings)
-        self.path = task.scratch and task.scratch / f"autoattack-{self._digest[:_DIGEST_LETTERS]}.json"
-
-    def load(self, clean_correct: Tensor) -> AttackState:
+    @classmethod
+    def load(cls, path: Path | None, digest: str, clean_correct: Tensor) -> AttackState:
         """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
 
         A damaged file is left aside with a line in the log: doing the work again is always right.
         """
-        fresh = AttackState(robust=clean_correct.clone(), attacked=clean_correct.clone())
-        if self.path is None or not self.path.exists():
+        fresh = cls(robust=clean_correct.clone(), attacked=clean_correct.clone())
+        if path is None or not path.exists():
             return fresh
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if content.pop("format") != _FORMAT or content.pop("digest") != self._digest:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop("format") != _FORMAT or content.pop("digest") != digest:
                 raise ValueError("it is of another format, model, data or setting")
-            robust, attacked = (_bits(content.pop(name), clean_correct) for name in ("robust", "attacked"))
-            state = AttackState(robust=robust, attacked=attacked, **content)
+            content |= {name: from_bits(content[name], len(clean_correct)) for name in _BITS}
+            state = cls(**content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s: cannot be used (%s); the attack starts again", self.path, error)
+            log.warning("%s: cannot be used (%s); the attack starts again", path, error)
             return fresh
-        log.info("%s: continuing after %d sub-attacks and %d batches", self.path, state.position, state.batch)
+        log.info("%s: continuing after %d sub-attacks and %d batches", path, state.position, state.batch)
         return state
 
-    def save(self, state: AttackState) -> None:
+    def save(self, path: Path | None, digest: str) -> None:
         """Write atomically: after a crash there is the old state or the new one, never half of one."""
-        if self.path is None:
+        if path is None:
             return
-        content = dict(vars(state))  # dataclasses.asdict would copy tensors only to have them replaced
-        for name in ("robust", "attacked"):
-            content[name] = "".join("1" if bit else "0" for bit in content[name].tolist())
-        text = json.dumps({"format": _FORMAT, "digest": self._digest, **content}, allow_nan=False)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as temporary:
+        bits = {name: as_bits(getattr(self, name)) for name in _BITS}
+        text = json.dumps({"format": _FORMAT, "digest": digest, **vars(self), **bits}, allow_nan=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
 
@@ -352,11 +341,18 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _bits(text: str, like: Tensor) -> Tensor:
-    """A text of 0 and 1 as (N,) bool."""
-    if len(text) != len(like) or set(text) - {"0", "1"}:
-        raise ValueError("it is about other examples")
-    return like.new_tensor([letter == "1" for letter in text])
+def as_bits(verdicts: Tensor) -> str:
+    """(N,) bool as a text of 0 and 1."""
+    return "".join("1" if verdict else "0" for verdict in verdicts.tolist())
+
+
+def from_bits(text: str, count: int) -> Tensor:
+    """The inverse of :func:`as_bits`, of so many verdicts."""
+    import torch
+
+    if len(text) != count or set(text) - {"0", "1"}:
+        raise ValueError(f"{len(text)} verdicts for {count} examples")
+    return torch.tensor([letter == "1" for letter in text], dtype=torch.bool)
 
 
 def _check(options: AutoAttackOptions, recipe: Recipe) -> None:

@@ -1,87 +1,116 @@
-"""Checks that need no gradient of the model, or trust none: other ways to find what PGD may have missed."""
+"""The checks that compute something beside their attacks; the others are rows of the table in ``battery.py``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, MIFGSM, PGD, CWOptions, MIFGSMOptions, PGDOptions
-from calfat_plugin.judging.attacks import Noise, NoiseOptions
+from calfat_plugin.exact import parse_number
+from calfat_plugin.judging.attacks import ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
 from calfat_plugin.judging.evidence import CLAIM, DEAD, Evidence, Found, Row
+from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import percent
+from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
 
-
-class _Independent(Check):
-    """Attacks that break fewer images than those along the model's own gradients, where these are of any use.
-
-    Attributes:
-        finds: what it says of one that breaks more, of {attack}, what it leaves, and the {least} that gradients leave.
-    """
-
-    masks = True
-    finds: ClassVar[str]
-
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        for row in rows:
-            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
-                leaves, least = percent(row.accuracy), percent(found.white_box)
-                yield Symptom(self.finds.format(attack=row.attack, leaves=leaves, least=least), masks=True)
+SCALE_FREE = "margin20"
+_FACTORS = (Fraction(1, 2), Fraction(2), Fraction(4))
 
 
-class RandomNoise(_Independent):
-    """Random points of the ball, without any gradient."""
+@dataclass(frozen=True)
+class BudgetCurve(Check):
+    """The same attack at other budgets: the accuracy must fall, and to nothing where every image can be made grey."""
 
-    name, title = "noise", "random noise"
-    weakness = "random points of the ball break what PGD does not: its gradients point nowhere"
-    finds = (
-        "random noise leaves {leaves}, fewer than the best attack along its gradients with {least}: the gradients "
-        "point nowhere"
-    )
-    draws = 100
+    name: str = "budget"
+    title: str = "accuracy over the budget"
 
     def cost(self, examples: int) -> float:
-        return float(self.draws) * examples
+        return (len(_FACTORS) + 1) * STEPS * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
-        yield trial.attack(f"noise{self.draws}", Noise(NoiseOptions(draws=self.draws)))
+        threat, (_, *image) = trial.threat, trial.data.x.shape
+        everything = unbounded(threat, math.prod(image))
+        budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
+        for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
+            scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
+            yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
+        if (
+            row.accuracy > 0 and threat.eps < everything
+        ):  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
+            yield trial.attack(SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        points = {row.eps: row.accuracy for row in rows if row.attack == CLAIM}
+        if found.claimed is not None:
+            points[found.budget] = found.claimed
+        curve = [("0", found.natural), *sorted(points.items(), key=lambda point: parse_number(point[0]))]
+        for (smaller, before), (larger, after) in pairwise(curve):
+            if clearly_below(before, after, found.examples, SLACK):
+                yield Symptom(
+                    f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
+                    f"at eps {larger}",
+                    masks=True,
+                )
+        eps, _ = curve[-1]
+        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == eps}
+        least = min((*attacks.values(), curve[-1][1]))
+        if clearly_below(found.guess, least, found.examples, SLACK):
+            yield Symptom(
+                f"at eps {eps} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])} "
+                f"leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
+                masks=True,
+            )
 
 
-class Transfer(_Independent):
+def unbounded(threat: ThreatModel, values: int) -> Fraction:
+    """The eps within which every image of so many values can be made the same grey one."""
+    half = (Fraction(threat.bounds.high) - Fraction(threat.bounds.low)) / 2
+    # In l2 the root is rounded up: a ball that is a little wider holds the grey image, too.
+    radii = {"linf": half, "l2": Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000), "l1": values * half}
+    return radii[threat.norm]
+
+
+@dataclass(frozen=True)
+class Transfer(Check):
     """Adversarial examples of other models of the same task."""
 
-    name, title = "transfer", "adversarial examples of other models"
-    weakness = "other models' adversarial examples break what its own gradients do not: they are masked"
-    finds = "{attack} leaves {leaves}, fewer than the best attack along its own gradients with {least}: they are masked"
-
-    def __init__(self, surrogates: int) -> None:
-        self._surrogates = surrogates
+    name: str = "transfer"
+    title: str = "adversarial examples of other models"
+    weakness: str = "other models' adversarial examples break what its own gradients do not: they are masked"
+    masks: bool = True
+    finds: str = (
+        "{attack} leaves {leaves}, fewer than the best attack along its own gradients with {least}: they are masked"
+    )
+    surrogates: int = 1
 
     def cost(self, examples: int) -> float:
-        return self._surrogates * STEPS * STEP * examples
+        return self.surrogates * STEPS * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         for name, model in trial.surrogates.items():
             yield trial.attack(f"{CLAIM} of {name}", PGD(PGDOptions(steps=STEPS)), craft_on=model)
 
 
+@dataclass(frozen=True)
 class Surrogate(Transfer):
     """Adversarial examples of a network that is trained on the spot on the labels that the model gives."""
 
-    name, title = "surrogate", "adversarial examples of a surrogate trained here"
-    weakness = (
+    name: str = "surrogate"
+    title: str = "adversarial examples of a surrogate trained here"
+    weakness: str = (
         "adversarial examples of a surrogate, a network trained here on the model's labels, break what its own "
         "gradients do not: they are masked"
     )
-
-    def __init__(self) -> None:
-        super().__init__(1)
 
     def cost(self, examples: int) -> float:
         from calfat_plugin.judging.surrogate import passes
@@ -101,16 +130,18 @@ class Surrogate(Transfer):
             yield trial.attack(f"{label} of surrogate", attack, craft_on=model)
 
 
-class DeadUnits(_Independent):
+@dataclass(frozen=True)
+class DeadUnits(Check):
     """Images that wake units which no image on trial wakes, be they planted or an accident of training."""
 
-    name, title = "dead-units", "units that no image wakes"
-    weakness = (
+    name: str = "dead-units"
+    title: str = "units that no image wakes"
+    weakness: str = (
         "images that wake dead units (a ReLU whose input is below 0 for every image on trial) break what PGD does not: "
         "no gradient passes through a unit that sleeps, so no attack comes to where it changes the answer"
     )
-    masks = False  # the way there is also one along the margin, so only what ``symptoms`` says counts
-    finds = (
+    masks: bool = False  # the way there is also one along the margin, so only what ``symptoms`` says counts
+    finds: str = (
         "{attack} leaves {leaves}, fewer than the best attack along its gradients with {least}: units that sleep at "
         "every image change the answer where they are awake"
     )
@@ -131,28 +162,6 @@ class DeadUnits(_Independent):
         return Evidence(self.name, rows, {} if dead is None else {DEAD: dead})
 
 
-class BlackBox(_Independent):
-    """Square, a random search that asks for logits alone, against everything before it that used gradients."""
-
-    name, title = "black-box", "attack without gradients"
-    weakness = (
-        "Square, which uses no gradients, breaks what all gradient attacks do not: the gradients are masked (a step "
-        "without a derivative, or noise, between the pixels and the logits)"
-    )
-    finds = (
-        "Square, which uses no gradients, leaves {leaves}, fewer than the best attack that uses them with {least}: the "
-        "gradients are masked"
-    )
-    queries = 1000
-
-    def cost(self, examples: int) -> float:
-        return float(self.queries) * examples
-
-    def rows(self, trial: Trial) -> Iterator[Row]:
-        options = AutoAttackOptions(version="custom", attacks="square", queries=self.queries)
-        yield trial.attack(f"square{self.queries}", AutoAttack(options), resumable=True)
-
-
 @dataclass(frozen=True)
 class AutoAttackCheck(Check):
     """AutoAttack as published, on all images, or on those nearest to an error until so many in a row withstand it.
@@ -167,15 +176,12 @@ class AutoAttackCheck(Check):
         iterations, queries: fewer than published, for tests.
     """
 
+    name: str = "autoattack"
+    title: str = "AutoAttack"
+    weakness: str = "AutoAttack breaks what PGD-20 does not"
     examples: int | None = None
     iterations: int = 100
     queries: int = 5000
-    title: ClassVar[str] = "AutoAttack"
-    weakness: ClassVar[str] = "AutoAttack breaks what PGD-20 does not"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return "autoattack" if self.examples is None else f"autoattack-{self.examples}"
 
     def cost(self, examples: int) -> float:
         passes = (1 + 9) * self.iterations * STEP + 9 * self.iterations * 2 * STEP + self.queries
