@@ -33,7 +33,7 @@ from calfat_plugin.recipe.keys import (
     keys_of,
 )
 from calfat_plugin.recipe.plugin_files import plugin_files
-from calfat_plugin.recipe.training import check_training
+from calfat_plugin.recipe.training import useless
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import owner_of
 
@@ -41,7 +41,6 @@ E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # what it is better not: some is no UTF-8, too
-_INNER: KeyPath = ("calfat", "threat", "inner")
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
@@ -71,7 +70,9 @@ def assemble(
             refuse_misplaced(document, ("calfat", name))
             hint = did_you_mean(name, schema.CALFAT_KEYS) or f" Known: {listed(schema.CALFAT_KEYS)}."
             raise document.error(("calfat", name), f"unknown key.{hint}")
-    check_training(document, host["train_args"], warnings)
+    for name, needed in useless(host["train_args"]):
+        path = ("train_args", name)
+        warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: it needs {needed}.")
     reader = _Reader(document, registry, finished)
     sections = {schema.HOST_ATTRIBUTES[name]: section for name, section in host.items()}
     values = {name: reader.value(("calfat", name), what) for name, what in keys_of(schema.CalfatSection).items()}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.cli.runner import Ended, python
 from tests.contract.layers import (
     FLOOR_OF,
@@ -41,17 +37,6 @@ def test_imports_go_down() -> None:
 def test_no_two_parts_or_files_import_each_other() -> None:
     assert cycle(imports()) == []
     assert file_cycle() == []
-
-
-@pytest.mark.parametrize("way", ["{}", "def late():\n    {}"])
-def test_a_planted_cycle_is_found(tmp_path: Path, way: str) -> None:
-    """Between packages and between files, also through a third, and wherever the import stands."""
-    package = tmp_path / "calfat_plugin"
-    for part, target in (("runs", "report"), ("report", "suites"), ("suites", "runs"), ("cli", "runs")):
-        (package / part).mkdir(parents=True)
-        (package / part / "a.py").write_text(way.format(f"from calfat_plugin.{target} import a") + "\n")
-    assert {*cycle(imports(package))} == {"report", "runs", "suites"}
-    assert {*file_cycle(package)} == {f"calfat_plugin.{part}.a" for part in ("report", "runs", "suites")}
 
 
 def test_a_module_of_the_root_serves_more_than_one_part() -> None:
