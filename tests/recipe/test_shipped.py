@@ -71,15 +71,16 @@ def test_a_preset_runs_again(dataset: str, trainer: str, preset: str) -> None:
 def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
     experiment = assemble_text(
         "data_args: {dataset: cifar10}\ntrain_args: {weight_decay: 0, epochs: 3}\n"
-        "calfat: {trainer: {name: calfat, preset: release, start_noise: 0.01, prior_weight: 0.5}}\n"
+        "calfat: {trainer: {name: calfat, preset: release, start_noise: 0.01}}\n"
     )
     train = experiment.train
     assert (train.weight_decay, train.epochs, train.comm_round, train.batch_size) == (0, 3, 150, 128)
     assert experiment.aggregator.options.weights == "uniform"
     assert experiment.partition.name == "dirichlet"
     assert experiment.trainer.options.start_noise == 0.01
-    assert experiment.trainer.options.prior_weight == 0.5  # the preset's is 0.1
     assert experiment.trainer.options.prior == "counts"
+    loss = "{name: robal, preset: cifar100-r, gamma: 0.5}"  # the preset's is 0.03125
+    assert assemble_text(f"calfat: {{trainer: {{name: fedpgd, loss: {loss}}}}}\n").modifier.options.gamma == 0.5
 
 
 def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
