@@ -197,7 +197,7 @@ class _Reader:
             return factory(**arguments)
 
         entry = entries.ModelEntry("own", build=build, summary=f"built by {name}")
-        typed = self.document.options(path, entry.config, options, owner=f"model '{name}'")
+        typed: Any = self.document.options(path, entry.config, options, owner=f"model '{name}'")
         return Plugin(entry, typed, name, name, path)
 
     def trainer(self, path: KeyPath, default: str) -> Plugin[entries.TrainerEntry]:
