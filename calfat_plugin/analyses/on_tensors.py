@@ -320,7 +320,7 @@ def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
 
 
 def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
-    """What evaluators of this model are set up with, on the device where it is; ``trust`` as for ``model_loader``."""
+    """What evaluators of this model are set up with, on the device where it is."""
     import torch
     from torch import nn
 

@@ -48,11 +48,7 @@ class TrustObserver(AttackObserver):
 
 @dataclass(frozen=True)
 class TrustReport:
-    """What came of it.
-
-    Attributes:
-        evidence: of those that ran, in this process or an earlier one.
-    """
+    """What came of it, in this process or an earlier one."""
 
     checks: tuple[Check, ...]
     evidence: tuple[Evidence, ...]
@@ -72,7 +68,6 @@ def examine(
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
     Args:
-        plan: the model, with one budget.
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
@@ -107,9 +102,7 @@ def examine_module(
     Args:
         data: images to be tried, or to take so many ``examples`` from.
         more: further images for the surrogate; None: what ``examples`` leave of ``data``.
-        experiment: the budget, the seed and the batch size.
         trust: as for ``recipe_of``, about the plugin files of ``transfer``.
-        output: the file.
     """
     import numpy as np
 

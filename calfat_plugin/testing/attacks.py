@@ -14,24 +14,19 @@ from torch import Tensor, nn
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.testing.tiny import replaced, require
-from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import TrainBatch
 
 
 def check_attack(trainer: AdversarialTrainer, train: Callable[[], object], who: str) -> int:
-    """Look at every batch that a method trains on.
+    """Look at every batch that a method trains on; how many examples it trained on.
 
     Its examples lie inside the budget. The attack leaves the clean images, the model and the global random generators
     as they are; it moves its start, and its points cost the method's own training loss no less than random ones.
 
     Args:
-        trainer: the method.
         train: trains with it, on images that the model gets right: what leaves the model's answer leaves the label.
         who: the method, as messages name it.
-
-    Returns:
-        How many examples it trained on.
     """
     watch = _Watch(who, trainer.start, trainer.backward, trainer.train_loss)
     with replaced(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):
@@ -65,14 +60,14 @@ class _Watch:
         return found
 
     def lost(self, batch: TrainBatch) -> Tensor:
-        _reach(batch).check(batch.x_adv, batch.x_nat, who=self.who)
+        batch.task.inner.reach(batch.task.threat).check(batch.x_adv, batch.x_nat, who=self.who)
         return self.train_loss(batch)
 
     def stepped(self, batch: TrainBatch) -> Tensor:
         begun, self.begun = self.begun, None
         if begun is not None:
             self._look(begun, batch)
-        _reach(batch).check(batch.x_adv, batch.x_nat, who=self.who)
+        batch.task.inner.reach(batch.task.threat).check(batch.x_adv, batch.x_nat, who=self.who)
         self.examples += len(batch.y)
         return self.backward(batch)
 
@@ -80,12 +75,12 @@ class _Watch:
         rows = torch.ones_like(batch.y, dtype=torch.bool) if batch.attacked is None else batch.attacked
         for what, state in around(batch.model).items():
             require(state == begun.around[what], f"{self.who}: the attack must leave {what} as it found them.")
-        start = batch.x_nat.clone()
-        start[rows] = _reach(batch).project(begun.start, begun.x_nat)
+        reach, start = batch.task.inner.reach(batch.task.threat), batch.x_nat.clone()
+        start[rows] = reach.project(begun.start, begun.x_nat)
         moved = not torch.equal(start, batch.x_adv)
         require(moved, f"{self.who}: the attack must move its start; attack_loss has no gradient there.")
         anywhere = batch.x_nat.clone()
-        anywhere[rows] = _reach(batch).random_start(begun.x_nat, torch.Generator().manual_seed(0))
+        anywhere[rows] = reach.random_start(begun.x_nat, torch.Generator().manual_seed(0))
         by_chance, found = self._loss_at(batch, anywhere), self._loss_at(batch, batch.x_adv)
         require(
             found >= by_chance,
@@ -101,11 +96,6 @@ class _Watch:
         )
         with attack_mode(batch.model), torch.no_grad():
             return float(self.train_loss(there))
-
-
-def _reach(batch: TrainBatch) -> ThreatModel:
-    """What the batch's adversarial examples lie in, as the inner attack declares it."""
-    return batch.task.inner.reach(batch.task.threat)
 
 
 def around(model: nn.Module) -> dict[str, object]:

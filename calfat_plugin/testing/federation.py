@@ -15,14 +15,7 @@ from calfat_plugin.testing.tiny import CPU, require, same_bits, tiny_dataset
 
 
 class TinyFederation:
-    """All clients of an experiment, on images that are sorted by label, so that each client misses classes.
-
-    Args:
-        experiment: what to run.
-        snapshot: to continue from.
-        dataset: default: ``tiny_dataset``.
-        device: where clients train and the server evaluates.
-    """
+    """All clients of an experiment, on images that are sorted by label, so that each client misses classes."""
 
     def __init__(
         self,

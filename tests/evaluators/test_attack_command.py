@@ -201,26 +201,6 @@ def test_an_absolute_step_stays_in_its_norm_and_is_reported(run_dir, arguments, 
     assert out.count("  step-size: pgd6: ") == bool(warning)
 
 
-def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    code, out, _ = call(run_dir, "--attacks", "deepfool,mi-fgsm", "--eps", "0.02,0.1", "--examples", 20)
-    assert code == 0
-    rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
-    natural, *deepfool = (row for row in rows if row["label"] != "mi-fgsm")
-    (distortion,) = {row["metrics"]["distortion"] for row in deepfool}
-    assert 0.02 < distortion < 1
-    assert natural["accuracy"] >= deepfool[0]["accuracy"] >= deepfool[1]["accuracy"]
-    table = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in out.splitlines() if line.startswith("│")]
-    assert [[row[0], row[5]] for row in table] == [
-        ["natural", ""],
-        ["deepfool", f"{distortion:.4g}"],
-        ["mi-fgsm", ""],
-        ["deepfool", f"{distortion:.4g}"],
-        ["mi-fgsm", ""],
-    ]
-    assert re.search(r"│ *release *[│┃] *distortion *[│┃] *examples", out.replace("┃", "│"))
-
-
 def test_brackets_in_a_path_are_no_markup(run_dir):
     code, out, err = call(run_dir, "--attacks", "fgsm", "--output", "with[l2]:dog:.json", "--examples", 4)
     assert (code, err) == (0, "")
