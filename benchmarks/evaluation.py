@@ -125,11 +125,7 @@ def pgd(report: Report, count: int, epochs: int, batch_size: int, repeats: int, 
 
 
 def autoattack(report: Report, name: str, count: int, epochs: int, batch_size: int, repeats: int) -> None:
-    """AutoAttack ``standard``: seconds, and example by example whether both break it.
-
-    Raises:
-        SystemExit: the verdicts differ.
-    """
+    """AutoAttack ``standard``: seconds, and example by example whether both break it."""
     from pyautoattack import AutoAttack as Plain
 
     logging.getLogger("pyautoattack").setLevel(logging.ERROR)

@@ -38,15 +38,7 @@ ROUNDS, CLIENTS, IMAGES = 150, 5, 50_000  # the paper's default run
 
 @dataclass
 class Bench:
-    """What the parts share.
-
-    Attributes:
-        count: images of a client where time is measured.
-        few: images where results are compared.
-        ends: reading of the clock after which nothing begins.
-        tables: by heading; each is in the report from its first row on.
-        wrong: what is not as it should be.
-    """
+    """What the parts share."""
 
     device: torch.device
     report: Report

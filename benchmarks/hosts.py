@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.clients import MEGABYTE
 from benchmarks.measuring import Report, Spread, alternated_quantities, command, machine
 from benchmarks.round_overhead import run
 from benchmarks.scaling import EACH, RECIPE, write_images
@@ -35,11 +34,7 @@ _INTERVAL = 0.5  # seconds between two looks at the memory: each walks the page 
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], float]]:
-    """Watch all processes that this one starts, and theirs.
-
-    Yields:
-        What returns the greatest sum of their proportional set sizes so far, in bytes.
-    """
+    """Watch all processes that this one starts, and theirs."""
     peak, over = 0.0, threading.Event()
 
     def watch() -> None:
@@ -61,23 +56,14 @@ def peak_memory() -> Iterator[Callable[[], float]]:
 
 
 class Hosts:
-    """Runs of one recipe on several hosts.
-
-    Args:
-        folder: an empty one, for the runs.
-        recipe: the text.
-    """
+    """Runs of one recipe on several hosts."""
 
     def __init__(self, folder: Path, recipe: str) -> None:
         self._folder, self._recipe = folder, recipe
         self._first: dict[str, torch.Tensor] | None = None
 
     def on(self, python: Path, *options: str) -> Callable[[], dict[str, float]]:
-        """What runs the recipe once by this Python, and gives its seconds and memory.
-
-        Raises (when called):
-            SystemExit: the run failed, or its last model is not that of the first run.
-        """
+        """What runs the recipe once by this Python, and gives its seconds and memory."""
 
         def measure() -> dict[str, float]:
             started = time.perf_counter()
@@ -93,7 +79,7 @@ class Hosts:
                 "seconds of the first round": first,
                 "seconds a later round": Spread(tuple(later)).median,
                 "seconds of the command": whole,
-                "peak memory, MB": peak() / MEGABYTE,
+                "peak memory, MB": peak() / 1e6,
             }
 
         return measure

@@ -198,10 +198,6 @@ class Official:
 
     It moves everything to a GPU. Where ``device`` is the CPU, ``.cuda()`` leaves tensors and modules where they are.
     It imports tensorboardX, which only its main program uses; a machine without that gets an empty module.
-
-    Args:
-        path: the checkout.
-        device: where to compute.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:

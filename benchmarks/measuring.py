@@ -44,12 +44,7 @@ class Spread:
 
 
 def alternated(variants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Spread]:
-    """Measure each variant once, then all of them again: a machine that gets slower does so for all alike.
-
-    Args:
-        variants: name to what measures once, and returns the number (mostly seconds).
-        repeats: >= 1.
-    """
+    """Measure each variant once, then all of them again: a machine that gets slower does so for all alike."""
     several = {name: lambda measure=measure: {"": measure()} for name, measure in variants.items()}
     return {name: spreads[""] for name, spreads in alternated_quantities(several, repeats).items()}
 
@@ -57,11 +52,7 @@ def alternated(variants: Mapping[str, Callable[[], float]], repeats: int) -> dic
 def alternated_quantities(
     variants: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int
 ) -> dict[str, dict[str, Spread]]:
-    """As :func:`alternated`, for measurements that give several numbers each.
-
-    Returns:
-        Of each variant, what was measured to its spread.
-    """
+    """As :func:`alternated`, for measurements that give several numbers each."""
     found: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for repeat in range(1, repeats + 1):
         for name, measure in variants.items():
@@ -172,14 +163,7 @@ def numbers(text: str) -> list[int]:
 
 @dataclass
 class Report:
-    """Tables on their way to standard output and to a file.
-
-    Attributes:
-        title: of the benchmark.
-        machine: from :func:`machine`, taken before anything was measured.
-        tables: (heading, column names, rows of texts).
-        numbers: everything measured, ready for JSON.
-    """
+    """Tables on their way to standard output and to a file."""
 
     title: str
     machine: Mapping[str, Any]

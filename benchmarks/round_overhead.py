@@ -37,11 +37,7 @@ _WORK = ("training", "evaluation")
 
 
 def run(folder: Path, recipe: str | Path, *options: str, python: Path | str = sys.executable) -> Path:
-    """Run ``recipe``, a text or a file, anew in a process of its own, by this Python; returns the run directory.
-
-    Raises:
-        SystemExit: it failed.
-    """
+    """Run ``recipe``, a text or a file, anew in a process of its own, by this Python; returns the run directory."""
     number = len(list(folder.iterdir()))
     path, directory = folder / f"recipe-{number}.yaml", folder / f"run-{number}"
     if isinstance(recipe, Path):

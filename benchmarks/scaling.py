@@ -1,4 +1,4 @@
-"""How a round's time and memory grow with clients, workers, epochs, attack steps and the size of the model.
+"""How a round's time and memory grow with clients, what these keep, workers, epochs, attack steps and the model's size.
 
     python -m benchmarks.scaling --clients 5,10,100,1000 --workers 1,2
 
@@ -41,6 +41,7 @@ calfat:
   monitor: {{evaluators: [natural], max_examples: 1}}
   runtime: {{threads: {threads}}}
 """
+SCAFFOLD = ("--set", "calfat.aggregator=scaffold")  # whose clients keep something
 PER_ROUND = 5  # clients
 EACH = 40  # images a client
 _SECONDS, _PEAK = "seconds a round", "peak MB"
@@ -59,12 +60,7 @@ def write_images(root: Path, count: int) -> Path:
 
 
 class Axis:
-    """Runs that differ in one value.
-
-    Args:
-        folder: for data and runs.
-        rounds, threads: of every run.
-    """
+    """Runs that differ in one value."""
 
     def __init__(self, folder: Path, rounds: int, threads: int) -> None:
         self.folder, self.rounds, self.threads = folder, rounds, threads
@@ -113,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=numbers, default=[1, 2, 4])
     parser.add_argument("--steps", type=numbers, default=[1, 5, 10, 20], help="K, of the attack")
     parser.add_argument("--models", type=words, default=["cnn_small", "cnn_mcmahan", "cnn", "vgg8"])
-    parser.add_argument("--parts", type=words, default=["clients", "workers", "epochs", "steps", "models"])
+    parser.add_argument("--parts", type=words, default=["clients", "states", "workers", "epochs", "steps", "models"])
     parser.add_argument("--rounds", type=int, default=6, help="of each run; default: 6")
     given = parser.parse_args(arguments)
     if given.rounds < 2:
@@ -125,6 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         axis = Axis(Path(folder), given.rounds, threads)
         points: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
             "clients": {f"{count} clients": axis.point(clients=count) for count in given.clients},
+            "states": {f"{count} clients": axis.point(SCAFFOLD, clients=count) for count in given.clients},
             "workers": {
                 f"{count} workers": axis.point(
                     () if count == 1 else ("--workers", str(count)), clients=20, per_round=20

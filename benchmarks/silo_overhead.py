@@ -42,16 +42,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run.
-
-    Attributes:
-        wall: seconds from the command to its end.
-        rounds: seconds of each round: training of all clients, messages, aggregation, monitoring.
-        final: seconds of the final evaluation.
-        payload: bytes of tensors, there and back, of each round.
-        loopback: bytes that crossed the loopback interface during the run, headers and signs of life included.
-        scores: final accuracies.
-    """
+    """One run."""
 
     wall: float
     rounds: Sequence[float]

@@ -20,13 +20,7 @@ from benchmarks.measuring import wait_for
 
 @dataclass(frozen=True)
 class Passes:
-    """What a method needs for a batch, in passes over whole batches, K being the attack's steps.
-
-    Attributes:
-        attacked: share of the examples that are attacked, each by K forward passes and K gradients of the input.
-        natural: further forward passes inside the attack, without gradients.
-        outer: forward passes with a full gradient of the weights in the step.
-    """
+    """What a method needs for a batch, in passes over whole batches, K being the attack's steps."""
 
     attacked: float = 1.0
     natural: int = 0

@@ -18,7 +18,7 @@ import yaml
 
 from calfat_plugin.analyses.on_tensors import experiment_of, images_of
 from calfat_plugin.cli.finished_model import planned
-from calfat_plugin.cli.progress import RunProgress, choose_progress, verbatim_console
+from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
@@ -27,7 +27,7 @@ from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.judging.examine import FILE, TrustObserver, examine, examine_module
+from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, parse_document, read_document
 from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
@@ -183,7 +183,7 @@ def run(
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     path = None if run_dir is None else Path(run_dir)
     request = Request(experiment, path, resume, ["calfat_plugin.run"], overwrite=overwrite)
-    shown = choose_progress(verbatim_console(sys.stdout)) if progress else RunProgress()
+    shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     notes: list[str] = []
     if workers is not None:
         request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)
@@ -262,13 +262,9 @@ def trust(
         CalfatError: with what to fix; nothing is written then.
     """
 
-    class Warner(TrustObserver):
-        def warn(self, message: str) -> None:
-            warnings.warn(message, stacklevel=3)
-
     if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
-    how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": Warner()}
+    how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": ShownProgress()}
     if target is not None and not isinstance(target, (str, Path)):
         others = {
             "plugins": plugins or None,

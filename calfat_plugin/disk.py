@@ -31,11 +31,7 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[None]:
-    """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours.
-
-    Args:
-        todo: what the error says to do.
-    """
+    """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours."""
     try:
         yield
     except OSError as error:
@@ -43,12 +39,7 @@ def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[Non
 
 
 def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
-    """Refuse a folder that cannot be written to now, not after hours of work.
-
-    Args:
-        todo: what the error says to do.
-        make: the folder need not be there yet.
-    """
+    """Refuse a folder that cannot be written to now, not after hours of work; ``make``: it need not be there yet."""
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
@@ -72,11 +63,7 @@ def reserved(candidates: Iterator[Path]) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file atomically and durably: after a crash there is the old file or the new one, never half of one.
-
-    Yields:
-        The path to write to. It takes the place of ``path`` when the block ends without an error.
-    """
+    """Write a file atomically and durably: after a crash there is the old file or the new one, never half of one."""
     temporary = temporary_of(path)
     temporary.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link, which writing would follow
     yield temporary
@@ -93,10 +80,6 @@ def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
 
     All content is on disk before the first name changes, and the names are before this returns. What can be forced to
     disk at the same time is: each such wait takes milliseconds, however little was written.
-
-    Args:
-        paths: their places.
-        also: files and folders that must be on disk before them.
     """
     sync_together([*also, *map(temporary_of, paths)])
     for path in paths:
@@ -105,23 +88,13 @@ def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
 
 
 def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
-    """Write a text file atomically and durably.
-
-    Args:
-        todo: what an error says to do.
-    """
+    """Write a text file atomically and durably."""
     with reporting_disk_errors(path, todo), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> None:
-    """Write text files, and the folders that their names have, into a new folder.
-
-    Args:
-        folder: is made, with those above it.
-        files: name to text.
-        if_there: what to do where the folder is there already, for the message.
-    """
+    """Write text files, and the folders that their names have, into a new folder."""
     try:
         folder.mkdir(parents=True)
         for name, text in files.items():
@@ -155,12 +128,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in ``parent`` that is removed at the end; one that a killed process left behind is removed before.
-
-    Args:
-        parent: an existing folder.
-        prefix: how the names of such folders begin.
-    """
+    """A new folder in ``parent`` that is removed at the end; what a killed process left behind is removed before."""
     for left in parent.glob(f"{prefix}*"):
         with suppress(OSError), opened(left) as handle:
             if lock(handle):
@@ -181,7 +149,6 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
     with opened(path) as handle:
         os.fsync(handle)
 

@@ -20,11 +20,24 @@ class BatchProgress:
     loss: float
 
 
-class RunObserver:
+class Observer:
+    """Is informed of the progress of whatever takes long; this one ignores everything. The console is an observer."""
+
+    def warn(self, message: str) -> None:
+        """A finding that does not stop anything."""
+
+    def say(self, line: str) -> None:
+        """What was done, in a line."""
+
+    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
+        """During an evaluation, in examples."""
+
+
+class RunObserver(Observer):
     """Is informed of a run's progress in the process that trains; this one ignores everything.
 
-    The console is an observer, and so is what sends a worker's progress to the server. Calls come in the order of the
-    methods below.
+    What sends a worker's progress to the server is such an observer, too. Calls come in the order of the methods below,
+    with those during an evaluation after the clients'.
     """
 
     def run_started(self, run: RunInfo) -> None:
@@ -35,9 +48,6 @@ class RunObserver:
 
     def client_progress(self, progress: BatchProgress) -> None:
         """After each mini-batch."""
-
-    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
-        """During an evaluation, in examples."""
 
     def round_finished(self, record: RoundRecord) -> None:
         """After each round."""

@@ -1,8 +1,4 @@
-"""Options: plain frozen dataclasses whose fields carry their own documentation, and the parser for them.
-
-A plugin describes what can be set as a frozen dataclass; :func:`option` adds help, unit and range to a field. The
-recipe parser, ``calfat check``, ``calfat plugins NAME`` and the reference docs all read this one description.
-"""
+"""Options: frozen dataclasses whose fields carry help, unit and range (:func:`option`), and the parser for them."""
 
 from __future__ import annotations
 
@@ -50,7 +46,6 @@ class OptionInfo:
     high: float | None = None
     open_low: bool = False
     choices: tuple[str, ...] = ()
-    refused: Mapping[str, str] | None = None
     many: bool = False  #: a list of such values
 
     @property
@@ -83,23 +78,19 @@ class OptionInfo:
 
     def _parse_one(self, value: Any) -> Any:
         parsed = _convert(value, self.type)
-        refused = parsed is None or (self.choices and parsed not in self.choices) or _is_too_large(parsed)
+        limit = _MAX_INT if isinstance(parsed, int) else _MAX_FLOAT
+        too_large = isinstance(parsed, (int, float, Fraction)) and not -limit <= parsed <= limit
+        refused = parsed is None or too_large or (self.choices and parsed not in self.choices)
         if not refused and self.low is not None:
             refused = parsed < self.low or (self.open_low and parsed == self.low)
-        if refused or (self.high is not None and parsed > self.high):
-            raise OptionError(self._complaint(value))
-        return parsed
-
-    def _complaint(self, value: Any) -> str:
-        if self.refused and isinstance(value, str) and value in self.refused:
-            return f"'{value}' cannot be run: {self.refused[value]}. Expected {self.expected}."
+        if not refused and (self.high is None or parsed <= self.high):
+            return parsed
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
         if self.type is str:
             hint += quoting_hint(value)
-        if _is_too_large(_convert(value, self.type)):
-            limit = f"whole numbers up to {_MAX_INT}" if self.type is int else f"numbers up to {_MAX_FLOAT:g}"
-            hint = f" Tensors hold {limit}."
-        return f"got {describe(value)}, expected {self.expected}.{hint}"
+        if too_large:
+            hint = f" Tensors hold numbers up to {limit:g}."
+        raise OptionError(f"got {describe(value)}, expected {self.expected}.{hint}")
 
 
 def option(
@@ -111,7 +102,6 @@ def option(
     high: float | None = None,
     open_low: bool = False,
     choices: tuple[str, ...] = (),
-    refused: Mapping[str, str] | None = None,
     positional: bool = False,
 ) -> Any:
     """Declare a field of an options dataclass.
@@ -124,22 +114,14 @@ def option(
         high: largest allowed value.
         open_low: whether ``low`` itself is forbidden.
         choices: the allowed texts.
-        refused: texts that one might expect among the choices, with the reason why they are not there.
         positional: whether the class also takes it by position.
     """
-    limits = {"low": low, "high": high, "open_low": open_low, "choices": choices, "refused": refused}
-    metadata = {_OPTION: {"help": help, "unit": unit, **limits}}
-    return dataclasses.field(default=default, metadata=metadata, kw_only=not positional)
+    described = {"help": help, "unit": unit, "low": low, "high": high, "open_low": open_low, "choices": choices}
+    return dataclasses.field(default=default, metadata={_OPTION: described}, kw_only=not positional)
 
 
 def no_option(default: Any = dataclasses.MISSING, *, meta: object = None, **how: Any) -> Any:
-    """Declare a field of an options dataclass that is not a single value of a recipe.
-
-    Args:
-        default: as of ``dataclasses.field``.
-        meta: what it is instead, for :func:`other_fields`; None: something that recipes do not set.
-        how: further arguments of ``dataclasses.field``.
-    """
+    """Declare a field of an options dataclass that is not a single value of a recipe, but ``meta``, or None."""
     return dataclasses.field(default=default, metadata={_OPTION: meta}, **how)
 
 
@@ -203,18 +185,10 @@ def parse_options(
     also: tuple[str, ...] = (),
     given: Mapping[str, Any] | None = None,
 ) -> T:
-    """Build ``config`` from raw recipe values.
+    """An instance of the options dataclass ``config`` from raw values of a recipe, by the name of the option.
 
-    Args:
-        config: a frozen options dataclass.
-        raw: option name to raw YAML value.
-        owner: who has these options, for the message: ``'calfat'`` or ``section 'monitor'``.
-        fail: makes the exception to raise from (keys that lead to the value, complaint); it knows file and line.
-        also: further keys that are legal beside the options, offered by did-you-mean (they are not in ``raw``).
-        given: values of fields that are no options.
-
-    Returns:
-        An instance of ``config``, defaults filled in.
+    ``fail`` makes the exception to raise from (keys that lead to the value, complaint), since it knows file and line.
+    ``also`` are further keys beside the options for did-you-mean, ``given`` the values of fields that are no options.
     """
     declared: type = config  # mypy takes no type[T] for Hashable, which the cache wants
     known = {info.name: info for info in describe_options(declared)}
@@ -291,11 +265,6 @@ def _text(value: object) -> str:
         return str(value)
     except ValueError:  # Python refuses to write integers of more than some 4,300 digits
         return "a number of thousands of digits"
-
-
-def _is_too_large(value: Any) -> bool:
-    limit = _MAX_INT if isinstance(value, int) else _MAX_FLOAT
-    return isinstance(value, (int, float, Fraction)) and not -limit <= value <= limit
 
 
 def _convert(value: Any, wanted: type) -> Any:

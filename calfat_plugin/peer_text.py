@@ -16,10 +16,6 @@ def printable(text: str) -> str:
 
 
 def peer_text(text: object) -> str:
-    """One line of at most :data:`MAX_TEXT` printable characters; a line end could pretend to be another entry of a log.
-
-    Args:
-        text: what a peer sent, or an error that quotes it; converted with ``str``.
-    """
+    """One line of at most :data:`MAX_TEXT` printable characters: a line end could pretend to be another entry."""
     shown = printable(str(text)[: 4 * MAX_TEXT].strip()).replace("\n", " ")  # no more is looked at, however long it is
     return shown if len(shown) <= MAX_TEXT else f"{shown[: MAX_TEXT - 4]} ..."

@@ -22,14 +22,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 @dataclass
 class Part:
-    """A round, or the final evaluation.
-
-    Attributes:
-        name: ``round 3``.
-        started: reading of the clock.
-        seconds: how long it took, what no span covers included; 0 while it lasts.
-        spans: names from the outermost span to this one -> [seconds, calls]; the seconds contain those of inner spans.
-    """
+    """A round, or the final evaluation."""
 
     name: str
     started: float
@@ -38,11 +31,7 @@ class Part:
 
 
 class Profile:
-    """Collects the seconds of one process.
-
-    Args:
-        wait: lets a device finish what it was given, so that its work counts where it was ordered.
-    """
+    """Collects the seconds of one process."""
 
     def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
         self.parts: list[Part] = []
@@ -50,12 +39,10 @@ class Profile:
         self._open: tuple[str, ...] = ()
 
     def begin(self, name: str) -> None:
-        """End the part under way, and begin the next."""
         self.end()
         self.parts.append(Part(name, time.perf_counter()))
 
     def end(self) -> None:
-        """End the part under way, if there is one."""
         if self.parts and not self.parts[-1].seconds:
             self.parts[-1].seconds = time.perf_counter() - self.parts[-1].started
 
@@ -76,7 +63,6 @@ class Profile:
             self._open = outer
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The parts, ready for JSON."""
         return [
             {
                 "name": part.name,

@@ -180,11 +180,7 @@ class RoundRecord:
         return None if result is None else result.accuracy
 
     def with_worst_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
-        """The same with ``worst_clients`` of every evaluation.
-
-        Args:
-            class_counts: training examples, a row a client, (K, C); empty where they are not known.
-        """
+        """The same with ``worst_clients`` of every evaluation; ``class_counts``: (K, C), empty where not known."""
         found = {label: result.with_worst_clients(class_counts) for label, result in self.evaluations.items()}
         return dataclasses.replace(self, evaluations=found)
 
@@ -256,10 +252,8 @@ def release_of(metric: str) -> str:
 def measured(results: Mapping[str, Any], metric: str) -> float | None:
     """What a run measured, of its ``results.json``; None where it has no such metric.
 
-    Args:
-        results: the content of the file.
-        metric: an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of
-            whom the model fails (``pgd20:worst-class``); or a plugin's figure.
+    That is an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of whom
+    the model fails (``pgd20:worst-class``); or a plugin's figure.
     """
     found = dict(results.get("metrics") or {})
     for evaluation in results.get("evaluations", ()):

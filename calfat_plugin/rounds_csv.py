@@ -31,33 +31,18 @@ _REMEDY = "Restore the file from a copy, or start the run again in another direc
 
 @dataclass(frozen=True)
 class Column:
-    """A column, or one for each monitored evaluator, client or metric of a plugin, whose name has a placeholder.
-
-    Attributes:
-        name: with the placeholder, if it has one.
-        about: what it holds, in Markdown.
-        value: what a round has for it, or by label, client or metric, None where nothing was measured; if it is not
-            given, the attribute of the round that has the column's name.
-        kind: ``number``, ``share`` (a number from 0 to 1 that pages show in percent) or ``text``.
-        written: makes the text of a value.
-        page: its heading in the page's table of rounds; empty: it is not there.
-        logged: its name for loggers, which get a number, and of a text the number of its entries; empty: it has none.
-        in_results: what ``results.json`` has under its name, where suites find it: the ``last`` round's number, or the
-            ``sum`` over all rounds; empty: nothing.
-        is_cost: whether two runs of one recipe and seed may differ in it.
-        key: what took the placeholder's place.
-    """
+    """A column, or one for each monitored evaluator, client or metric of a plugin, whose name has a placeholder."""
 
     name: str
-    about: str
-    value: Callable[[RoundRecord], Any] | None = None
-    kind: str = "number"
-    written: Callable[[Any], str] = str
-    page: str = ""
-    logged: str = ""
-    in_results: Literal["", "last", "sum"] = ""
-    is_cost: bool = False
-    key: str | int | None = None
+    about: str  #: what it holds, in Markdown
+    value: Callable[[RoundRecord], Any] | None = None  #: of a round, or by key; else its attribute ``name``
+    kind: str = "number"  #: ``number``, ``text``, or ``share`` (from 0 to 1, on pages in percent)
+    written: Callable[[Any], str] = str  #: makes the text of a value
+    page: str = ""  #: heading in the page's table of rounds; empty: it is not there
+    logged: str = ""  #: name for loggers, which get a number, of a text the number of its entries; empty: none
+    in_results: Literal["", "last", "sum"] = ""  #: of which rounds ``results.json`` has the number
+    is_cost: bool = False  #: whether two runs of one recipe and seed may differ in it
+    key: str | int | None = None  #: what took the placeholder's place
 
     @property
     def place(self) -> str:
@@ -237,13 +222,7 @@ COST_COLUMNS = tuple(column.name for column in COLUMNS if column.is_cost)
 
 
 def columns_of(labels: Iterable[str], clients: Iterable[int] = (), metrics: Iterable[str] = ()) -> list[Column]:
-    """The columns of a run, in the order of the file.
-
-    Args:
-        labels: of its monitored evaluators.
-        clients: their numbers.
-        metrics: names of what its plugins measure.
-    """
+    """The columns of a run, in the order of the file, with these monitored evaluators, clients and plugins' metrics."""
     keys: dict[str, list[Any]] = {LABEL: list(labels), CLIENT: list(clients), METRIC: list(metrics)}
     found: list[Column] = []
     for _, group in groupby(COLUMNS, key=lambda column: column.place == LABEL or column.name):
@@ -276,23 +255,12 @@ def owner_of(label: str, labels: Collection[str]) -> str:
 
 
 class RoundsFile:
-    """Appends rows.
-
-    Args:
-        path: the file.
-        labels: monitored evaluators.
-        num_clients: clients in total.
-        metrics: what plugins measure (``RoundRecord.metrics``).
-
-    Attributes:
-        paths: the files that a round is written to: ``clients.csv`` where clients are many, and ``path``.
-        in_results: the columns of which ``results.json`` has a number.
-    """
+    """Appends the rows of a run with these monitored evaluators, clients in total, and plugins' metrics."""
 
     def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
         self.path, self.labels, self._metrics = path, tuple(labels), tuple(metrics)
         wide = num_clients <= MOST_IN_COLUMNS
-        self.paths = [path] if wide else [clients_csv(path), path]
+        self.paths = [path] if wide else [clients_csv(path), path]  # what a round is written to
         columns = columns_of(labels, range(num_clients) if wide else (), metrics)
         self.columns = [column.name for column in columns]  # the header
         of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own

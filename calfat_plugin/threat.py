@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from calfat_plugin import l1_ball
-from calfat_plugin.errors import BudgetError, OptionError, did_you_mean, one_line
-from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
-from calfat_plugin.options import no_option, option
+from calfat_plugin.errors import BudgetError, OptionError, one_line
+from calfat_plugin.exact import QUARTER, StepSize, exact_text, parse_number
+from calfat_plugin.options import describe_options, no_option, option
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -82,31 +82,19 @@ class ThreatModel:
     bounds: Bounds = no_option(UNIT_RANGE)
 
     def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            hint = did_you_mean(str(self.norm), get_args(Norm))
-            raise OptionError(f"norm must be 'linf', 'l2' or 'l1'; got {one_line(self.norm)}.{hint}")
         object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
-        object.__setattr__(self, "eps", self._exact("eps", parse_number, self.eps, "8/255"))
-        step = self._exact("step_size", lambda value: StepSize(value, self.eps), self.step_size, "eps/4 or 2/255")
-        object.__setattr__(self, "step_size", step)
-        if not (step or step.factor):  # a multiple of eps 0 moves nothing, and nothing is to move
-            raise OptionError("step_size must be above 0; got 0")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise OptionError(f"steps must be a whole number of at least 1; got {one_line(self.steps)}")
-
-    def _exact(self, name: str, read: Callable[[object], Number], value: object, example: str) -> Number:
-        try:
-            number = read(value)
-        except ValueError as error:
-            raise OptionError(f"{name} must be a number such as {example}: {error}") from error
-        if number < 0:
-            raise OptionError(f"{name} must not be negative; got {exact_text(number)}")
-        if number > self._longest():
-            wanted = f"a fraction of the pixel range, such as {example}"
-            if self.norm != "linf":
-                wanted = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
-            raise OptionError(f"{name} is {wanted}; got {exact_text(number)}", (name,))
-        return number
+        for info in describe_options(ThreatModel):
+            try:
+                object.__setattr__(self, info.name, info.parse(getattr(self, info.name)))
+            except OptionError as error:
+                raise OptionError(f"{info.name}: {error}") from None
+        object.__setattr__(self, "step_size", StepSize(self.step_size, self.eps))  # 0 only as a multiple of eps 0
+        for name, number, example in (("eps", self.eps, "8/255"), ("step_size", self.step_size, "eps/4 or 2/255")):
+            if number > self._longest():
+                wanted = f"a fraction of the pixel range, such as {example}"
+                if self.norm != "linf":
+                    wanted = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
+                raise OptionError(f"{name} is {wanted}; got {exact_text(number)}", (name,))
 
     def _longest(self) -> Fraction:
         """The longest that a change may be called, in ``norm``."""

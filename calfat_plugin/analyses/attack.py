@@ -18,7 +18,9 @@ from calfat_plugin.disk import refuse_unwritable, reserved
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
+from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
@@ -47,26 +49,7 @@ class AttackReport:
     curves: tuple[Path, ...]
 
 
-class AttackObserver:
-    """Is informed of an attack's progress; this one ignores everything. A context manager around the attack."""
-
-    def __enter__(self) -> AttackObserver:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the console as it was found."""
-
-    def warn(self, message: str) -> None:
-        """A finding that does not stop anything."""
-
-    def progress(self, name: str, done: int, total: int, correct: int) -> None:
-        """During an evaluation: its name with the eps, examples done, in all, and correct so far."""
-
-    def measured(self, result: EvaluationResult) -> None:
-        """After an evaluation."""
-
-
-def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, output: Path | None = None) -> AttackReport:
+def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Path | None = None) -> AttackReport:
     """Measure and write.
 
     What AutoAttack has done so far is kept beside the results until they are written: the same call resumes there.
@@ -112,14 +95,14 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in endings))
 
 
-def device_of(plan: AttackPlan, observer: AttackObserver) -> torch.device:
+def device_of(plan: AttackPlan, observer: Observer) -> torch.device:
     """Where to compute; a model of the user's own takes a GPU only where there is one."""
     if plan.request.device is not None:
         return named_device(plan.request.device, "--device")
     return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
-def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
+def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: Observer) -> tuple[EvaluationResult, ...]:
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.measure import clean_correct, measure
 
@@ -150,11 +133,18 @@ def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackOb
                 seed=experiment.seed,
                 correct=correct,
                 scratch=scratch,
-                on_progress=lambda _, *counts, name=name: observer.progress(name, *counts),
+                on_progress=lambda _, *counts, name=name: observer.evaluation_progress(name, *counts),
             )
             results += found.values()
-            observer.measured(results[-1])
+            observer.say(_line(results[-1]))
     return tuple(results)
+
+
+def _line(result: EvaluationResult) -> str:
+    """``pgd20 (linf 8/255)  43.8 %  2.0 s``."""
+    budget = f" ({result.settings['norm']} {result.settings['eps']})" if "eps" in result.settings else ""
+    release = f", release {percent(result.accuracy_release)}" if result.accuracy_release != result.accuracy else ""
+    return f"{result.label}{budget}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

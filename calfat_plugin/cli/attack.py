@@ -11,11 +11,10 @@ import click
 from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
-from calfat_plugin.cli.progress import can_draw, verbatim_console
+from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import figure_lines, results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
@@ -69,7 +68,7 @@ def attack(
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
         console = verbatim_console()
         try:
-            with AttackProgress(console if can_draw(console) and not plain else None) as progress:
+            with choose_progress(console, plain=plain) as progress:
                 outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
         except KeyboardInterrupt:
             fail("stopped.", _RESUME, INTERRUPTED)

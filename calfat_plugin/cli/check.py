@@ -92,19 +92,21 @@ def _check_recipe(
             f"seed {experiment.seed}, on {experiment.host.title}."
         )
         if experiment.clients:
-            from calfat_plugin.report.labels import groups
+            from calfat_plugin.report.labels import difference
 
-            text += f" Groups: {groups(experiment)}."
+            groups = (f"{group.name}: {difference(group, experiment)}" for group in experiment.clients)
+            text += f" Groups: {'; '.join(groups)}."
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
-    from calfat_plugin.suites.parse import MAX_SEED, parse_suite
+    from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.plan import make_plan, registry_of
+    from calfat_plugin.suites.schema import MAX_SEED
 
     if seed is not None and seed > MAX_SEED:
         raise OptionError(f"--seed {seed}: expected a whole number, 0 <= value <= {MAX_SEED}.")
-    suite, seeds = parse_suite(document, plugins), None if seed is None else (seed,)
+    suite, seeds = load_suite(document, plugins), None if seed is None else (seed,)
     plan = make_plan(suite, registry_of(suite, overrides), overrides=overrides, seeds=seeds)
     choosing = len(plan.choosing.runs) + plan.num_finals
     runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"

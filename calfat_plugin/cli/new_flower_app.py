@@ -36,7 +36,7 @@ license = "Apache-2.0"
 dependencies = []
 
 [tool.flwr.app]
-publisher = {publisher}
+publisher = "me"
 
 [tool.flwr.app.components]
 serverapp = "calfat_app:server"
@@ -59,8 +59,7 @@ resume = false
 @click.option("--recipe", required=True, metavar="RECIPE", help="What it runs: a file, or the name of a shipped one.")
 @set_option
 @seed_option
-@click.option("--publisher", default="me", metavar="NAME", help="Who Flower says has made it.")
-def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: int | None, publisher: str) -> None:
+def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: int | None) -> None:
     """Write a Flower app for RECIPE into a new folder DIR.
 
     `flwr run DIR` starts it in Flower's simulation; between SuperNodes each of them is a client with its own data.
@@ -68,7 +67,7 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
     experiment = checked_experiment(read_document(recipe), [*overrides, "common_args.host=flower"], seed)
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
     described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
-    texts = {"name": name, "description": described, "publisher": publisher, "runs": str(folder.absolute() / "runs")}
+    texts = {"name": name, "description": described, "runs": str(folder.absolute() / "runs")}
     project = _PROJECT.format(**{key: _toml(text) for key, text in texts.items()})
     named = experiment.document.with_value(("calfat", "name"), experiment.name, "its file")
     text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)

@@ -24,27 +24,34 @@ class Kind:
     """What the templates need to know about a kind of plugin.
 
     Attributes:
-        what: it in words.
         does: what the template's plugin does.
         other: an option of it and a value that is not its default, as a call writes them.
     """
 
-    what: str
+    entry: type[entries.Entry]
     does: str
     other: str = ""
 
 
 KINDS = {
-    "trainer": Kind("local trainer", "a loss on adversarial and on clean examples, mixed.", "share=0.25"),
-    "aggregator": Kind("aggregator", "a part of the way to the clients' mean.", "step=0.5, unanimous=False"),
-    "evaluator": Kind("evaluator", "the worst of several random points of the ball.", "draws=2"),
-    "dataset": Kind("data set", "stripes in four directions."),
-    "model": Kind("model", "two layers on the flat image.", "width=5"),
-    "partition": Kind("partition", "clients of unequal size.", "ratio=1.0"),
-    "modifier": Kind("loss modifier", "label smoothing by the share of a class.", "smoothing=0.3"),
-    "inner_attack": Kind("inner attack", "projected gradient steps that become shorter.", "factor=0.5"),
-    "attacker": Kind("attacker", "its update with the largest values cut off.", "share=0.5"),
-    "logger": Kind("logger", "a line of text for each round."),
+    "trainer": Kind(entries.TrainerEntry, "adversarial and clean examples, mixed by one number", "share=0.25"),
+    "aggregator": Kind(
+        entries.AggregatorEntry,
+        "a part of the way from the global model to the clients' mean",
+        "step=0.5, unanimous=False",
+    ),
+    "evaluator": Kind(
+        entries.EvaluatorEntry, "accuracy under the worst of several random points of the ball", "draws=2"
+    ),
+    "dataset": Kind(entries.DatasetEntry, "stripes in four directions, drawn and not read"),
+    "model": Kind(entries.ModelEntry, "two layers on the flat image", "width=5"),
+    "partition": Kind(entries.PartitionEntry, "clients of unequal size, each r times the next", "ratio=1.0"),
+    "modifier": Kind(
+        entries.ModifierEntry, "label smoothing that grows with the class's share of the examples", "smoothing=0.3"
+    ),
+    "inner_attack": Kind(entries.InnerAttackEntry, "projected gradient steps that become shorter", "factor=0.5"),
+    "attacker": Kind(entries.AttackerEntry, "sends its update without its largest values", "share=0.5"),
+    "logger": Kind(entries.LoggerEntry, "a line for each round, in a text file of the run directory"),
 }
 
 
@@ -63,15 +70,16 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
     It has a module that works and is to be changed, its tests, a recipe that uses it, and the metadata to install it.
     """
-    folder = into / name
     module = _module_of(name)
-    _refuse_taken(name)
-    files = render(name, kind)
-    write_new_folder(folder, files, "Choose another name, or a folder with --into.")
-    where = shlex.quote(str(folder))
+    known = registry.Registry.load()
+    for entry, provider in (offer for each in entries.KINDS for offer in known.offers(each)):
+        if entry.name == name:
+            raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
+    folder = into / name
+    write_new_folder(folder, render(name, kind), "Choose another name, or a folder with --into.")
     click.echo(
-        f"{folder}: a package for a plugin ({KINDS[kind].what}) in {module}.py, which works and is yours to change.\n"
-        f"  cd {where}\n"
+        f"{folder}: a package for a plugin ({KINDS[kind].entry.kind}) in {module}.py, which works and is yours to "
+        f"change.\n  cd {shlex.quote(str(folder))}\n"
         f"  calfat run {module}.yaml --plugin {module}.py\n"
         "  python -m pytest\n"
         "  pip install --no-build-isolation -e ."
@@ -96,6 +104,7 @@ def render(name: str, kind: str) -> dict[str, str]:
     }
     title = "".join(word.capitalize() for word in module.split("_"))
     known = {"name": name, "module": module, "title": title, "kind": kind, **vars(KINDS[kind])}
+    known["what"] = KINDS[kind].entry.kind
     files = {path: environment.get_template(template).render(known) for path, template in templates.items()}
     if re.search(rf"\bimport\b.*\b{title}(Options|Loss)?\b", files[f"{module}.py"]):
         raise PluginError(f"'{name}' would name a class {title} like one that it imports; {_another(name)}")
@@ -114,14 +123,6 @@ def _module_of(name: str) -> str:
     if spec is not None and spec.origin is not None:
         raise PluginError(f"there is a module '{module}' already ({spec.origin}); {_another(name)}")
     return module
-
-
-def _refuse_taken(name: str) -> None:
-    known = registry.Registry.load()
-    for kind in entries.KINDS:
-        for entry, provider in known.offers(kind):
-            if entry.name == name:
-                raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
 
 
 def _another(name: str) -> str:

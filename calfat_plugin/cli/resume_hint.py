@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from calfat_plugin.cli.progress import RunProgress
+from calfat_plugin.cli.progress import ShownProgress
 from calfat_plugin.runs.directory import RunDirectory
 
 
@@ -26,7 +26,7 @@ class ResumeHint:
     def __init__(self, command: list[str], resumed: bool) -> None:
         self.command, self._resumed = command, resumed
         self.directory: RunDirectory | None = None
-        self.progress = RunProgress()
+        self.progress = ShownProgress()
         self.is_ours = True
         self.last_words: str | None = None
 

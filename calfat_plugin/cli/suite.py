@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 import sys
@@ -17,8 +16,8 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
-from calfat_plugin.cli.progress import can_draw, verbatim_console
-from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
+from calfat_plugin.cli.progress import can_draw, lines_or_bars, verbatim_console
+from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, reporting_disk_errors
 from calfat_plugin.errors import OptionError, listed, short
@@ -29,10 +28,10 @@ from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.parse import MAX_SEED
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
+from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_out, markdown, write_tables
 from calfat_plugin.suites.tuning import how_chosen, try_again
@@ -96,7 +95,7 @@ def suite(
     """
     overrides += model_file
     with json_output(as_json) as show:
-        loaded = dataclasses.replace(load_suite(file, plugins), record=record)
+        loaded = load_suite(file, plugins, record)
         check_out(loaded, out)
         if latex_chosen and loaded.choose is None:
             raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")
@@ -201,7 +200,7 @@ def _run_all(
         if total
         else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.suite.runs_directory}"
     )
-    with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
+    with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
         try:
             run_all(plan, at_a_time, observer, outcomes, workers)
         except KeyboardInterrupt:

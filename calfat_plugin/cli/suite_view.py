@@ -1,20 +1,15 @@
-"""What a suite looks like on the console: live bars on a terminal, a plain line a run elsewhere."""
+"""What a suite looks like on the console: its progress, its plan and its table."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterable
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from calfat_plugin.cli.progress import Lines, clock
+from calfat_plugin.cli.progress import Pace, Quiet
 from calfat_plugin.maths.intervals import Score
-from calfat_plugin.peer_text import printable
-from calfat_plugin.report.numbers import counted, interval_of
+from calfat_plugin.report.numbers import clock, counted, interval_of
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
@@ -31,7 +26,6 @@ from calfat_plugin.suites.tables import (
     notes,
 )
 
-_REFRESH_PER_SECOND = 5
 _STYLES = {
     "finished": "green",
     "failed": "bold red",
@@ -42,96 +36,55 @@ _STYLES = {
 }
 
 
-def outcome_line(outcome: RunOutcome, done: int, total: int) -> str:
-    """One ended run in a line: ``[ 3/21] CalFAT seed 0: finished in 1:15``."""
-    width = len(str(total))
-    text = f"[{done:>{width}}/{total}] {outcome.run.name}: {outcome.status}"
-    if outcome.seconds:
-        text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
-    if outcome.message:
-        text += f": {printable(outcome.message)}"
-    if outcome.status in ("failed", "lost"):
-        text += f"  ({outcome.run.output})"
-    return text
+class SuiteProgress(SuiteObserver):
+    """Shows a suite of ``total`` runs on a console."""
 
+    def __init__(self, console: Quiet, total: int) -> None:
+        self._console, self._total, self._pace = console, total, Pace()
+        console.patience -= 5  # a run's own lines come as seldom, and none of them shall come just too early
+        self._ended = 0
+        self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
 
-class PlainSuiteProgress(Lines, SuiteObserver):
-    """A line when a run starts and one when it ends; between them, every half minute, how far one of the runs is.
-
-    Args:
-        total: how many runs are to do.
-    """
-
-    patience = Lines.patience - 5  # a run's own lines come as seldom, and none of them shall come just too early
-
-    def __init__(self, total: int) -> None:
-        super().__init__(sys.stdout, sys.stderr)
-        self._total, self._done = total, 0
-
-    def run_started(self, run: PlannedRun) -> None:
-        self.say(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}")
-
-    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
-        if self.is_due():
-            self.say(f"{run.name}: round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else ""))
-
-    def run_said(self, run: PlannedRun, line: str) -> None:
-        if self.is_due():
-            self.say(f"{run.name}: {line}")
-
-    def run_ended(self, outcome: RunOutcome) -> None:
-        self._done += 1
-        self.say(outcome_line(outcome, self._done, self._total))
-
-
-class LiveSuiteProgress(SuiteObserver):
-    """A bar for the suite, one for each running cell, and a line above them for each run that ended."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total, self._done = console, total, 0
-        self._tasks: dict[str, TaskID] = {}
-        self._started = time.perf_counter()
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[detail]}"),
-            console=console,
-            refresh_per_second=_REFRESH_PER_SECOND,
-            transient=True,
-        )
-        self._whole = self._bars.add_task("suite", total=total, detail=f"0/{total} runs")
-
-    def __enter__(self) -> SuiteObserver:
-        self._bars.start()
+    def __enter__(self) -> SuiteProgress:
+        self._console.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._bars.stop()
+        self._console.__exit__(*exc_info)
 
     def run_started(self, run: PlannedRun) -> None:
-        self._tasks[run.name] = self._bars.add_task(run.name, total=None, detail="starting")
+        resumed = run.state == "unfinished"
+        self._console.say(f"{'resuming' if resumed else 'running'} {run.name} in {run.directory}", unless_drawn=True)
+        self._console.at(run.name, 0, None, lambda: "starting")
 
     def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
-        detail = f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else "")
-        if round == num_rounds:
-            detail = "evaluating"  # with AutoAttack as long as many rounds
-        self._bars.update(self._tasks[run.name], total=num_rounds, completed=round, detail=detail)
+        self._rounds[run.name] = round, num_rounds
+        self.run_said(run, f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else ""))
         self._show_whole()
 
+    def run_said(self, run: PlannedRun, line: str) -> None:
+        done, total = self._rounds.get(run.name, (0, None))
+        self._console.at(run.name, done, total, lambda: line)
+
     def run_ended(self, outcome: RunOutcome) -> None:
-        self._done += 1
-        task = self._tasks.pop(outcome.run.name, None)
-        if task is not None:
-            self._bars.remove_task(task)
-        line = outcome_line(outcome, self._done, self._total)
-        self._console.print(Text(line, style=_STYLES[outcome.status]), soft_wrap=True)
+        name, width = outcome.run.name, len(str(self._total))
+        self._ended += 1
+        text = f"[{self._ended:>{width}}/{self._total}] {name}: {outcome.status}"
+        if outcome.seconds:
+            text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
+        if outcome.message:
+            text += f": {outcome.message}"
+        if outcome.status in ("failed", "lost"):
+            text += f"  ({outcome.run.output})"
+        self._rounds.pop(name, None)
+        self._console.ended(name)
+        self._console.say(text, _STYLES[outcome.status])
         self._show_whole()
 
     def _show_whole(self) -> None:
-        done = self._done + sum(task.percentage / 100 for task in self._bars.tasks[1:])
-        spent = time.perf_counter() - self._started
-        eta = clock(spent * (self._total - done) / done) if done else "-:--"
-        self._bars.update(self._whole, completed=done, detail=f"{self._done}/{self._total} runs  ETA {eta}")
+        self._pace.reached(self._ended + sum(done / total for done, total in self._rounds.values()))
+        text = f"{self._ended}/{self._total} runs  "
+        self._console.at("suite", self._ended, self._total, lambda: text + self._pace.eta(self._total))
 
 
 def suite_table(summary: SuiteSummary) -> Table:

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from calfat_plugin import report
 from calfat_plugin.analyses.attack_plan import AttackPlan
@@ -14,11 +17,12 @@ from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
-from calfat_plugin.cli.progress import can_draw, verbatim_console
-from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
+from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
+from calfat_plugin.report.numbers import interval, percent
 
+_STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 _RESUME = "The same command again continues with the check that was stopped."
 
 
@@ -81,9 +85,8 @@ def judge(
     """Judge one model, with its progress and its verdict on the console."""
     console = verbatim_console()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    progress = TrustProgress(console if can_draw(console) and not plain else None)
     try:
-        with progress:
+        with choose_progress(console, plain=plain) as progress:
             outcome = examine(plan, transfer, full=full, output=output, command=command, observer=progress)
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)
@@ -92,3 +95,32 @@ def judge(
     if run is not None and outcome.path == run / FILE and (run / "report.html").exists():
         write_page(lambda: report.write_run_report(run), run)
     return outcome
+
+
+def show_verdict(console: Console, outcome: TrustReport) -> None:
+    """Print the evidence as a table, and below it the verdict and the sentence for a reviewer."""
+    table = Table()
+    table.add_column("check")
+    table.add_column("attack")
+    for heading in ("eps", "accuracy", "95 % interval", "left"):
+        table.add_column(heading, justify="right")
+    for evidence in outcome.evidence:
+        for index, row in enumerate(evidence.rows):
+            table.add_row(
+                evidence.check if index == 0 else "",
+                row.attack,
+                row.eps,
+                percent(row.accuracy),
+                "" if row.interval is None else interval(*row.interval),
+                "" if row.left is None else percent(row.left),
+            )
+    console.print(table)
+    verdict = outcome.verdict
+    console.print(Text.assemble("verdict: ", (verdict.text, _STYLES[verdict.word])))
+    console.print(verdict.sentence, soft_wrap=True)
+    for cause in verdict.causes[1:]:
+        console.print(f"  also: {cause}", soft_wrap=True)
+    skipped = [check.title for check in outcome.checks if check.name not in {e.check for e in outcome.evidence}]
+    if skipped:
+        console.print(f"not needed for the verdict (--full runs them): {', '.join(skipped)}", soft_wrap=True)
+    console.print(f"results: {outcome.path}", soft_wrap=True)

@@ -77,13 +77,7 @@ class Experiment(Recipe):
         return tuple(dict.fromkeys((*named, *groups)))
 
     def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
-        """Client id to its group, of those in one.
-
-        Args:
-            labels: (N,) training labels, by which clients are the smallest or the largest.
-        """
-        if not self.clients:
-            return {}
+        """Client id to its group, of those in one; by the (N,) training labels some are the smallest or the largest."""
         by_size = any(group.options.smallest or group.options.largest for group in self.clients)
         return members_of(self, [len(part) for part in self.split(labels)] if by_size else ())
 
@@ -150,11 +144,7 @@ class Experiment(Recipe):
         return trainer
 
     def check_method(self, method: object) -> None:
-        """Refuse an addition or an inner attack to which the method leaves no place.
-
-        Args:
-            method: the class, or what builds it: that is imported with torch only when a run needs it.
-        """
+        """Refuse an addition or an inner attack to which the method, a class or what builds it, leaves no place."""
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
         for name in self.additions.as_run():
             why = ""
@@ -225,9 +215,8 @@ class Experiment(Recipe):
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
 
-        Args:
-            rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
-                its training split, the server (rank 0) its test split. Otherwise, or None: everything.
+        With ``partition_method: silo`` and a rank, it is what that party has: a client its training split, the server
+        (rank 0) its test split.
         """
         from calfat_plugin.datasets import Dataset
         from calfat_plugin.experiment.building import build_plugin
@@ -251,21 +240,14 @@ class Experiment(Recipe):
         )
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        """Index arrays, one a client, ascending client id.
-
-        Args:
-            labels: (N,) training labels.
-        """
+        """Index arrays of the (N,) training labels, one a client, ascending client id."""
         from calfat_plugin.experiment.building import build_plugin, checked_split
 
-        entry, clients = self.partition.entry, self.num_clients
-        arguments = self._partition_options()
+        entry, clients, how = self.partition.entry, self.num_clients, self._partition_options()
         if entry.uses_alpha:
-            arguments["alpha"] = self.data.partition_alpha
+            how["alpha"] = self.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")), self.attribute_errors_to(self.partition):
-            shards = build_plugin(
-                entry.load(), object, labels.copy(), clients, names="labels, num_clients", **arguments
-            )
+            shards = build_plugin(entry.load(), object, labels.copy(), clients, names="labels, num_clients", **how)
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
 
     def _partition_options(self) -> dict[str, Any]:
@@ -276,12 +258,7 @@ class Experiment(Recipe):
         return arguments
 
     def build_model(self, images: ImageShape, trainer: LocalTrainer) -> nn.Module:
-        """The global model with its initial weights, a function of the seed alone; on the CPU.
-
-        Args:
-            images: a data set, or whatever else says the shape of its images.
-            trainer: may adapt the architecture.
-        """
+        """The global model with its initial weights, a function of the seed alone; on the CPU."""
         from torch import nn
 
         from calfat_plugin.models.building import built_model, seeded

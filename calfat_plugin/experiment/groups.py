@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import entries
-from calfat_plugin.errors import OptionError, PluginError, RecipeError, listed
+from calfat_plugin.errors import OptionError, PluginError, listed
 from calfat_plugin.options import describe
-from calfat_plugin.recipe.clients import BESIDE, CLIENTS, OTHERS, TRAINED, GroupOptions, choosing_key, parsed_ids
+from calfat_plugin.recipe.clients import BESIDE, CHOOSING, CLIENTS, OTHERS, TRAINED, GroupOptions, parsed_ids
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.sections import options_at
@@ -29,13 +29,9 @@ _EXAMPLE = "[{ids: 0-1, trainer: standard}]"
 def read_groups(
     document: Document,
     resolved: Callable[[Document], Recipe],
-    attacker: Callable[[KeyPath], Plugin[entries.AttackerEntry]],
+    attacker: Callable[[KeyPath, Any], Plugin[entries.AttackerEntry]],
 ) -> tuple[ClientGroup, ...]:
-    """The groups of a recipe.
-
-    Args:
-        resolved: the experiment of a recipe without groups.
-    """
+    """The groups of a recipe; ``resolved`` is the experiment of one without groups."""
     raw = document.get(CLIENTS)
     if raw is None:
         return ()
@@ -53,18 +49,20 @@ def read_groups(
             also=tuple(BESIDE),
         )
         recipe = resolved(_with_group(without, document, path, given))
-        at: KeyPath = path
+        chosen = [name for name in CHOOSING if given.get(name) is not None]
+        if len(chosen) != 1:
+            found = f"{' and '.join(chosen)} say" if chosen else "nothing says"
+            text = f"{found} who is in the group; expected one of {', '.join(CHOOSING)}."
+            raise document.error(path, text)
         try:
-            by = choosing_key(given)
-            at = (*path, by)
-            ids = parsed_ids(given["ids"], recipe.num_clients) if by == "ids" else None
+            ids = parsed_ids(given["ids"], recipe.num_clients) if chosen == ["ids"] else None
         except OptionError as error:
-            raise document.error(at, str(error)) from None
-        if options.seed is not None and by != "share":
+            raise document.error((*path, "ids"), str(error)) from None
+        if options.seed is not None and chosen != ["share"]:
             raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
         changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
         changed += ("inner",) if "inner" in (given.get("threat") or {}) else ()
-        picked = attacker((*path, "attacker")) if given.get("attacker") is not None else None
+        picked = attacker((*path, "attacker"), given["attacker"]) if given.get("attacker") is not None else None
         if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
             raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")
         name = options.name or f"group{index + 1}"
@@ -98,11 +96,7 @@ def _with_group(without: Document, document: Document, path: KeyPath, given: Map
 
 
 def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], AbstractContextManager[None]]) -> None:
-    """Refuse groups that no run could have.
-
-    Args:
-        attributed: lets errors about a plugin that are raised inside begin with its name.
-    """
+    """Refuse groups that no run could have; ``attributed`` lets errors about a plugin begin with its name."""
     document = experiment.document
     owner: dict[int, str] = {}
     for group in experiment.clients:
@@ -120,53 +114,59 @@ def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], Abstrac
             raise document.error(
                 group.path, "with partition_method: silo no party knows how many examples the others have; use ids."
             )
-        _check_shape(experiment, group)
-        _check_method(experiment, group, attributed)
+        found, wanted = (
+            [pick.entry.name for pick in (recipe.trainer, recipe.modifier) if pick.entry.reshapes]
+            for recipe in (group.recipe, experiment)
+        )
+        if found != wanted:  # one model is averaged
+            raise document.error(
+                (*group.path, "trainer"),
+                f"'{({*found} ^ {*wanted}).pop()}' changes the model's tensors, so either all clients train with it or "
+                "none does.",
+            )
+        # What a group trains by is checked beside the run's, of which it has its own train_args and threat.
+        beside = replace(experiment, train=group.recipe.train, threat=group.recipe.threat)
+        for plugin in (group.recipe.trainer, group.recipe.modifier, group.recipe.threat.inner):
+            try:
+                with attributed(plugin):
+                    plugin.entry.check(plugin.options, beside)
+            except (OptionError, PluginError) as error:
+                raise document.error(group.path, str(error)) from None
     if not any(getattr(group.options, key) for group in experiment.clients for key in _SIZES):
         members_of(experiment, ())  # for its errors
-
-
-def _check_method(
-    experiment: Recipe, group: ClientGroup, attributed: Callable[[Plugin[Any]], AbstractContextManager[None]]
-) -> None:
-    """What a group trains by is checked beside the run's, of which it has its own ``train_args`` and threat."""
-    beside = replace(experiment, train=group.recipe.train, threat=group.recipe.threat)
-    for plugin in (group.recipe.trainer, group.recipe.modifier, group.recipe.threat.inner):
-        try:
-            with attributed(plugin):
-                plugin.entry.check(plugin.options, beside)
-        except (OptionError, PluginError) as error:
-            raise experiment.document.error(group.path, str(error)) from None
-
-
-def _check_shape(experiment: Recipe, group: ClientGroup) -> None:
-    """One model is averaged, so what changes its tensors is the same for all clients."""
-
-    def reshaping(recipe: Recipe) -> list[str]:
-        return [pick.entry.name for pick in (recipe.trainer, recipe.modifier) if pick.entry.reshapes]
-
-    found, wanted = reshaping(group.recipe), reshaping(experiment)
-    if found != wanted:
-        name = ({*found} ^ {*wanted}).pop()
-        raise experiment.document.error(
-            (*group.path, "trainer"),
-            f"'{name}' changes the model's tensors, so either all clients train with it or none does.",
-        )
 
 
 def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGroup]:
     """Client id to its group, of those in one; the first group that chooses a client has it.
 
-    Args:
-        sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
+    ``sizes``, the training examples of each client, are needed only for ``smallest`` and ``largest``.
     """
     found: dict[int, ClientGroup] = {}
     for index, group in enumerate(experiment.clients):
         free = [client for client in range(experiment.num_clients) if client not in found]
-        chosen = list(_chosen(experiment, group, index, free, sizes))
-        if not chosen:
-            raise _refused(experiment, group, "no client is left for this group: those above have them all.")
-        found |= dict.fromkeys(chosen, group)
+        count, ordered, options, problem = 0, free, group.options, ""
+        if group.ids is not None:
+            ordered = [client for client in group.ids if client not in found]
+            count = len(ordered)
+        elif options.share is None:
+            count = options.smallest or options.largest or 0
+            ordered = sorted(free, key=lambda client: sizes[client], reverse=options.largest is not None)
+        else:
+            import numpy as np
+
+            count = round(options.share * experiment.num_clients)
+            seed = experiment.seed if options.seed is None else options.seed
+            draw = np.random.default_rng(derive_seed(seed, "clients of a group", extra=index))
+            ordered = [int(client) for client in draw.permutation(free)]
+            if count == 0:
+                problem = f"share: {options.share:g} of {experiment.num_clients} clients is none; take a larger one."
+        if not ordered:
+            problem = problem or "no client is left for this group: those above have them all."
+        elif count > len(ordered):
+            problem = f"it asks for {count} clients, and {len(free)} are in no group above."
+        if problem:
+            raise experiment.document.error(group.path, problem)
+        found |= dict.fromkeys(ordered[:count], group)
     if len(found) == experiment.num_clients and all(group.attacker for group in found.values()):
         raise experiment.document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
     return dict(sorted(found.items()))
@@ -175,29 +175,3 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
 def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
     """Ids of the clients that attack, of those in a group."""
     return [client for client, group in groups.items() if group.attacker is not None]
-
-
-def _chosen(experiment: Recipe, group: ClientGroup, index: int, free: list[int], sizes: Sequence[int]) -> Iterator[int]:
-    options = group.options
-    if group.ids is not None:
-        return iter(sorted({*group.ids}.intersection(free)))
-    if options.share is None:
-        count = options.smallest or options.largest or 0
-        ordered = sorted(free, key=lambda client: sizes[client], reverse=options.largest is not None)
-    else:
-        import numpy as np
-
-        count = round(options.share * experiment.num_clients)
-        if count == 0:
-            text = f"share: {options.share:g} of {experiment.num_clients} clients is none; expected a larger share."
-            raise _refused(experiment, group, text)
-        seed = experiment.seed if options.seed is None else options.seed
-        draw = np.random.default_rng(derive_seed(seed, "clients of a group", extra=index))
-        ordered = [int(client) for client in draw.permutation(free)]
-    if count > len(free):
-        raise _refused(experiment, group, f"it asks for {count} clients, and {len(free)} are in no group above.")
-    return iter(ordered[:count])
-
-
-def _refused(experiment: Recipe, group: ClientGroup, text: str) -> RecipeError:
-    return experiment.document.error(group.path, text)

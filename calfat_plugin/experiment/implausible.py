@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from calfat_plugin.aggregators.robust.base import TolerantOptions
+from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
+from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.recipe.document import EPS, KeyPath, dotted
+from calfat_plugin.interfaces.training import AWPOptions
+from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 
 _FEW = 100  # images; with fewer, the best of many rounds is the one that was lucky with them
 
 
-def implausible(experiment: Experiment) -> Iterator[str]:
-    """What is more likely a mistake than meant in a recipe that is to be run, each with its place and what to do."""
-    yield from _no_budget(experiment)
-    yield from _unused_budgets(experiment)
-    yield from _too_many_attackers(experiment)
-    yield from _few_examples(experiment)
-    yield from _fractions(experiment)
+def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
+    """What has no effect, or not the one that was probably meant, each with its place and what to do.
+
+    ``written`` is the recipe without its preset's keys. Of one that is not to be trained, less can be wrong.
+    """
+    yield from _other_optimizer(experiment)
+    yield from _unknown_labels(experiment)
+    yield from _no_effect(experiment, written)
+    yield from _too_late(experiment)
+    yield from _bad_steps(experiment, trains)
+    if trains:
+        yield from _no_budget(experiment)
+        yield from _unused_budgets(experiment)
+        yield from _too_many_attackers(experiment)
+        yield from _few_examples(experiment)
+        yield from _fractions(experiment)
 
 
 def too_large_batches(experiment: Experiment, groups: Mapping[int, ClientGroup], sizes: Mapping[int, int]) -> str:
-    """A warning where no client has the examples of one batch; empty where one has.
-
-    Args:
-        groups: client id to its group, of those in one.
-        sizes: client id to number of training examples.
-    """
+    """A warning where no client has the examples of one batch; empty where one has. ``sizes``: of training sets."""
     if any(size >= experiment.trained_by(groups.get(client)).train.batch_size for client, size in sizes.items()):
         return ""
     return _at(
@@ -41,6 +48,82 @@ def too_large_batches(experiment: Experiment, groups: Mapping[int, ClientGroup],
 
 def _at(experiment: Experiment, path: KeyPath, text: str) -> str:
     return f"{experiment.document.place(path)}: {dotted(path)}: {text}"
+
+
+def _other_optimizer(experiment: Experiment) -> Iterator[str]:
+    asked, chosen = experiment.train.federated_optimizer, experiment.aggregator.name
+    if asked.lower() not in ("fedavg", chosen.lower()):
+        text = f"'{asked}' has no effect; calfat.aggregator selects the algorithm, here '{chosen}'."
+        yield _at(experiment, ("train_args", "federated_optimizer"), text)
+
+
+def _unknown_labels(experiment: Experiment) -> Iterator[str]:
+    """Of published numbers, a label that is nearly one of this recipe's. One may well run fewer than the paper."""
+    labels = [plugin.label for plugin in experiment.evaluators]
+    for label in experiment.reported.percent:
+        if label not in labels and (near := did_you_mean(label, labels)):
+            text = f"no evaluator of this recipe has that label.{near}"
+            yield _at(experiment, ("calfat", "reported", label), text)
+
+
+def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
+    """Keys of the threat, the partition and the trainer that others make useless.
+
+    None of those that the file has and an override (--set, a suite) makes so by replacing what the file had chosen.
+    """
+
+    def useless(key: KeyPath, chosen_at: KeyPath, why: str) -> Iterator[str]:
+        in_file = f"{written.file}:"
+        replaced = written.place(key).startswith(in_file) and not written.place(chosen_at).startswith(in_file)
+        if written.has(key) and not replaced:
+            yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}."
+
+    partition = experiment.partition.entry
+    if not partition.uses_alpha:
+        why = f"the partition '{partition.name}' does not use it"
+        yield from useless(("data_args", "partition_alpha"), ("data_args", "partition_method"), why)
+    threat, trained = experiment.threat, (experiment, *map(experiment.trained_by, experiment.clients))
+    attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
+    inner: KeyPath = ("calfat", "threat", "inner")
+    if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
+        yield from useless(inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack")
+    elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
+        why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
+        yield from useless(("calfat", "threat", "steps"), inner, why)
+    awp, rounds = experiment.additions.awp, experiment.num_rounds
+    if awp is not None and awp.warmup >= rounds:
+        at: KeyPath = (*experiment.trainer.path, "awp")
+        yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+
+
+def _too_late(experiment: Experiment) -> Iterator[str]:
+    """A warning for each method and aggregator that is another one until its own part begins, and the run ends first.
+
+    Without a word such a run would be taken for one of FedGAIRAT and be one of FedPGD.
+    """
+    rounds, own = experiment.num_rounds, [group for group in experiment.clients if "trainer" in group.changed]
+    picked = [(plugin.path, plugin) for plugin in (experiment.trainer, experiment.aggregator)]
+    for path, plugin in (*picked, *((group.path, group.recipe.trainer) for group in own)):
+        options = plugin.options
+        first = options.warmup + 1 if isinstance(options, AWPOptions) else getattr(options, "start_round", 1)
+        if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
+            text = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
+            yield _at(experiment, path, text)
+
+
+def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
+    """A warning for each way in which steps do not fit eps, with all whom it is about: training and evaluators."""
+    found: dict[str, tuple[KeyPath, list[str]]] = {}
+    for problem, training in experiment.training_step_problems.items() if trains else ():
+        found[problem] = training[0][0], [whose for _, whose in training]
+    for plugin in (*experiment.evaluators, *(experiment.monitor.evaluators if trains else ())):
+        own = plugin.options
+        problem = own.threat(experiment.threat).step_problem() if isinstance(own, PGDOptions) else ""
+        if problem:
+            names = found.setdefault(problem, (plugin.path, []))[1]
+            names += [plugin.label] if plugin.label not in names else []
+    for problem, (path, names) in found.items():
+        yield _at(experiment, path, f"{', '.join(names)}: {problem}")
 
 
 def _no_budget(experiment: Experiment) -> Iterator[str]:

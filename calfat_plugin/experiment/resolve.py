@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_mean, listed
-from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.experiment.implausible import implausible
-from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.additions import ADDED, Additions
@@ -83,7 +81,7 @@ def assemble(
         _check_together(experiment, finished)
     for each in experiment.clients:  # what holds for the whole run is said there, too
         warnings += [text for text in each.recipe.warnings if text not in warnings]
-    more = () if finished or group else _warnings(experiment, written, trains)
+    more = () if finished or group else implausible(experiment, written, trains)
     return dataclasses.replace(experiment, warnings=(*warnings, *more))
 
 
@@ -111,82 +109,73 @@ class _Reader:
 
     def value(self, path: KeyPath, what: Key) -> Any:
         """What is at ``path``."""
+        raw = self.document.get(path)
         match what:
             case Section():
-                missing = what.may_lack and self.document.get(path) is None
-                return None if missing else self.section(path, what.config)
+                return None if what.may_lack and raw is None else self.section(path, what.config)
             case Sections():
                 return plugin_files(self.document)
+            case OnePlugin(kind=entries.TrainerEntry):
+                return self.trainer(path, what.default)
             case OnePlugin():
-                return (
-                    self.trainer(path)
-                    if what.kind is entries.TrainerEntry
-                    else self.plugin(path, what.kind, what.default)
-                )
+                return self.plugin(path, what.kind, what.default if raw is None else raw, default=what.default)
             case Plugins():
-                return self.plugins(path, what)
+                return self.plugins(path, what, list(what.default) if raw is None else raw)
             case OptionsOf():
                 return self.plugin_named_at(path, what)
             case Groups():
                 return read_groups(
                     self.document,
                     lambda variant: assemble(variant, self.registry, finished=self.finished, group=True),
-                    lambda at: self.plugin(at, entries.AttackerEntry, also=("name", "preset")),
+                    lambda at, given: self.plugin(at, entries.AttackerEntry, given, also=("name", "preset")),
                 )
         raise TypeError(f"{dotted(path)}: {what!r}")
 
     def section(self, path: KeyPath, config: type, raw: Mapping[str, Any] | None = None) -> Any:
         """The section with the keys of ``config``; ``raw``: its values, where they are not all that is at ``path``."""
-        raw, keys = dict(section_at(self.document, path) if raw is None else raw), keys_of(config)
-        given: dict[str, Any] = {}
-        for name, what in keys.items():
+        raw, given = dict(section_at(self.document, path) if raw is None else raw), dict[str, Any]()
+        for name, what in keys_of(config).items():
             if isinstance(what, Others):
                 own = {info.name for info in describe_options(config)}
-                given[name] = {key: self._other((*path, key), what, raw.pop(key)) for key in [*raw] if key not in own}
+                given[name] = {}
+                for key in [key for key in raw if key not in own]:
+                    try:
+                        given[name][key] = what.info.parse(raw.pop(key))
+                    except OptionError as error:
+                        raise self.document.error((*path, key), str(error)) from None
             else:
                 raw.pop(name, None)
                 given[name] = self.value((*path, name), what)
         return options_at(self.document, path, config, raw, given)
 
-    def _other(self, path: KeyPath, what: Others, raw: Any) -> Any:
-        try:
-            return what.info.parse(raw)
-        except OptionError as error:
-            raise self.document.error(path, str(error)) from None
-
-    def plugins(self, path: KeyPath, what: Plugins) -> tuple[Plugin[Any], ...]:
+    def plugins(self, path: KeyPath, what: Plugins, raw: Any) -> tuple[Plugin[Any], ...]:
         """A list of plugins of one kind, each with a label of its own."""
-        raw = self.document.get(path)
-        if raw is None:
-            raw = list(what.default)
         if not isinstance(raw, list):
             raise self.document.error(path, f"got {describe(raw)}, expected a list such as {what.example}.")
         found: dict[str, Plugin[Any]] = {}
         for index, item in enumerate(raw):
-            plugin = self.plugin((*path, index), what.kind, raw=item)
+            plugin = self.plugin((*path, index), what.kind, item)
             if plugin.label in found:
-                raise self.document.error(
-                    plugin.path,
-                    f"the {what.kind.kind} '{plugin.label}' is listed twice; remove one, or give it its own 'label'.",
-                )
+                text = f"the {what.kind.kind} '{plugin.label}' is listed twice; remove one, or give it its own 'label'."
+                raise self.document.error(plugin.path, text)
             found[plugin.label] = plugin
         return tuple(found.values())
 
     def plugin_named_at(self, path: KeyPath, what: OptionsOf) -> Plugin[Any]:
         """The plugin that a host section names, with the options at ``path``."""
-        value, default = self.document.get(path), schema.HOST_SECTIONS[what.named_by[0]]
+        value, (section, key) = self.document.get(path), what.named_by
         if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
             raise self.document.error(
                 path, f"the {path[-1]} is set by {dotted(what.named_by)}; only its options belong here."
             )
         name = self.document.get(what.named_by)
-        name = getattr(default, what.named_by[1]) if name is None else name
+        name = getattr(schema.HOST_SECTIONS[section], key) if name is None else name
         options = section_at(self.document, path)
         if what.kind is entries.ModelEntry:
             module, colon, network = name.partition(":")
             if file := self.registry.model_files.get(module):
-                return self._own_model(path, f"{module}:{file.network(network)}", options)
-            if colon and not (module and network):
+                name, colon = f"{module}:{file.network(network)}", ":"
+            elif colon and not (module and network):
                 text = f"got '{name}', expected the name of a model, or package.module:factory of your own."
                 raise self.document.error(what.named_by, text)
             if colon:
@@ -211,21 +200,21 @@ class _Reader:
         fail = failing_at(self.document, path)
         return Plugin(entry, parse_options(entry.config, options, owner=f"model '{name}'", fail=fail), name, name, path)
 
-    def trainer(self, path: KeyPath) -> Plugin[entries.TrainerEntry]:
+    def trainer(self, path: KeyPath, default: str) -> Plugin[entries.TrainerEntry]:
         """The local trainer with its loss modifier and what is added to it."""
-        trainer = self.plugin(path, entries.TrainerEntry, "calfat", also=("name", "preset", "loss", *ADDED))
-        at: KeyPath = (*path, "loss")
-        chosen = self.document.get(at) is not None
-        loss = self.plugin(at, entries.ModifierEntry, raw=self.document.get(at) if chosen else "plain")
+        given, at = self.document.get(path), (*path, "loss")
+        also = ("name", "preset", "loss", *ADDED)
+        trainer = self.plugin(path, entries.TrainerEntry, default if given is None else given, default, also)
+        chosen = self.document.get(at)
+        loss = self.plugin(at, entries.ModifierEntry, "plain" if chosen is None else chosen)
         defined_for = defined_modifiers(self.registry, trainer.entry)
-        if chosen and loss.entry.name not in defined_for and not self.finished:
+        if chosen is not None and loss.entry.name not in defined_for and not self.finished:
             defined = f"It supports: {listed(defined_for)}." if defined_for else "It has its own loss; remove the key."
             raise self.document.error(
                 at,
                 f"local trainer '{trainer.entry.name}' does not support the loss modifier '{loss.entry.name}'. "
                 f"{defined}",
             )
-        given = self.document.get(path)
         kept = {name: given[name] for name in ADDED if name in given} if isinstance(given, Mapping) else {}
         return dataclasses.replace(trainer, loss=loss, additions=self.section(path, Additions, kept))
 
@@ -233,21 +222,12 @@ class _Reader:
         self,
         path: KeyPath,
         kind: type[E],
+        value: Any,
         default: str | None = None,
-        *,
-        raw: Any = None,
         also: tuple[str, ...] = ("name", "preset", "label"),
     ) -> Plugin[E]:
-        """``name`` or ``{name: ..., preset: ..., options...}``.
-
-        Args:
-            default: name of the one that is meant where the recipe is silent.
-            raw: the value; None: what is at ``path``.
-            also: keys beside the options.
-        """
-        document, value = self.document, self.document.get(path) if raw is None else raw
-        if value is None and default is not None and not isinstance(path[-1], int):
-            value = default
+        """``name`` or ``{name: ..., preset: ..., options...}``; ``also``: keys beside the options."""
+        document = self.document
         if isinstance(value, str):
             return self._resolved(path, kind, value, {})
         trainer = kind is entries.TrainerEntry
@@ -256,19 +236,18 @@ class _Reader:
             raise document.error(
                 path, f"got {describe(value)}, expected a name or a mapping {example}.{quoting_hint(value)}"
             )
-        texts = {key: value.get(key) for key in ("name", "preset", "label")}
         if "label" in value and isinstance(path[-1], str):  # not of a list
             raise document.error((*path, "label"), "only evaluators and loggers have a label; remove it.")
-        for key, text in texts.items():
-            if key != "name" if text is None else isinstance(text, str) and text.strip() and text.isprintable():
-                continue
-            if key in value:
+        for key in ("name", "preset", "label"):
+            text = value.get(key)
+            good = key != "name" if text is None else isinstance(text, str) and text.strip() and text.isprintable()
+            if key in value and not good:
                 raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
-        name = texts["name"] or default
+        name = value.get("name", default)
         if name is None:
             raise document.error(path, f"there is no 'name'; expected a mapping {example}.")
-        options = {key: item for key, item in value.items() if key not in {*texts, *also}}
-        return self._resolved(path, kind, name, options, preset=texts["preset"], label=texts["label"], also=also)
+        options = {key: item for key, item in value.items() if key not in ("name", "preset", "label", *also)}
+        return self._resolved(path, kind, name, options, value.get("preset"), value.get("label"), also=also)
 
     def _resolved(
         self,
@@ -276,9 +255,9 @@ class _Reader:
         kind: type[E],
         name: str,
         given: Mapping[str, Any],
-        *,
         preset: str | None = None,
         label: str | None = None,
+        *,
         name_at: KeyPath | None = None,
         also: tuple[str, ...] = ("name", "preset", "label"),
     ) -> Plugin[E]:
@@ -291,25 +270,21 @@ class _Reader:
                 return Plugin(kind("unknown", build="", summary="not installed"), given, name, label or name, path)
             named_here = (*path, "name")
             raise document.error(name_at or (named_here if document.has(named_here) else path), str(error)) from None
-        known = {info.name for info in describe_options(entry.config)}
-        clash = [option for option in named if given.get(option, named[option]) != named[option]]
-        if clash:
-            raise document.error(
-                (*path, clash[0]), f"'{name}' already sets {clash[0]} = {named[clash[0]]}; keep one of the two."
-            )
-        defaults: Mapping[str, Any] = {}
-        if preset is not None:
-            if preset not in entry.presets:
-                known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
-                hint = did_you_mean(preset, entry.presets) or known_presets
-                raise document.error((*path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{preset}'.{hint}")
-            defaults = entry.presets[preset].options
+        for option in named:
+            if given.get(option, named[option]) != named[option]:
+                text = f"'{name}' already sets {option} = {named[option]}; keep one of the two."
+                raise document.error((*path, option), text)
+        if preset is not None and preset not in entry.presets:
+            known = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+            hint = did_you_mean(preset, entry.presets) or known
+            raise document.error((*path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{preset}'.{hint}")
+        defaults = {} if preset is None else entry.presets[preset].options
         options: Any = parse_options(
             entry.config,
             {**defaults, **named, **given},
             owner=f"{kind.kind} '{entry.name}'",
             fail=failing_at(document, path),
-            also=tuple(key for key in also if name_at is None and key not in known),
+            also=also if name_at is None else (),
         )
         return Plugin(entry, options, name, label or name, path)
 
@@ -362,81 +337,6 @@ def _refuse_twin_columns(experiment: Experiment) -> None:
             raise document.error(
                 _MONITORED, f"'{label}' would name two things in rounds.csv; give the evaluator another 'label'."
             )
-
-
-def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
-    """Notes on what has no effect, or not the one that was probably meant; ``written``: without its preset's."""
-    document, partition = experiment.document, experiment.partition.entry
-    asked, path = experiment.train.federated_optimizer, ("train_args", "federated_optimizer")
-    if asked.lower() not in ("fedavg", experiment.aggregator.name.lower()):
-        yield (
-            f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator selects "
-            f"the algorithm, here '{experiment.aggregator.name}'."
-        )
-    # A label that is nearly one of this recipe's. For other evaluators no word: one may well run fewer than the paper.
-    labels = [plugin.label for plugin in experiment.evaluators]
-    for label in experiment.reported.percent:
-        near = did_you_mean(label, labels)
-        if label not in labels and near:
-            where = f"{document.place(('calfat', 'reported', label))}: calfat.reported.{label}"
-            yield f"{where}: no evaluator of this recipe has that label.{near}"
-    alpha, why = ("data_args", "partition_alpha"), f"the partition '{partition.name}' does not use it"
-    if not partition.uses_alpha:
-        yield from _useless(written, alpha, ("data_args", "partition_method"), why)
-    threat, trained = experiment.threat, (experiment, *map(experiment.trained_by, experiment.clients))
-    attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
-    if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
-        yield from _useless(written, _INNER, _INNER, f"the local trainer '{experiment.trainer.name}' does not attack")
-    elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
-        why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
-        yield from _useless(written, ("calfat", "threat", "steps"), _INNER, why)
-    awp, rounds = experiment.additions.awp, experiment.num_rounds
-    if awp is not None and awp.warmup >= rounds:
-        at: KeyPath = (*experiment.trainer.path, "awp")
-        yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
-    yield from _too_late(experiment)
-    yield from _bad_steps(experiment, trains)
-    if trains:
-        yield from implausible(experiment)
-
-
-def _too_late(experiment: Experiment) -> Iterator[str]:
-    """A warning for each method and aggregator that is another one until its own part begins, and the run ends first.
-
-    Without a word such a run would be taken for one of FedGAIRAT and be one of FedPGD.
-    """
-    rounds, own = experiment.num_rounds, [group for group in experiment.clients if "trainer" in group.changed]
-    picked = [(plugin.path, plugin) for plugin in (experiment.trainer, experiment.aggregator)]
-    for path, plugin in (*picked, *((group.path, group.recipe.trainer) for group in own)):
-        options = plugin.options
-        first = options.warmup + 1 if isinstance(options, AWPOptions) else getattr(options, "start_round", 1)
-        if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
-            what = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
-            yield f"{experiment.document.place(path)}: {dotted(path)}: {what}"
-
-
-def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> Iterator[str]:
-    """A warning that a key has no effect; none where an override (--set, a suite) replaced what the file, which has
-    the key, had chosen."""
-    in_file = f"{written.file}:"
-    replaced = written.place(key).startswith(in_file) and not written.place(chosen_at).startswith(in_file)
-    if written.has(key) and not replaced:
-        yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}."
-
-
-def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
-    """A warning for each way in which steps do not fit eps, with all whom it is about: training and evaluators."""
-    found: dict[str, tuple[KeyPath, list[str]]] = {}
-    for problem, training in experiment.training_step_problems.items() if trains else ():
-        found[problem] = training[0][0], [whose for _, whose in training]
-    for plugin in (*experiment.evaluators, *(experiment.monitor.evaluators if trains else ())):
-        own = plugin.options
-        problem = own.threat(experiment.threat).step_problem() if isinstance(own, PGDOptions) else ""
-        if problem:
-            names = found.setdefault(problem, (plugin.path, []))[1]
-            names += [plugin.label] if plugin.label not in names else []
-    for problem, (path, names) in found.items():
-        yield f"{experiment.document.place(path)}: {dotted(path)}: {', '.join(names)}: {problem}"
 
 
 def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tuple[str, ...]:

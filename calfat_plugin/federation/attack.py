@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 
 
 def build_attacker(experiment: Experiment, group: ClientGroup) -> Attacker:
-    """The attacker of a group that has one."""
     assert group.attacker is not None
     return experiment.built(group.attacker, Attacker)
 
 
 class Attackers:
-    """All attackers of a run.
-
-    Args:
-        names: of the trainable parameters that are not personal.
-
-    Attributes:
-        ids: their clients.
-    """
+    """All attackers of a run; ``names`` are those of the trainable parameters that are not personal."""
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
         self._experiment, self._names, self._reported = experiment, names, set[str]()
@@ -40,11 +32,7 @@ class Attackers:
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
 
     def send(self, round: int, updates: Mapping[int, LocalUpdate], global_state: State) -> dict[int, LocalUpdate]:
-        """A round's updates as they arrive: those of honest clients as they are.
-
-        Args:
-            global_state: the model that all started from.
-        """
+        """A round's updates as they arrive: those of honest clients as they are; all started from the global model."""
         present = [client for client in updates if client in self._built]
         honest = {client: update.state for client, update in updates.items() if client not in self._built}
         sent = dict(updates)

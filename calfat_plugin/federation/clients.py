@@ -23,45 +23,32 @@ def _no_worker() -> Worker:
 
 @dataclass(frozen=True)
 class ClientsOfRound:
-    """See ``interfaces.RoundClients``.
+    """See ``interfaces.RoundClients``."""
 
-    Attributes:
-        states: client id to the model that it sent, ascending ids.
-        template: a model in evaluation mode on the device, whose tensors do not matter.
-        round: the last one that was aggregated; 0 before the first, when nobody trains.
-        downlink: the server's message after it.
-        worker: gives what trains clients in this process.
-    """
-
-    states: Mapping[int, State]
+    states: Mapping[int, State]  # client id to the model that it sent, ascending ids
     attackers: Collection[int]
-    template: nn.Module
-    round: int
-    downlink: Mapping[str, Tensor]
+    template: nn.Module  # in evaluation mode on the device; its tensors do not matter
+    round: int  # the last one that was aggregated; 0 before the first, when nobody trains
+    downlink: Mapping[str, Tensor]  # after it
     worker: Callable[[], Worker] = _no_worker
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """See ``interfaces.RoundClients``."""
         return tuple(self.states)
 
     @property
     def honest(self) -> tuple[int, ...]:
-        """See ``interfaces.RoundClients``."""
         return tuple(client for client in self.states if client not in self.attackers)
 
     def class_counts(self, client: int) -> tuple[int, ...]:
-        """See ``interfaces.RoundClients``."""
         worker = self.worker()
         counts = torch.bincount(worker.shards[client].y, minlength=worker.num_classes)
         return tuple(counts.tolist())
 
     def model(self, client: int) -> nn.Module:
-        """See ``interfaces.RoundClients``."""
         return self._holding(self.states[client])
 
     def fine_tuned(self, client: int, epochs: int) -> nn.Module:
-        """See ``interfaces.RoundClients``."""
         if self.round == 0:
             return self.model(client)
         return self._holding(self.worker().fine_tuned(client, self.round, self.downlink, epochs))

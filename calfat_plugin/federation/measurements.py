@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
@@ -22,7 +21,6 @@ from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import Evaluator, SetUpTask, State
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
-from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
@@ -35,9 +33,6 @@ class Measurements:
     """The recipe's evaluators on the server's images, with the server's model, whose tensors are replaced.
 
     Each evaluator is built and set up once.
-
-    Attributes:
-        subset: the images that rounds are monitored on.
     """
 
     def __init__(
@@ -49,12 +44,11 @@ class Measurements:
         observer: RunObserver,
         load_model: LoadModel | None = None,
     ) -> None:
-        self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
-        self._num_classes = dataset.num_classes
+        self._experiment, self._model, self._observer = experiment, model, observer
         self._test = dataset.test.to(device)
-        self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)
-        self._shape = dataset.in_channels, dataset.image_size
-        self._load_model = {} if load_model is None else {"load_model": load_model}
+        self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)  # for each round
+        task = SetUpTask(dataset.num_classes, dataset.in_channels, dataset.image_size, device, has_clients=True)
+        self._task = task if load_model is None else replace(task, load_model=load_model)
 
     @cached_property
     def template(self) -> nn.Module:
@@ -68,7 +62,6 @@ class Measurements:
 
     @property
     def use_clients(self) -> bool:
-        """Whether any evaluator looks at the clients of a round."""
         return self.final_uses_clients or any(pick.entry.uses_clients for pick in self._experiment.monitor.evaluators)
 
     def set_up(self) -> None:
@@ -77,35 +70,24 @@ class Measurements:
 
     @cached_property
     def _monitoring(self) -> Ready:
-        return self._ready(self._experiment.monitor.evaluators)
+        return self._experiment.ready_evaluators(self._experiment.monitor.evaluators, self._task)
 
     @cached_property
     def _closing(self) -> Ready:
-        return self._ready(self._experiment.evaluators)
-
-    def _ready(self, picks: tuple[Plugin[EvaluatorEntry], ...]) -> Ready:
-        channels, size = self._shape
-        task = SetUpTask(self._num_classes, channels, size, self._device, has_clients=True, **self._load_model)
-        return self._experiment.ready_evaluators(picks, task)
+        return self._experiment.ready_evaluators(self._experiment.evaluators, self._task)
 
     def of_round(self, state: State, round: int, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the monitor's evaluators, for the model with these tensors."""
-        on_progress = self._observer.evaluation_progress
-        return self._measured(state, self.subset, self._monitoring, round, on_progress, clients)
+        return self._measured(state, self.subset, self._monitoring, clients, round)
 
     def final(self, state: State, scratch: Path | None, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the recipe's evaluators, on all test images."""
-        on_progress = self._observer.evaluation_progress
-        return self._measured(state, self._test, self._closing, 0, on_progress, clients, scratch)
+        return self._measured(state, self._test, self._closing, clients, scratch=scratch)
 
     def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
-        """Let every evaluator measure a few images; and discard the results."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
         for evaluators in (self._monitoring, self._closing):
-            self._measured(state, few, evaluators, 0, lambda label, done, total, correct: None, clients)
+            self._measured(state, few, evaluators, clients, quiet=True)
 
     def monitored(self) -> Monitored:
-        """The images of :attr:`subset`, for an aggregator whose entry says that it looks at them."""
         return Monitored(self._model, self.subset, self._experiment.evaluation.batch_size)
 
     def _measured(
@@ -113,26 +95,28 @@ class Measurements:
         state: State,
         data: ImageData,
         evaluators: Ready,
-        round: int,
-        on_progress: Callable[[str, int, int, int], None],
         clients: ClientsOfRound | None,
+        round: int = 0,
         scratch: Path | None = None,
+        *,
+        quiet: bool = False,
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
+        observer = RunObserver() if quiet else self._observer
         self._model.load_state_dict(dict(state))
         with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
             return measure(
                 self._model,
                 data,
                 evaluators,
-                num_classes=self._num_classes,
+                num_classes=self._task.num_classes,
                 threat=experiment.threat,
                 batch_size=experiment.evaluation.batch_size,
-                device=self._device,
+                device=self._task.device,
                 seed=experiment.seed,
                 round=round,
                 scratch=scratch,
-                on_progress=on_progress,
+                on_progress=observer.evaluation_progress,
                 clients=clients,
             )
 
@@ -146,7 +130,6 @@ class Monitored:
     batch_size: int
 
     def logits(self, state: State) -> Tensor:
-        """See ``interfaces.MonitoredData``."""
         self.model.load_state_dict(dict(state))
         with torch.no_grad():
             parts = [self.model(x).cpu() for x, *_ in batches(self.data, self.batch_size, self.data.y.device)]

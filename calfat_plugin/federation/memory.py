@@ -21,16 +21,12 @@ class PeakMemory:
     The kernel's own mark is set back and read, so nothing is sampled and no peak is missed. Where it cannot be set back
     (it is Linux's, and a sandbox may forbid it) there is no number: the mark of the whole life of a process says
     nothing about one round.
-
-    Args:
-        device: where to compute; the memory of a GPU is what torch has in use there.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._known = device, False
 
     def begin(self) -> None:
-        """Forget what was in use before."""
         if self._device.type == "cuda":
             import torch
 

@@ -53,11 +53,7 @@ _ADVICE = {
 
 
 def robust_z(values: Mapping[int, float], spread: float) -> dict[int, float]:
-    """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993, with the MAD's usual factor).
-
-    Args:
-        spread: the least that the denominator is.
-    """
+    """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993); the MAD is at least ``spread``."""
     middle = median(values.values())
     scale = _CONSISTENT * median(abs(value - middle) for value in values.values())
     return {client: (value - middle) / max(scale, spread) for client, value in values.items()}
@@ -67,16 +63,13 @@ class UpdateHistory:
     """Compares the updates of a run's clients with those of their rounds, and names clients that stand out.
 
     Norms are compared per local step, on a log scale: under label skew clients have unequal numbers of examples.
-
-    Attributes:
-        named: ids of the clients that a finding has named so far.
     """
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup]) -> None:
         self._experiment, self._groups = experiment, groups
         self._norms: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._cosines: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self.named: set[int] = set()
+        self.named: set[int] = set()  # clients that a finding has named so far
 
     def read(self, rows: Iterable[Mapping[str, str]]) -> None:
         """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
@@ -92,24 +85,40 @@ class UpdateHistory:
     def add(
         self, norms: Mapping[int, float], cosines: Mapping[int, float], num_examples: Mapping[int, float]
     ) -> tuple[str, ...]:
-        """The findings about the updates of one more round.
-
-        Args:
-            norms: client id to the L2 norm of its update.
-            cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
-        """
+        """The findings about one more round: L2 norms of updates, and their cosines to the round's median update."""
+        found: dict[str, tuple[int, ...]] = {}  # finding to clients
         per_step = {
             client: math.log(norm / self._steps(client, num_examples[client]))
             for client, norm in norms.items()
             if norm > 0 and client in num_examples
         }
-        found = {
-            _LARGE_UPDATE: self._large(per_step, norms),
-            "contrary-update": self._contrary(cosines),
-            "equal-updates": _equal(norms, cosines),
-        }
-        self.named.update(client for of_clients in found.values() for clients in of_clients for client in clients)
-        return tuple(f"{code}: {text}" for code, by_clients in found.items() for text in by_clients.values())
+        enough = len(per_step) >= _FEWEST_AT_ONCE
+        for client, z in (robust_z(per_step, _SPREADS[0]) if enough else {}).items():
+            lasting = self._lasting(self._norms[client], z, len(per_step))
+            if z > AT_ONCE or lasting > LARGE:
+                times = math.exp(per_step[client] - median(per_step.values()))
+                why = f"z-score {z:.3g}" if z > AT_ONCE else f"median z-score of {WINDOW} rounds {lasting:.3g}"
+                text = (
+                    f"{_LARGE_UPDATE}: the update of client {client} has the norm {norms[client]:.3g}, per local step "
+                    f"{times:.3g} times the median of its round ({why})"
+                )
+                found[text] = (client,)
+        for client, z in (robust_z(cosines, _SPREADS[1]) if cosines else {}).items():
+            lasting = self._lasting(self._cosines[client], z, len(cosines))
+            if lasting < CONTRARY:
+                text = (
+                    f"contrary-update: the update of client {client} has the cosine {cosines[client]:.2f} to the "
+                    f"median of its round's updates (median z-score of {WINDOW} rounds {lasting:.3g})"
+                )
+                found[text] = (client,)
+        alike: dict[tuple[float, float], list[int]] = {}  # to the last bit
+        for client, cosine in cosines.items():
+            alike.setdefault((norms[client], cosine), []).append(client)
+        for clients in alike.values():
+            if len(clients) > 1:
+                found[f"equal-updates: clients {', '.join(map(str, clients))} sent the same update"] = tuple(clients)
+        self.named.update(client for clients in found.values() for client in clients)
+        return tuple(found)
 
     def _steps(self, client: int, examples: float) -> int:
         experiment = self._experiment.trained_by(self._groups.get(client))
@@ -125,29 +134,6 @@ class UpdateHistory:
         of_kind = attacking if attackers else {*range(self._experiment.num_clients)} - attacking
         return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
 
-    def _large(self, per_step: Mapping[int, float], norms: Mapping[int, float]) -> dict[tuple[int, ...], str]:
-        if len(per_step) < _FEWEST_AT_ONCE:
-            return {}
-        found: dict[tuple[int, ...], str] = {}
-        for client, z in robust_z(per_step, _SPREADS[0]).items():
-            lasting = self._lasting(self._norms[client], z, len(per_step))
-            times = math.exp(per_step[client] - median(per_step.values()))
-            what = f"the update of client {client} has the norm {norms[client]:.3g}, per local step {times:.3g} times"
-            if z > AT_ONCE:
-                found[client,] = f"{what} the median of its round (z-score {z:.3g})"
-            elif lasting > LARGE:
-                found[client,] = f"{what} the median of its round (median z-score of {WINDOW} rounds {lasting:.3g})"
-        return found
-
-    def _contrary(self, cosines: Mapping[int, float]) -> dict[tuple[int, ...], str]:
-        found: dict[tuple[int, ...], str] = {}
-        for client, z in (robust_z(cosines, _SPREADS[1]) if cosines else {}).items():
-            lasting = self._lasting(self._cosines[client], z, len(cosines))
-            if lasting < CONTRARY:
-                what = f"the update of client {client} has the cosine {cosines[client]:.2f} to the median of its"
-                found[client,] = f"{what} round's updates (median z-score of {WINDOW} rounds {lasting:.3g})"
-        return found
-
     def _lasting(self, scores: deque[float], z: float, clients: int) -> float:
         """The median of a client's last rounds, this one included; 0 while they are too few, or its clients are."""
         if clients < _FEWEST:
@@ -156,24 +142,8 @@ class UpdateHistory:
         return median(scores) if len(scores) == WINDOW else 0.0
 
 
-def _equal(norms: Mapping[int, float], cosines: Mapping[int, float]) -> dict[tuple[int, ...], str]:
-    """Clients whose updates agree in norm and cosine to the last bit."""
-    alike: dict[tuple[float, float], list[int]] = {}
-    for client, cosine in cosines.items():
-        alike.setdefault((norms[client], cosine), []).append(client)
-    return {
-        tuple(clients): f"clients {', '.join(map(str, clients))} sent the same update"
-        for clients in alike.values()
-        if len(clients) > 1
-    }
-
-
 def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int]) -> tuple[str, ...]:
-    """A sentence for the client that has more than :data:`DOMINANT` of the weight of a round of several clients.
-
-    Args:
-        weights: client id to the weight that its update got; empty where the aggregator says nothing.
-    """
+    """A sentence for the client that has more than :data:`DOMINANT` of the weight of a round of several clients."""
     total = math.fsum(weights.values())
     return tuple(
         f"dominant-client: client {client} has {100 * weight / total:.4g} % of the weight of its round (it claims "
@@ -187,10 +157,7 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
     """A sentence if the attacks of over half of a round's clients lower the loss that they should raise.
 
     One client may say so of a right attack: a divergence from a flat answer grows also where the answer gets surer.
-
-    Args:
-        fell: client id to the number of images of its last batches for which it says so.
-        clients: how many of the round train by an attack.
+    ``fell`` counts the images of its last batches for which a client says so, ``clients`` those who train by an attack.
     """
     if 2 * len(fell) <= clients:
         return ()
@@ -222,12 +189,9 @@ def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
 
 
 def step_alarms(moved: Drift, *, remembers: bool) -> tuple[str, ...]:
-    """A sentence where the server's step is none that an aggregator takes: away from its clients, or far beyond them.
+    """A sentence where the server's step is none that an aggregator takes: away from its clients, or far beyond.
 
-    Args:
-        moved: of a round, with its step.
-        remembers: whether the aggregator keeps something between rounds, as a server's optimiser does: its steps have a
-            length of their own.
+    An aggregator that remembers something between rounds, as a server's optimiser does, has steps of its own length.
     """
     (length, cosine), longest = moved.step, max(moved.norms)
     if cosine < AGAINST:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -58,32 +59,22 @@ from calfat_plugin.seeds import derive_seed
 log = logging.getLogger(__name__)
 
 _TRIED_CLIENTS = 2  # with which evaluators are tried before the first round
+Uploads: TypeAlias = "Mapping[int, tuple[int, Mapping[str, Tensor]]]"  # client to (number of examples, message)
 _PROBED = 32  # test images on which a new global model has to give finite logits
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that must survive a crash to continue without a trace of it. Random streams are derived, so none is kept.
+    """All that must survive a crash to continue without a trace of it. Random streams are derived, so none is kept."""
 
-    Attributes:
-        round: the last finished round, 1-based.
-        global_state: the global model after it; with ``calfat.ema`` the moving average.
-        server_state: the aggregator's memory.
-        broadcast: extras that go out with the next model.
-        client_states: client id to what that client keeps; where a run has a directory, files that are read when asked
-            for, and in a run that goes through rounds the mapping that the next round changes.
-        client_models: client id to the model that it sent in this round; only where the final evaluation, which is all
-            that is left to do, needs them.
-        trained: the model that the clients go on from, where ``global_state`` is an average; else nothing.
-    """
-
-    round: int
-    global_state: State
-    server_state: State = field(default_factory=dict)
-    broadcast: State = field(default_factory=dict)
+    round: int  # the last finished one
+    global_state: State  # after it; with calfat.ema the moving average
+    server_state: State = field(default_factory=dict)  # the aggregator's memory
+    broadcast: State = field(default_factory=dict)  # extras that go out with the next model
+    #: What each client keeps; where a run has a directory, files that are read when asked for, and that rounds change.
     client_states: Mapping[int, State] = field(default_factory=dict)
-    client_models: Mapping[int, State] = field(default_factory=dict)
-    trained: State = field(default_factory=dict)
+    client_models: Mapping[int, State] = field(default_factory=dict)  # as sent, if the final evaluation needs them
+    trained: State = field(default_factory=dict)  # what clients go on from, where global_state is an average
 
 
 def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> tuple[int, ...]:
@@ -95,22 +86,15 @@ def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> t
 
 
 class Server:
-    """Holds the global model.
-
-    Args:
-        dataset: the validation and the test split are evaluated on; the training split only gives shapes.
-        device: where to evaluate; the global model itself stays on the CPU.
-        worker: makes what trains any client in this process, for evaluators that fine-tune; None: nothing can.
-        load_model: see ``interfaces.SetUpTask``.
-    """
+    """Holds the global model, on the CPU; the training split of its data set only gives shapes."""
 
     def __init__(
         self,
         experiment: Experiment,
         dataset: Dataset,
-        device: torch.device,
+        device: torch.device,  # where to evaluate
         observer: RunObserver,
-        worker: Callable[[], Worker] | None = None,
+        worker: Callable[[], Worker] | None = None,  # for evaluators that fine-tune clients
         load_model: LoadModel | None = None,
     ) -> None:
         self.experiment, self.dataset, self.device, self.observer = experiment, dataset, device, observer
@@ -141,12 +125,7 @@ class Server:
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
     def begin(self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = ()) -> None:
-        """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show.
-
-        Args:
-            snapshot: where to continue; None: a new run.
-            rows: of ``rounds.csv``, up to that round.
-        """
+        """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show."""
         self._measurements.set_up()
         if snapshot is None:
             first = [client for client in self.clients_of(1) if client not in self._attackers.ids] or self.clients_of(1)
@@ -182,7 +161,6 @@ class Server:
         return self.average or self.state
 
     def start_round(self, round: int) -> tuple[int, ...]:
-        """Begin a round; returns the ids of its clients, ascending."""
         self._started = time.perf_counter()
         self._memory.begin()
         begin_part(f"round {round}")
@@ -191,29 +169,18 @@ class Server:
         return clients
 
     def clients_of(self, round: int) -> tuple[int, ...]:
-        """Ids of the clients that train in a round, ascending."""
         return sample_clients(
             self.experiment.seed, round, self.experiment.num_clients, self.experiment.clients_per_round
         )
 
     def downlink(self) -> Wire:
-        """The message to every client of the next round."""
         return pack_downlink(self.state, self.broadcast)
 
-    def finish_round(self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]) -> RoundRecord:
-        """Aggregate a round's messages, evaluate where the recipe says so, and return the record.
-
-        Args and errors: see :meth:`aggregate_round`.
-        """
+    def finish_round(self, round: int, uploads: Uploads) -> RoundRecord:
         return self.evaluate_round(self.aggregate_round(round, uploads))
 
-    def aggregate_round(self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]) -> RoundRecord:
-        """Aggregate a round's messages. Clients may train the next round from here on.
-
-        Args:
-            round: 1-based.
-            uploads: client id to (number of examples, message).
-        """
+    def aggregate_round(self, round: int, uploads: Uploads) -> RoundRecord:
+        """Aggregate a round's messages. Clients may train the next round from here on."""
         bytes_down = len(uploads) * num_bytes(self.downlink())
         previous, names = self.state, self._parameter_names
         with timed("aggregation"):
@@ -286,11 +253,7 @@ class Server:
         )
 
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
-        """Evaluate the global model with the recipe's evaluators on the full test split.
-
-        Args:
-            scratch: where long evaluations keep what they need to continue after a crash.
-        """
+        """Evaluate the global model with the recipe's evaluators on the full test split."""
         begin_part("final evaluation")
         return tuple(self._measurements.final(self.evaluated, scratch, self._clients()).values())
 
@@ -302,9 +265,7 @@ class Server:
         template, downlink = self._measurements.template, pack_downlink(self.evaluated, self.broadcast)
         return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, **self._worker)
 
-    def _usable(
-        self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]
-    ) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
+    def _usable(self, round: int, uploads: Uploads) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
         received: dict[int, LocalUpdate] = {}
         usable: dict[int, LocalUpdate] = {}
         refused: dict[int, str] = {}
@@ -382,11 +343,7 @@ class Server:
         return frozenset(client for client in clients if not trained_by(groups.get(client)).trains_attacked)
 
     def combined(self, task: AggregationTask) -> Aggregate:
-        """What the aggregator makes of a round's updates, if it is an aggregate.
-
-        Args:
-            task: the updates; the server adds its images where the aggregator's entry asks for them.
-        """
+        """What the aggregator makes of a round's updates, if it is an aggregate."""
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)

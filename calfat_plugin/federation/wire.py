@@ -61,7 +61,6 @@ def pack_update(update: LocalUpdate) -> Wire:
 
 
 def pack_refusal(reason: str) -> Wire:
-    """What a client sends that has no update to give."""
     import torch
 
     return Wire({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
@@ -89,7 +88,12 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            metrics[name.removeprefix(_METRIC)] = _number(name, tensor)
+            if tensor.numel() != 1:
+                form = f"shape {tuple(tensor.shape)} and type {tensor.dtype}"
+                raise UpdateError(f"its '{name}' has {form}; expected a number")
+            number = metrics[name.removeprefix(_METRIC)] = float(tensor)
+            if abs(number) > LARGEST:  # nan is let in
+                raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
         elif "/" in name:
             problem = value_problem(tensor)
             if problem:  # it enters the aggregator's memory, where a nan would stay
@@ -98,16 +102,6 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
         else:
             state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
-
-
-def _number(name: str, tensor: Tensor) -> float:
-    """A metric: a number that can be summed and drawn, or nan."""
-    if tensor.numel() != 1:
-        raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")
-    number = float(tensor)
-    if abs(number) > LARGEST:
-        raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
-    return number
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

@@ -39,10 +39,7 @@ _PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
 class Worker:
     """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
 
-    Args:
-        dataset: for shapes and augmentation; only ``shards`` are trained on.
-        shards: client id to its training examples.
-        client_states: client id to what it keeps so far; training changes it.
+    Of the data set only shapes and augmentation are used; training changes ``client_states``.
     """
 
     def __init__(
@@ -72,21 +69,17 @@ class Worker:
             log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)
 
     def num_examples(self, client: int) -> int:
-        """Training examples of a client."""
         return len(self.shards[client])
 
     @property
     def num_classes(self) -> int:
-        """C."""
         return self._dataset.num_classes
 
     @property
     def model_bytes(self) -> int:
-        """Size of the model's tensors."""
         return num_bytes(self._model.state_dict())
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        """Refuse a server's message that does not fit this experiment's model."""
         check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
@@ -106,12 +99,7 @@ class Worker:
         return pack_update(update)
 
     def fine_tuned(self, client: int, round: int, downlink: Mapping[str, Tensor], epochs: int) -> State:
-        """The global model after local epochs of one client, who keeps nothing of them.
-
-        Args:
-            client: whose data, method and budget they are.
-            round: the last finished one, whose learning rate they have.
-        """
+        """The global model after local epochs of one client, at the learning rate of ``round``; it keeps nothing."""
         settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
         settings = replace(settings, epochs=epochs, local_steps=None)
         return self._update(client, round, downlink, settings, derive_seed(self.experiment.seed, "fine-tune")).state
@@ -178,11 +166,7 @@ class Worker:
 
 
 class Shards(Mapping[int, ImageData]):
-    """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
-
-    Args:
-        indices: by client id, the positions of its examples.
-    """
+    """Client id to its training examples, copied when asked for, so that all is in memory only once."""
 
     def __init__(self, data: ImageData, indices: Sequence[npt.NDArray[np.int64]]) -> None:
         self._data, self._indices = data, indices

@@ -9,15 +9,15 @@ from fedml.core.alg_frame.client_trainer import ClientTrainer
 from torch import Tensor
 
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.transports.base import Loop
+from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.host.transports.message import READY, Message
 
 
 class OnTransport:
-    """A manager of the host on a :class:`Loop`, which it is given as ``comm``; name it before the host's class."""
+    """A manager of the host on a :class:`Transport`, given as ``comm``; name it before the host's class."""
 
-    comm: Loop
-    com_manager: Loop
+    comm: Transport
+    com_manager: Transport
     message_handler_dict: MutableMapping[int, Callable[[Message], None]]
 
     def _init_manager(self) -> None:
@@ -43,7 +43,6 @@ class MessageTrainer(ClientTrainer):
         self._message: Mapping[str, Tensor] = {}
 
     def get_model_params(self) -> Mapping[str, Tensor]:
-        """The message last received or, after training, the one to send."""
         return self._message
 
     def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:

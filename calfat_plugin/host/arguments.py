@@ -38,27 +38,16 @@ OpenTransport = Callable[[int, int], "Transport"]
 
 @dataclass(frozen=True)
 class ServerTask:
-    """All remaining rounds of an experiment, then its final evaluation.
+    """All remaining rounds of an experiment, then its final evaluation."""
 
-    Attributes:
-        server: at the end of the last finished round; its device is that of training, too, if this process trains.
-        on_round: called with each record and a snapshot to save; it informs observers of the round.
-        shards: client id to its training examples, on its device; empty where each party has its own.
-        client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
-        used: client to the last round in which its update was used, for a resumed cross-silo run.
-        scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
-        workers: train a simulation's clients; None: this process does.
-        start_elsewhere: in a simulation: picklable; makes what trains any client, in a process that the host starts.
-    """
-
-    server: Server
-    on_round: Callable[[RoundRecord, Snapshot], None]
-    shards: Mapping[int, ImageData] = field(default_factory=dict)
-    client_states: MutableMapping[int, State] = field(default_factory=dict)
-    used: Mapping[int, int] = field(default_factory=dict)
-    scratch: Path | None = None
-    workers: Workers | None = None
-    start_elsewhere: Callable[[], Worker] | None = None
+    server: Server  # at the end of the last finished round; its device is also that of training in this process
+    on_round: Callable[[RoundRecord, Snapshot], None]  # is given each record and a snapshot to save
+    shards: Mapping[int, ImageData] = field(default_factory=dict)  # by client; empty where each party has its own
+    client_states: MutableMapping[int, State] = field(default_factory=dict)  # where clients keep theirs here
+    used: Mapping[int, int] = field(default_factory=dict)  # client to the last round that used its update
+    scratch: Path | None = None  # intermediate results of the final evaluation, to continue from after a stop
+    workers: Workers | None = None  # train a simulation's clients; None: this process does
+    start_elsewhere: Callable[[], Worker] | None = None  # picklable; for processes that the host starts
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
 
 
@@ -68,25 +57,15 @@ class ClientTask:
 
     A round that is trained again (the server was restarted, the update came too late) begins from the state that
     belongs to the model, so SCAFFOLD's variates never run ahead of the server's.
-
-    Attributes:
-        worker: trains this client; the server's experiment must be the same.
-        rank: 1 to the number of clients; the client's id is one less.
-        state_after: what the client keeps after the round that the server last used; 0 is before the first round.
-        keep_state: stores (round, what the client keeps after it, round last used), and forgets all other rounds.
-        on_round: called for each round with (number, what happens).
-        on_notice: called with what the server has to say to the user.
-        on_finished: called when the server says that the run is over, before that is acknowledged; afterwards the
-            server may leave, and a client that was killed would wait for it. Runs in a receiving thread.
     """
 
     worker: Worker
-    rank: int
-    state_after: Callable[[int], State]
-    keep_state: Callable[[int, State, int], None]
+    rank: int  # from 1; the client's id is one less
+    state_after: Callable[[int], State]  # of the round that the server last used; 0 is before the first
+    keep_state: Callable[[int, State, int], None]  # (round, state after it, round last used); others are forgotten
     on_round: Callable[[int, str], None]
-    on_notice: Callable[[str], None]
-    on_finished: Callable[[], None]
+    on_notice: Callable[[str], None]  # what the server has to say to the user
+    on_finished: Callable[[], None]  # before the goodbye is acknowledged, in a receiving thread; the server may leave
 
 
 def host_arguments(experiment: Experiment) -> SimpleNamespace:
@@ -111,7 +90,6 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
 
 
 def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
-    """The host's view of a recipe for one party of a cross-silo run."""
     args = host_arguments(experiment)
     num_clients = experiment.num_clients
     args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank

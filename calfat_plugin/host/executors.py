@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from calfat_plugin.compat import all_entry_points
@@ -82,15 +81,8 @@ def started(start: bytes) -> Worker:
 def train_client(
     start: bytes, leader: tuple[str, int], client: int, round: int, downlink: bytes, state: bytes
 ) -> Trained | Failed:
-    """Train one client of a round: the task of an executor, to be run in a worker's process.
-
-    Args:
-        start: see :func:`started`.
-        leader: the process that must not be this one.
-        downlink: the server's message.
-        state: what the client keeps.
-    """
-    from calfat_plugin.host.transports.base import bytes_of, tensors_in
+    """Train one client of a round, in any process but the ``leader``: the task of an executor."""
+    from calfat_plugin.host.transports.message import bytes_of, tensors_in
 
     try:
         if leader == this_process():
@@ -116,12 +108,8 @@ OpenExecutor: TypeAlias = "Callable[[], AbstractContextManager[Executor]]"
 class Workers:
     """Trains the clients of a round ahead of the host, which asks for one after another. Use it as a context manager.
 
-    Args:
-        name: of the executor, for messages.
-        open: makes an executor, and another one after it broke because a worker died.
-        start: makes what trains any client, in a worker's process; picklable.
-        observer: is told of each client's last batch.
-        warn: shows what the user should know.
+    ``open`` makes an executor, and another one after it broke; ``start``, which is picklable, makes what trains any
+    client in a worker's process.
     """
 
     def __init__(
@@ -145,22 +133,14 @@ class Workers:
         self._executor = self._stack.enter_context(self._open())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self._stack.close()
 
     def submit(
         self, round: int, clients: Sequence[int], downlink: Mapping[str, Tensor], states: Mapping[int, State]
     ) -> None:
-        """Begin a round.
-
-        Args:
-            clients: in the order in which they are to begin.
-            downlink: the server's message to each of them.
-            states: client id to what it keeps, where it keeps something.
-        """
-        from calfat_plugin.host.transports.base import bytes_of
+        """Begin a round; clients begin in the order given, each with the server's message and what it keeps."""
+        from calfat_plugin.host.transports.message import bytes_of
 
         self._round, self._downlink = round, bytes_of(downlink)
         self._tasks = {client: bytes_of(states.get(client, {})) for client in clients}
@@ -168,7 +148,7 @@ class Workers:
 
     def result(self, client: int) -> tuple[Wire, State]:
         """Wait for a client of the round: its message and what it keeps."""
-        from calfat_plugin.host.transports.base import tensors_in
+        from calfat_plugin.host.transports.message import tensors_in
 
         while client not in self._trained:
             self._wait()
@@ -198,8 +178,12 @@ class Workers:
                 raise HostError(
                     f"{where} was not trained: calfat.runtime.executor {self._name}: {type(error).__name__}: {error}."
                 ) from error
+            if isinstance(outcome, Failed) and outcome.is_users:
+                raise HostError(outcome.text)
             if isinstance(outcome, Failed):
-                raise _error_of(outcome, where)
+                raise WorkerError(f"{where}: {outcome.text.strip().splitlines()[-1]}") from _RemoteError(
+                    f"\n{outcome.text}"
+                )
             if outcome.last is not None:
                 self._observer.client_progress(outcome.last)
             self._trained[client] = outcome
@@ -223,11 +207,3 @@ class Workers:
         self._futures.clear()
         self._executor = self._stack.enter_context(self._open())
         self._submit()
-
-
-def _error_of(failed: Failed, where: str) -> Exception:
-    if failed.is_users:
-        return HostError(failed.text)
-    error = WorkerError(f"{where}: {failed.text.strip().splitlines()[-1]}")
-    error.__cause__ = _RemoteError(f"\n{failed.text}")
-    return error

@@ -22,7 +22,6 @@ def version_of(distribution: str) -> str | None:
 
 
 def refuse_without_fedml() -> None:
-    """Refuse a run of FedML where it is not installed."""
     if version_of("fedml") is None:
         raise HostError(f"FedML is not installed, and a run needs a host that runs its rounds. {how_to_get_a_host()}")
 

@@ -37,11 +37,7 @@ __all__ = ["fedml", "run_host"]
 
 
 def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[Any], Any]) -> None:
-    """Let FedML's runner run an algorithm of ours, under the patches that a run needs.
-
-    Args:
-        algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
-    """
+    """Let FedML's runner run an algorithm of ours, under the patches that a run needs."""
     check_version(fedml.__version__)
     with reseeds_the_world(), no_telemetry():
         try:

@@ -44,24 +44,17 @@ _ENGINES = {MPI: Package("mpi4py", "mpi4py", "mpi"), DASK: Package("distributed"
 
 
 class Runtime(ABC):
-    """One way to run an experiment. A subclass is final and holds nothing but the experiment.
+    """One way to run an experiment. A subclass is final and holds nothing but the experiment."""
 
-    Attributes:
-        is_cross_silo: whether each process is a party with data of its own, and not a worker for any client.
-        trains_elsewhere: whether the host itself starts the processes that train a simulation's clients.
-        package: what the backend needs beside the host.
-    """
-
-    is_cross_silo: ClassVar[bool] = False
-    trains_elsewhere: ClassVar[bool] = False
-    package: ClassVar[Package | None] = None
+    is_cross_silo: ClassVar[bool] = False  # each process is a party with data of its own, not a worker for any client
+    trains_elsewhere: ClassVar[bool] = False  # the host itself starts the processes that train clients
+    package: ClassVar[Package | None] = None  # what the backend needs beside the host
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
 
     @property
     def num_processes(self) -> int:
-        """Processes of a run that this package starts, the server's included."""
         return 1
 
     @property
@@ -76,7 +69,6 @@ class Runtime(ABC):
 
     @property
     def is_unprotected(self) -> bool:
-        """Whether a process can take part that nobody invited."""
         return False
 
     def security_warnings(self, rank: int) -> Iterator[str]:
@@ -143,20 +135,10 @@ class CrossSilo(Runtime):
                 f"'{experiment.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg "
                 "only. Write FedAvg and name the algorithm in calfat.aggregator.",
             )
-        if not experiment.silo.insecure:
-            self._refuse_insecure()
-
-    @abstractmethod
-    def _refuse_insecure(self) -> None:
-        """Refuse addresses that other machines can reach, or be asked for, without TLS."""
 
     @abstractmethod
     def open_transport(self, rank: int, max_message: int) -> Transport:
-        """This process's end of the backend.
-
-        Args:
-            max_message: largest message that is accepted, in bytes.
-        """
+        """This process's end of the backend; a larger message, in bytes, is not accepted."""
 
     def security_warnings(self, rank: int) -> Iterator[str]:
         if self.is_unprotected and rank == 0:
@@ -172,15 +154,12 @@ class CrossSilo(Runtime):
         return run_server(task, self.open_transport)
 
     def run_client(self, task: ClientTask) -> None:
-        """Be a client until the server says that the run is over; see ``host.silo.client.run_client``."""
         from calfat_plugin.host.silo.client import run_client
 
         run_client(task, self.open_transport)
 
 
 class CrossSiloGRPC(CrossSilo):
-    """Parties that call each other over gRPC."""
-
     package = Package("grpc", "grpcio", "grpc")
 
     @property
@@ -196,12 +175,13 @@ class CrossSiloGRPC(CrossSilo):
 
         return GRPCTransport(rank, self.experiment.silo, max_message)
 
-    def _refuse_insecure(self) -> None:
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
         silo = self.experiment.silo
         exposed = [str(address) for address in silo.addresses if not address.is_loopback]
         if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
             exposed.append(silo.bind)
-        if exposed and silo.tls is None:
+        if exposed and silo.tls is None and not silo.insecure:
             raise self._error(
                 ("calfat", "silo"),
                 f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
@@ -234,9 +214,12 @@ class CrossSiloMQTT(CrossSilo):
 
         return MQTTTransport(rank, self.num_processes, self.experiment.silo, max_message)
 
-    def _refuse_insecure(self) -> None:
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
         silo = self.experiment.silo
         broker = silo.mqtt.address
+        if silo.insecure:
+            return
         if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
             raise self._error(
                 ("calfat", "silo"),
@@ -269,7 +252,6 @@ class Simulation(Runtime):
             self.executor_factory()
 
     def executor_factory(self) -> Callable[[], Executor]:
-        """What makes the user's own executor."""
         name = self.experiment.executor
         module_name, _, attribute = name.partition(":")
         if not (module_name and attribute):
@@ -305,15 +287,11 @@ class Simulation(Runtime):
 
 
 class Flower(Runtime):
-    """What Flower's runtimes share. Flower carries the messages of all of them, so there is one for each training type.
-
-    Args:
-        grid: reaches the nodes, where Flower has started this process (``flwr run``); None: this process starts Flower.
-    """
+    """What Flower's runtimes share. Flower carries their messages, so there is one for each training type."""
 
     def __init__(self, experiment: Experiment, grid: Any = None) -> None:
         super().__init__(experiment)
-        self._grid = grid
+        self._grid = grid  # reaches the nodes, where Flower has started this process; None: this process starts Flower
 
     def refuse_without_host(self) -> None:
         refuse_without_flower()
@@ -353,8 +331,6 @@ class Flower(Runtime):
 
 
 class FlowerSimulation(Flower):
-    """Flower's simulation: processes of Ray train the clients of a round."""
-
     trains_elsewhere = True
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
@@ -364,8 +340,6 @@ class FlowerSimulation(Flower):
 
 
 class FlowerSilos(Flower):
-    """Flower's SuperNodes, each a party with data of its own."""
-
     is_cross_silo = True
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
@@ -395,7 +369,6 @@ _RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
 
 
 def runtime_of(experiment: Experiment) -> Runtime:
-    """The runtime that a recipe asks for."""
     training_type, backend = experiment.common.training_type, experiment.comm.backend
     runtimes = _RUNTIMES[experiment.common.host][training_type]
     if backend in runtimes:

@@ -27,23 +27,17 @@ from calfat_plugin.results import EvaluationResult, State
 
 
 class SimulationTrainer(WorkerTrainer):
-    """Trains each client in this process, when the host asks for it.
-
-    Attributes:
-        states: client of the round to its new state, which waits here until the server has used its update.
-    """
+    """Trains each client in this process, when the host asks for it."""
 
     def __init__(self, worker: Worker, args: Any, client_states: Mapping[int, State]) -> None:
         super().__init__(worker, args)
         self._kept = client_states
-        self.states: dict[int, State] = {}
+        self.states: dict[int, State] = {}  # new ones, which wait here until the server has used the updates
 
     def begin(self, round: int, clients: Sequence[int], downlink: Wire) -> None:
-        """Begin a round."""
         self.round = round
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """Train client ``self.id``."""
         self.worker.client_states[self.id] = self._kept.get(self.id, {})
         super().train(train_data, device, args)
         self.states[self.id] = self.worker.client_states.pop(self.id)
@@ -58,11 +52,9 @@ class AheadTrainer(MessageTrainer):
         self.states: dict[int, State] = {}
 
     def begin(self, round: int, clients: Sequence[int], downlink: Wire) -> None:
-        """Begin a round."""
         self._workers.submit(round, clients, downlink, self._kept)
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """Wait for client ``self.id``."""
         self._message, self.states[self.id] = self._workers.result(self.id)
 
 
@@ -80,8 +72,8 @@ class SimulationAPI(FedAvgAPI):
             self.trainer = AheadTrainer(task.workers, args, task.client_states)
         self.clients: tuple[int, ...] = ()
         self.num_examples = {client: len(shard) for client, shard in task.shards.items()}
-        nothing = dict.fromkeys(self.num_examples)  # who trains has the data; the host only passes these around
         counts = self.num_examples
+        nothing = dict.fromkeys(counts)  # who trains has the data; the host only passes these around
         super().__init__(
             args,
             server.device,
@@ -123,12 +115,10 @@ class SimulationAPI(FedAvgAPI):
     _local_test_on_validation_set = _local_test_on_all_clients
 
     def run(self) -> None:
-        """What ``FedMLRunner`` calls."""
         self.train()
 
 
 def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds through FedML's simulator, then the final evaluation."""
     server = task.server
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round

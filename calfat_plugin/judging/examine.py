@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack import AttackObserver, device_of, facts_of
+from calfat_plugin.analyses.attack import device_of, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.on_tensors import set_up_task_of
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
@@ -21,7 +21,9 @@ from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.evidence import CLAIM, Evidence
 from calfat_plugin.judging.verdict import Verdict, conclude
+from calfat_plugin.observer import Observer
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.numbers import clock, percent
 from calfat_plugin.runs.compute import using_threads
 from calfat_plugin.runs.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 
@@ -34,16 +36,6 @@ if TYPE_CHECKING:
 
 FILE = "trust.json"
 EXAMPLES = 500  # of a large test split, unless the user says how many
-
-
-class TrustObserver(AttackObserver):
-    """Is informed of the battery's progress; this one ignores everything."""
-
-    def begin(self, check: Check, number: int, total: int, seconds_left: float | None) -> None:
-        """Before a check: which of how many, and how long all that are left take at most; None: not known yet."""
-
-    def checked(self, check: Check, evidence: Evidence) -> None:
-        """After a check."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ def examine(
     full: bool,
     output: Path | None,
     command: list[str],
-    observer: TrustObserver,
+    observer: Observer,
 ) -> TrustReport:
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
@@ -95,7 +87,7 @@ def examine_module(
     full: bool,
     output: Path,
     command: list[str],
-    observer: TrustObserver,
+    observer: Observer,
 ) -> TrustReport:
     """Judge a module in memory, on the device where it is; copies of it are asked, and it stays as it was.
 
@@ -155,7 +147,7 @@ def _judge(
     available: int,
     full: bool,
     command: list[str],
-    observer: TrustObserver,
+    observer: Observer,
 ) -> TrustReport:
     """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
@@ -186,13 +178,13 @@ def _judge(
     checks = _checks(trial, observer, full=full or record.full)
     kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
     record = replace(record, full=full or record.full, evidence=kept)
-    trial.scratch, trial.on_progress = record.scratch, observer.progress
+    trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
     if record.robust is not None:
         trial.robust = record.robust.clone()
     return _finish(trial, record, checks, observer, available)
 
 
-def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check, ...]:
+def _checks(trial: Trial, observer: Observer, *, full: bool) -> tuple[Check, ...]:
     """The battery for these images; warn of what cannot attack them."""
     from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
 
@@ -202,9 +194,7 @@ def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check
     return battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
 
 
-def _finish(
-    trial: Trial, record: Record, checks: tuple[Check, ...], observer: TrustObserver, available: int
-) -> TrustReport:
+def _finish(trial: Trial, record: Record, checks: tuple[Check, ...], observer: Observer, available: int) -> TrustReport:
     """Do what is left, one check after the other, of the test split's ``available`` images on those on trial."""
 
     def verdict() -> Verdict:
@@ -217,13 +207,16 @@ def _finish(
             continue
         if verdict().clear and not record.full:
             break
-        observer.begin(check, number, len(checks), _seconds_left(checks, record.evidence, len(trial.data)))
+        seconds = _seconds_left(checks, record.evidence, len(trial.data))
+        left = "" if seconds is None else f"; at most about {clock(seconds)} left"
+        observer.say(f"check {number} of {len(checks)}: {check.title}{left}")
         started = time.perf_counter()
         evidence = check.run(trial)
         evidence = replace(evidence, seconds=time.perf_counter() - started)
         record = replace(record, evidence=(*record.evidence, evidence), robust=trial.robust.clone())
         record.save(verdict(), finished=False)
-        observer.checked(check, evidence)
+        for row in evidence.rows:
+            observer.say(f"  {row.attack}  {percent(row.accuracy)}  {row.seconds:.1f} s")
     final = verdict()
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use

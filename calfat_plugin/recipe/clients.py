@@ -13,8 +13,9 @@ from calfat_plugin.recipe.document import KeyPath
 
 CLIENTS: KeyPath = ("calfat", "clients")
 TRAINED = ("epochs", "local_steps", "batch_size", "learning_rate")  #: of a group's options: keys of ``train_args``
+_WANTED = "client ids such as 3, 2-4 or [0, 1, 5-7]"
 BESIDE: Mapping[str, tuple[str, str]] = {
-    "ids": ("client ids such as 3, 2-4 or [0, 1, 5-7]", "chooses these clients"),
+    "ids": (_WANTED, "chooses these clients"),
     "trainer": ("one of the local trainers", "as calfat.trainer, with its loss modifier"),
     "threat": (
         "a section",
@@ -50,15 +51,15 @@ class GroupOptions:
 
 
 def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
-    """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending.
-
-    Args:
-        raw: what the recipe has.
-        num_clients: of the run; ids are below it.
-    """
+    """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending."""
     found: set[int] = set()
     for item in raw if isinstance(raw, list) else [raw]:
-        first, last = _ends(item)
+        if isinstance(item, str) and (written := _IDS.fullmatch(item)):
+            first, last = int(written[1]), int(written[2] or written[1])
+        else:
+            first = last = item if isinstance(item, int) and not isinstance(item, bool) else -1
+        if not 0 <= first <= last:
+            raise OptionError(f"got {describe(item)}, expected {_WANTED}.")
         if last >= num_clients:  # before the range is made, which may be of any length
             raise OptionError(
                 f"there is no client {max(first, num_clients)}; the {num_clients} clients of "
@@ -69,24 +70,5 @@ def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
             raise OptionError(f"client {min(twice)} is listed twice.")
         found.update(ids)
     if not found:
-        raise OptionError("got an empty list, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
+        raise OptionError(f"got an empty list, expected {_WANTED}.")
     return tuple(sorted(found))
-
-
-def _ends(item: Any) -> tuple[int, int]:
-    """First and last id of ``3`` or ``2-4``."""
-    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-        return item, item
-    written = _IDS.fullmatch(item) if isinstance(item, str) else None
-    if written is None or int(written[1]) > int(written[2] or written[1]):
-        raise OptionError(f"got {describe(item)}, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
-    return int(written[1]), int(written[2] or written[1])
-
-
-def choosing_key(given: Mapping[str, Any]) -> str:
-    """The one key of a group that says who is in it."""
-    chosen = [name for name in CHOOSING if given.get(name) is not None]
-    if len(chosen) != 1:
-        found = f"{' and '.join(chosen)} say" if chosen else "nothing says"
-        raise OptionError(f"{found} who is in the group; expected one of {', '.join(CHOOSING)}.")
-    return chosen[0]

@@ -1,7 +1,6 @@
 """YAML text to plain values with their places in the file.
 
-A :class:`Document` is a tree of plain Python values plus, for every key path, the place it came from: a line of the
-file, a ``--set`` on the command line, or a preset. All recipe errors get their location from here.
+All recipe errors get their location from here: a line of the file, a ``--set`` on the command line, or a preset.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 
@@ -38,7 +37,6 @@ END_AS_RUN = "# End of the recipe as run."
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = tuple(_YAML + name for name in ("map", "seq"))
 _SCALAR_TAGS = tuple(_YAML + name for name in ("null", "bool", "int", "float", "timestamp", "str"))
-_MERGE_TAG = _YAML + "merge"
 _READ_AS_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
@@ -57,13 +55,7 @@ def _error_at(place: str, path: KeyPath, complaint: str) -> RecipeError:
 
 @dataclass
 class Document:
-    """A recipe's raw values and their places.
-
-    Attributes:
-        file: the recipe's file name as the user wrote it.
-        data: the values.
-        places: key path to place, such as ``recipes/a.yaml:12`` or ``--set calfat.threat.eps=8``.
-    """
+    """A recipe's raw values and their places, such as ``recipes/a.yaml:12`` or ``--set calfat.threat.eps=8``."""
 
     file: str
     data: dict[str, Any]
@@ -87,12 +79,10 @@ class Document:
         """The value at ``path``; None where there is none."""
         value: Any = self.data
         for step in path:
-            inside = (
-                step in value if isinstance(value, Mapping) else isinstance(value, list) and step in range(len(value))
-            )
-            if not inside:
+            try:
+                value = None if isinstance(value, str) else value[step]
+            except (KeyError, IndexError, TypeError):
                 return None
-            value = value[step]
         return value
 
     def has(self, path: KeyPath) -> bool:
@@ -103,23 +93,20 @@ class Document:
     def with_value(self, path: KeyPath, value: Any, place: str) -> Document:
         """A copy that holds ``value`` at ``path``; missing sections on the way are created."""
         data = dict(self.data)
-        created: dict[KeyPath, str] = {}
+        places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
         section: Any = data
         for depth, step in enumerate(path[:-1]):
             here, found = path[: depth + 1], section.get(step)
             if found is None:
-                found = {}
-                created[here] = place
+                found, places[here] = {}, place
             if not isinstance(found, dict):
                 raise RecipeError(
                     f"{place}: {dotted(here)} is {describe(found)} in {self.place(here)}, not a section, "
                     f"so '{dotted(path)}' cannot be set."
                 )
-            section[step] = dict(found)  # a copy of the sections on the way; nobody writes to the others
-            section = section[step]
+            section[step] = section = dict(found)  # a copy of the sections on the way; nobody writes to the others
         section[path[-1]] = value
-        places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
-        return Document(self.file, data, {**places, **created, path: place})
+        return Document(self.file, data, {**places, path: place})
 
     def with_values(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
         """A copy with each (path, value, place) applied, in order: together, one change of the recipe.
@@ -156,15 +143,8 @@ class Document:
         return self.with_values(changes)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a file is meant to be, in the words of messages.
-
-    Attributes:
-        name: ``recipe``.
-        example: a template for a new one.
-        top: what is expected at its top level.
-    """
+class Kind(NamedTuple):
+    """What a file is meant to be, in the words of messages: an example of one, and what is expected at its top."""
 
     name: str
     example: str
@@ -176,11 +156,7 @@ SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys su
 
 
 def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
-    """Read a recipe file, or another of ours.
-
-    Args:
-        path: the file, or the name of one that comes with the package, such as ``calfat_digits``.
-    """
+    """Read a recipe file, or another of ours; a name such as ``calfat_digits`` is that of one in the package."""
     file = located(path)
     text = read_text(file, kind.name)
     document = parse_document(text, str(file), kind)
@@ -243,10 +219,7 @@ class _Builder:
 
     Stricter than YAML: keys are texts and unique, no tags of other languages, and no numbers that YAML 1.1 reads
     as something else than they look like. Nesting and size are bounded, because an alias may contain itself, or many
-    aliases of aliases may expand to millions of values.
-
-    Args:
-        at: the place of a 1-based line.
+    aliases of aliases may expand to millions of values. ``at`` is the place of a 1-based line.
     """
 
     def __init__(self, at: Callable[[int], str]) -> None:
@@ -272,8 +245,7 @@ class _Builder:
             raise self._too_much(path, _TOO_DEEP)
         if self._values > _MAX_VALUES:
             raise self._too_much(path, f"there are more than {_MAX_VALUES} values, aliases counted.")
-        scalar = isinstance(node, yaml.ScalarNode)
-        if node.tag not in (_SCALAR_TAGS if scalar else _PLAIN_TAGS):
+        if node.tag not in (_SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _PLAIN_TAGS):
             raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -289,22 +261,17 @@ class _Builder:
             raise self._error(node, path, f"{describe(node.value)} is not a value: {reason}.") from None
         except (AttributeError, LookupError):  # what PyYAML raises on !!bool maybe, !!int '' and !!timestamp x
             tag = f"!!{node.tag.removeprefix(_YAML)}"
-            raise self._error(
-                node, path, f"{describe(node.value)} is not a value of the tag {tag}; remove it."
-            ) from None
+            raise self._error(node, path, f"{describe(node.value)} is no {tag}; remove the tag.") from None
         if isinstance(value, (int, float)) and _READ_AS_OTHER_NUMBER.fullmatch(node.value):
-            raise self._error(
-                node,
-                path,
-                f"YAML reads {node.value} as {value:g}; write the intended number, or '{node.value}' for a text.",
-            )
+            text = f"YAML reads {node.value} as {value:g}; write the intended number, or '{node.value}' for a text."
+            raise self._error(node, path, text)
         return value
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            if key_node.tag == _MERGE_TAG:
+            if key_node.tag == _YAML + "merge":
                 merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 continue
             if not isinstance(key_node, yaml.ScalarNode):

@@ -30,7 +30,6 @@ _OTHER_WORDS = {  # what other programs call a key, where no spelling finds it
     "local_epochs": "train_args.epochs",
     "seed": "common_args.random_seed",
 }
-_SHOWN = 20  # keys without effect that a warning names
 
 SWITCHES: Mapping[str, str] = {
     "enable_dp": "there is no differential privacy here: no client's update is clipped and no noise is added",
@@ -73,21 +72,12 @@ _REFUSED_OPTIMIZERS = {
 
 
 def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any]:
-    """All sections but ``calfat``: section to its typed keys.
-
-    Args:
-        warnings: receives a finding for what has no effect.
-    """
-    useless: list[KeyPath] = []
-    for name in document.data:
-        if name != "calfat":
-            useless += _without_effect(document, name)
+    """All sections but ``calfat``, typed, by name; ``warnings`` receives a finding for what has no effect."""
+    useless = [path for name in document.data if name != "calfat" for path in _without_effect(document, name)]
     typed: dict[str, Any] = {}
     for name, config in schema.HOST_SECTIONS.items():
-        section = section_at(document, (name,))
-        typed[name] = options_at(
-            document, (name,), config, {key: section[key] for key in _KEYS[name] if key in section}
-        )
+        known = {key: value for key, value in section_at(document, (name,)).items() if key in _KEYS[name]}
+        typed[name] = options_at(document, (name,), config, known)
     optimizer = typed["train_args"].federated_optimizer
     if reason := _REFUSED_OPTIMIZERS.get(optimizer.lower()):
         path: KeyPath = ("train_args", "federated_optimizer")
@@ -96,17 +86,21 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
         if not document.has(("tracking_args", "enable_wandb")):
             useless += [("tracking_args", key) for key, value in vars(typed["tracking_args"]).items() if value]
         typed["tracking_args"] = schema.TrackingArgs()
-    warnings += _as_warnings(document, useless)
+    found = [(f"{document.place(path)}: {dotted(path)}", _hint(path)) for path in useless]
+    if found:  # one warning: a file that is copied from elsewhere may have a dozen such keys
+        (first, hint), *others = found
+        what = "section" if len(useless[0]) == 1 else "key"
+        others_too = "".join(f" Nor has {where}.{hint}" for where, hint in others)
+        warnings.append(f"{first}: this {what} has no effect here.{hint}{others_too}")
     return typed
 
 
 def refuse_misplaced(document: Document, path: KeyPath) -> None:
     """Refuse a key of another section."""
     key = str(path[-1])
-    homes = (_HOME, _HOME_IN_CALFAT)
-    if isinstance(document.get(path), Mapping):  # model: {...} are options, model: cnn is a name
-        homes = (_HOME_IN_CALFAT, _HOME)
-    home = next((found[key] for found in homes if key in found), "")
+    options = isinstance(document.get(path), Mapping)  # model: {...} are options, model: cnn is a name
+    homes = {**_HOME, **_HOME_IN_CALFAT} if options else {**_HOME_IN_CALFAT, **_HOME}
+    home = homes.get(key)
     if home and home != path[0]:
         raise document.error(path, f"this key belongs in the section {home}; move it there.")
 
@@ -122,7 +116,12 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
     asked = [key for key, value in section.items() if value is not None and value is not False]
     for key in asked:
         if key in SWITCHES:
-            raise document.error((name, key), f"got {describe(section[key])}, but {_not_here(section, key)}")
+            text = f"got {describe(section[key])}, but {SWITCHES[key]}. Write {key}: false"
+            if key in INSTEAD:
+                asked_by, lines = INSTEAD[key]
+                line = lines.get(str(section.get(asked_by)).strip(), next(iter(lines.values())))
+                text += f" and, in the section calfat, a line such as {line}"
+            raise document.error((name, key), f"{text}.")
     if name in _KEYS:
         for key in asked:
             if key not in _KEYS[name]:
@@ -130,38 +129,6 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
                 yield name, key
     elif asked and not any(section.get(switch) is False for switch in SWITCHES):
         yield (name,)
-
-
-def _not_here(section: Mapping[str, Any], switch: str) -> str:
-    """Why a switch is refused, and what to write instead."""
-    text = f"{SWITCHES[switch]}. Write {switch}: false"
-    if switch in INSTEAD:
-        asked_by, lines = INSTEAD[switch]
-        line = lines.get(str(section.get(asked_by)).strip(), next(iter(lines.values())))
-        text += f" and, in the section calfat, a line such as {line}"
-    return f"{text}."
-
-
-def _as_warnings(document: Document, paths: list[KeyPath]) -> Iterator[str]:
-    """One warning of all that the recipe's file has, which may be copied from elsewhere with a dozen such keys; and one
-    for each key that was set elsewhere."""
-    in_file: list[KeyPath] = []
-    elsewhere: list[KeyPath] = []
-    for path in paths:
-        (in_file if document.place(path).startswith(document.file) else elsewhere).append(path)
-    for path in (*in_file[:1], *elsewhere):
-        what = "section" if len(path) == 1 else "key"
-        text = f"{document.place(path)}: {dotted(path)}: this {what} has no effect here.{_hint(path)}"
-        if path in in_file[:1] and (others := in_file[1:]):
-            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-            text += f" The same is true of {', '.join(_listed(document, each) for each in others[:_SHOWN])}{more}."
-        yield text
-
-
-def _listed(document: Document, path: KeyPath) -> str:
-    line, hint = document.place(path).removeprefix(document.file).lstrip(":"), _hint(path).strip(" .")
-    notes = [*([f"line {line}"] if line else []), *([hint[0].lower() + hint[1:]] if hint else [])]
-    return f"{dotted(path)} ({'; '.join(notes)})" if notes else dotted(path)
 
 
 def _hint(path: KeyPath) -> str:

@@ -20,26 +20,15 @@ E = TypeVar("E", bound=entries.Entry)
 
 @dataclass(frozen=True)
 class Plugin(Generic[E]):
-    """A plugin that a recipe names: its entry and its typed options.
-
-    Attributes:
-        entry: what the plugin offers under that name.
-        options: an instance of ``entry.config``; the raw mapping in the recipe of a finished run whose plugin is not
-            installed.
-        name: as the recipe spells it (``pgd20``).
-        label: what its results are called.
-        path: its key path in the recipe.
-        loss: of a local trainer: the loss modifier that it composes with.
-        additions: of a local trainer: the ``Additions`` to it.
-    """
+    """A plugin that a recipe names: its entry and its typed options."""
 
     entry: E
-    options: Any
-    name: str
-    label: str
+    options: Any  #: raw in the recipe of a finished run whose plugin is not installed
+    name: str  #: as the recipe spells it: ``pgd20``
+    label: str  #: what its results are called
     path: KeyPath
-    loss: Plugin[entries.ModifierEntry] | None = None
-    additions: Any = None
+    loss: Plugin[entries.ModifierEntry] | None = None  #: of a local trainer
+    additions: Any = None  #: likewise, ``Additions``
 
     def as_run(self) -> dict[str, Any]:
         """The plugin as a recipe writes it in full."""
@@ -57,11 +46,7 @@ class Plugin(Generic[E]):
 
 @dataclass(frozen=True)
 class Key:
-    """A key that holds more than a single value.
-
-    Attributes:
-        help: one line for the reference; empty where the section has a table of its own there.
-    """
+    """A key that holds more than a single value; ``help`` is empty where the section has a table of its own."""
 
     help: str = ""
 
@@ -140,19 +125,14 @@ def as_plain(section: Any, config: type) -> dict[str, Any]:
         value = getattr(section, name)
         if isinstance(what, Others):
             plain |= value
-        elif not isinstance(what, OnePlugin) or what.written or value.name != what.default:
-            plain[name] = _plain(what, value)
+        elif isinstance(what, Section):
+            plain[name] = None if value is None else as_plain(value, what.config)
+        elif isinstance(what, Sections):
+            plain[name] = {each: found.as_run() for each, found in value.items()}
+        elif isinstance(what, (Plugins, Groups)):
+            plain[name] = [each.as_run() for each in value]
+        elif isinstance(what, OptionsOf):
+            plain[name] = value.plain_options()
+        elif isinstance(what, OnePlugin) and (what.written or value.name != what.default):
+            plain[name] = value.as_run()
     return plain
-
-
-def _plain(what: Key, value: Any) -> Any:
-    match what:
-        case Section():
-            return None if value is None else as_plain(value, what.config)
-        case Sections():
-            return {name: each.as_run() for name, each in value.items()}
-        case Plugins() | Groups():
-            return [each.as_run() for each in value]
-        case OptionsOf():
-            return value.plain_options()
-    return value.as_run()

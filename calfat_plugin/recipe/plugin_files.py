@@ -40,13 +40,7 @@ class PluginFileOptions:
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A Python file with hooks.
-
-    Attributes:
-        path: where it is.
-        sha256: of its content, in hexadecimal digits.
-        model: whether it is there for a network, and needs no hooks.
-    """
+    """A Python file with hooks, and the SHA-256 of its content; ``model``: it has a network and needs no hooks."""
 
     path: Path
     sha256: str
@@ -67,11 +61,10 @@ class PluginFile:
         return f"{dotted((*PLUGINS, self.name))}={json.dumps(self.as_run())}"
 
     def network(self, name: str) -> str:
-        """Name of the network that ``model_args.model`` means.
+        """Name of the network that ``model_args.model`` means by what it says behind the module's name.
 
-        Args:
-            name: what it says behind the module's name; empty: the only ``torch.nn.Module`` class of the file, or where
-                it has none, its only function. Names that begin with ``_`` and what it imports do not count.
+        If that is nothing, it is the only ``torch.nn.Module`` class of the file, or where it has none, its only
+        function. Names that begin with ``_`` and what it imports do not count.
         """
         module = self.load()
         own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == self.name}
@@ -101,8 +94,18 @@ class PluginFile:
         loaded = sys.modules.get(self.name)
         if loaded is not None and getattr(loaded, "__sha256__", None) == self.sha256:
             return loaded
-        self._refuse_taken_name(loaded)
-        self._note()
+        if loaded is not None:
+            taken = None if hasattr(loaded, "__sha256__") else getattr(loaded, "__file__", None) or "Python itself"
+        else:
+            spec = importlib.util.find_spec(self.name)
+            taken = None if spec is None else spec.origin or "a folder"
+        if taken is not None and Path(taken).resolve() != self.path.resolve():
+            raise PluginError(f"{self.path}: there is a module '{self.name}' already ({taken}); rename the file.")
+        if not self.is_known():
+            with suppress(OSError):  # then is_known says no later
+                _known_plugins().parent.mkdir(parents=True, exist_ok=True)
+                with _known_plugins().open("a", encoding="ascii") as file:
+                    file.write(f"{self.sha256}\n")
         module = ModuleType(self.name)
         module.__file__ = str(self.path)
         vars(module)["__sha256__"] = self.sha256
@@ -113,7 +116,10 @@ class PluginFile:
             del sys.modules[self.name]
             if not isinstance(error, (Exception, SystemExit)):
                 raise
-            raise PluginError(self._failure(error)) from error
+            own = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(self.path)]
+            place = f"{self.path}:{own[-1]}" if own else str(self.path)
+            text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+            raise PluginError(text.removesuffix(": ")) from error
         return module
 
     def is_known(self) -> bool:
@@ -123,30 +129,6 @@ class PluginFile:
         except (OSError, ValueError):  # there is none, or it is no longer ours to read
             return False
         return self.sha256 in known
-
-    def _note(self) -> None:
-        """Note the content as run by this user; where that cannot be written, ``is_known`` says no later."""
-        if self.is_known():
-            return
-        with suppress(OSError):
-            _known_plugins().parent.mkdir(parents=True, exist_ok=True)
-            with _known_plugins().open("a", encoding="ascii") as file:
-                file.write(f"{self.sha256}\n")
-
-    def _refuse_taken_name(self, loaded: ModuleType | None) -> None:
-        if loaded is not None:
-            taken = None if hasattr(loaded, "__sha256__") else getattr(loaded, "__file__", None) or "Python itself"
-        else:
-            spec = importlib.util.find_spec(self.name)
-            taken = None if spec is None else spec.origin or "a folder"
-        if taken is not None and Path(taken).resolve() != self.path.resolve():
-            raise PluginError(f"{self.path}: there is a module '{self.name}' already ({taken}); rename the file.")
-
-    def _failure(self, error: BaseException) -> str:
-        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(self.path)]
-        place = f"{self.path}:{lines[-1]}" if lines else str(self.path)
-        text = " ".join(str(error).split())
-        return f"{place}: {type(error).__name__}: {text}".removesuffix(": ")
 
 
 def plugin_files(document: Document) -> dict[str, PluginFile]:

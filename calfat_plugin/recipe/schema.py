@@ -40,16 +40,14 @@ TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
 
 
 class Host(NamedTuple):
-    """A framework that runs rounds: its name for people, its distribution, the section of ``calfat`` it alone has."""
+    """A framework that runs rounds: its name for people, and its distribution."""
 
     title: str
     distribution: str
-    section: str = ""
 
 
 #: By the name that recipes give.
-HOSTS: Mapping[str, Host] = {"fedml": Host("FedML", "fedml"), "flower": Host("Flower", "flwr", "flower")}
-
+HOSTS: Mapping[str, Host] = {"fedml": Host("FedML", "fedml"), "flower": Host("Flower", "flwr")}
 
 #: How parties of FedML communicate; in a simulation, MPI is FedML's name for an executor.
 BACKENDS = ("sp", "MPI", "GRPC", "MQTT_S3")
@@ -123,7 +121,6 @@ class CommArgs:
     backend: str = option(
         "sp",
         choices=BACKENDS,
-        refused={"NCCL": "the host's NCCL simulator is not in its wheel (fedml 0.9.6, simulation/simulator.py:220)"},
         help="sp: one process; GRPC, MQTT_S3: one process per party; MPI, in a simulation: as "
         "`calfat.runtime.executor: mpi`",
     )
@@ -161,11 +158,7 @@ HOST_SECTIONS: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Threat(ThreatModel):
-    """``calfat.threat``: the budget of training and of evaluation, and how training searches it.
-
-    Attributes:
-        inner: the attack of training.
-    """
+    """``calfat.threat``: the budget of training and of evaluation, and how training searches it."""
 
     inner: Plugin[entries.InnerAttackEntry] = key(
         OnePlugin(
@@ -248,52 +241,29 @@ class FlowerOptions:
     )
 
 
+_PERCENT = OptionInfo(
+    "<label>", float, False, None, True, help="accuracy in percent, as in the source; fractions warn", low=0, high=100
+)
+
+
 @dataclass(frozen=True)
 class Reported:
-    """``calfat.reported``: what a paper reports for this recipe, shown next to the measured numbers.
-
-    Attributes:
-        percent: label of an evaluator to accuracy in percent, as the source prints it.
-    """
+    """``calfat.reported``: what a paper reports for this recipe, shown next to the measured numbers."""
 
     source: str = option("", help="where the numbers are published, such as `arXiv:2205.14926, Table 1`")
-    percent: Mapping[str, float] = key(
-        Others(
-            info=OptionInfo(
-                "<label>",
-                float,
-                False,
-                None,
-                True,
-                help="accuracy in percent, as in the source; fractions warn",
-                low=0,
-                high=100,
-            )
-        ),
-        default_factory=dict,
-    )
+    percent: Mapping[str, float] = key(Others(info=_PERCENT), default_factory=dict)  #: by the label of an evaluator
 
 
 @dataclass(frozen=True)
 class ClientGroup:
-    """A group of clients.
-
-    Attributes:
-        name: what results call it.
-        options: of the recipe.
-        ids: the 0-based clients that the recipe names; None where they are chosen otherwise.
-        recipe: that its clients train by: the run's, with the group's keys.
-        attacker: what its clients send instead of what they trained; None: they are honest.
-        changed: keys beside the options that the recipe gives it, in full.
-        path: of the group in the recipe.
-    """
+    """A group of clients; ``recipe``, by which they train, is the run's with the group's keys."""
 
     name: str
     options: GroupOptions
-    ids: tuple[int, ...] | None
+    ids: tuple[int, ...] | None  #: None where they are chosen otherwise
     recipe: Recipe
     attacker: Plugin[entries.AttackerEntry] | None
-    changed: tuple[str, ...]
+    changed: tuple[str, ...]  #: keys beside the options that the recipe gives it, in full
     path: KeyPath
 
     def as_run(self) -> dict[str, Any]:
@@ -315,40 +285,12 @@ class ClientGroup:
 
 @dataclass(frozen=True)
 class CalfatSection:
-    """``calfat``: what is trained and measured, and how.
+    """``calfat``: what is trained and measured, and how. Each key of the section is a field here and nowhere else."""
 
-    Each key of the section is a field here and nowhere else.
-
-    Attributes:
-        name: of the recipe, or the file's stem; its runs are in a folder of this name.
-        trainer: the local trainer, with the loss modifier that it composes with as ``loss``.
-        aggregator: the server's.
-        ema: of the moving average of the global models; None: there is none.
-        clients: groups of clients that differ from the others.
-        threat: the budget of training and evaluation.
-        evaluators: at the end of the run.
-        monitor: how often, on how many images and by what the global model is measured during the run.
-        partition: of the training set over the clients, ``data_args.partition_method``.
-        dataset: ``data_args.dataset``.
-        model: ``model_args.model``.
-        evaluation: how evaluators run.
-        runtime: how this machine is used.
-        loggers: further observers of the run.
-        reported: what a paper reports for this recipe.
-        plugins: module name to plugin that is a single file.
-        silo: the parties of a cross-silo run.
-        flower: a simulation's clients where Flower is the host.
-    """
-
-    name: str | None = option(
-        None,
-        help="name of the runs of this recipe and of their folder; null: the file's name",
-    )
+    name: str | None = option(None, help="name of the runs of this recipe and of their folder; null: the file's name")
     trainer: Plugin[entries.TrainerEntry] = key(
         OnePlugin(
-            "`preset` selects a set of defaults, `loss` a loss modifier",
-            kind=entries.TrainerEntry,
-            default="calfat",
+            "`preset` selects a set of defaults, `loss` a loss modifier", kind=entries.TrainerEntry, default="calfat"
         )
     )
     aggregator: Plugin[entries.AggregatorEntry] = key(
@@ -477,14 +419,11 @@ class Recipe(CalfatSection):
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
         of_groups = [group.recipe for group in self.clients]
-        picked = (
-            *self.picked,
-            *(pick for each in of_groups for pick in (each.trainer, each.modifier, each.threat.inner)),
-        )
+        training = (pick for each in of_groups for pick in (each.trainer, each.modifier, each.threat.inner))
+        picked = (*self.picked, *training)
         found = [pick.entry.citation for pick in picked if pick.entry.citation is not None]
-        for each in (self, *of_groups):
-            found += each.additions.citations()
-        return tuple(dict.fromkeys([*found, *([] if self.ema is None else [EMA_PAPER])]))
+        added = [paper for each in (self, *of_groups) for paper in each.additions.citations()]
+        return tuple(dict.fromkeys([*found, *added, *([] if self.ema is None else [EMA_PAPER])]))
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
@@ -503,11 +442,10 @@ class Recipe(CalfatSection):
         for name in ("plugins", "ema"):
             if not getattr(self, name):
                 del calfat[name]
-        if not (TRAINING_TYPES[self.common.training_type] or self.document.has(("calfat", "silo"))):
-            del calfat["silo"]
-        for section in {host.section for host in HOSTS.values()} - {self.host.section, ""}:
-            if not self.document.has(("calfat", section)):
-                del calfat[section]
+        acting = {"silo": TRAINING_TYPES[self.common.training_type], "flower": self.common.host == "flower"}
+        for name, acts in acting.items():
+            if not (acts or self.document.has(("calfat", name))):
+                del calfat[name]
         if self.common.host == CommonArgs.host:
             del sections["common_args"]["host"]
         return {**sections, "calfat": calfat}

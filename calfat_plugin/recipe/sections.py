@@ -35,12 +35,9 @@ def options_at(
     given: Mapping[str, Any] | None = None,
     also: tuple[str, ...] = (),
 ) -> T:
-    """The options of type ``config`` at ``path``.
+    """The options of type ``config`` at ``path``; ``raw``: their values, where they are not just those of the section.
 
-    Args:
-        raw: their values, where they are not just those of the section.
-        given: values of its further keys.
-        also: further keys that are read elsewhere.
+    ``given`` are the values of its further keys, ``also`` further keys that are read elsewhere.
     """
     raw = section_at(document, path) if raw is None else raw
     owner = f"section '{path[-1] if isinstance(path[-1], str) else dotted(path)}'"

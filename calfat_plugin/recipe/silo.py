@@ -62,6 +62,19 @@ def parse_address(text: str) -> Address | None:
     return Address(found["host"].strip("[]"), int(found["port"]))
 
 
+def _checked_address(text: str, example: str, *at: str | int) -> Address:
+    address = parse_address(text)
+    if address is None:
+        raise OptionError(f"got {describe(text)}, expected host:port such as {example}.", at)
+    return address
+
+
+def _check_names(options: object, *names: str) -> None:
+    for name in names:
+        if not _NAME.fullmatch(text := getattr(options, name)):
+            raise OptionError(f"got {describe(text)}, expected letters, digits, '.', '_' and '-'.", (name,))
+
+
 @dataclass(frozen=True)
 class TLSSettings:
     """``calfat.silo.tls``: certificates for mutual TLS. ``{rank}`` in a path is replaced by the party's rank."""
@@ -86,19 +99,15 @@ class MQTTSettings:
     )
 
     def __post_init__(self) -> None:
-        if parse_address(self.broker) is None:
-            raise OptionError(f"got {describe(self.broker)}, expected host:port such as 127.0.0.1:1883.", ("broker",))
-        if not _NAME.fullmatch(self.run):
-            raise OptionError(f"got {describe(self.run)}, expected letters, digits, '.', '_' and '-'.", ("run",))
+        _ = self.address  # for its error
+        _check_names(self, "run")
         if (self.username is None) != (self.password_file is None):
             raise OptionError("username and password_file go together; give both or none.")
 
     @property
     def address(self) -> Address:
         """The broker's."""
-        address = parse_address(self.broker)
-        assert address is not None  # __post_init__
-        return address
+        return _checked_address(self.broker, "127.0.0.1:1883", "broker")
 
 
 @dataclass(frozen=True)
@@ -119,18 +128,12 @@ class S3Settings:
         except ValueError:  # brackets around what is no IPv6 address
             url = urlsplit("")
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise OptionError(
-                f"got {describe(self.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null.", ("endpoint",)
-            )
+            text = f"got {describe(self.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null."
+            raise OptionError(text, ("endpoint",))
         if url.username or url.password:
-            raise OptionError(
-                "credentials do not belong in a recipe; boto3 reads them from the environment.", ("endpoint",)
-            )
-        for name in ("bucket", "prefix"):
-            if not _NAME.fullmatch(getattr(self, name)):
-                raise OptionError(
-                    f"got {describe(getattr(self, name))}, expected letters, digits, '.', '_' and '-'.", (name,)
-                )
+            text = "credentials do not belong in a recipe; boto3 reads them from the environment."
+            raise OptionError(text, ("endpoint",))
+        _check_names(self, "bucket", "prefix")
 
     @property
     def is_safe(self) -> bool:
@@ -174,23 +177,15 @@ class Silo:
     s3: S3Settings = key(Section(config=S3Settings), default_factory=S3Settings)
 
     def __post_init__(self) -> None:
-        addresses: list[Address] = []
-        for rank, text in enumerate(self.parties or ()):
-            address = parse_address(text)
-            if address is None:
-                raise OptionError(
-                    f"got {describe(text)}, expected host:port such as 127.0.0.1:8890.", ("parties", rank)
-                )
-            if address in addresses:
-                raise OptionError(
-                    f"{address} is already the address of rank {addresses.index(address)}.", ("parties", rank)
-                )
-            addresses.append(address)
+        for rank, address in enumerate(self.addresses):
+            if (first := self.addresses.index(address)) < rank:
+                raise OptionError(f"{address} is already the address of rank {first}.", ("parties", rank))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """By rank, the server's first; empty where ``--local`` is to choose them."""
-        return tuple(address for text in self.parties or () if (address := parse_address(text)) is not None)
+        listed = enumerate(self.parties or ())
+        return tuple(_checked_address(text, "127.0.0.1:8890", "parties", rank) for rank, text in listed)
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse a quorum or a list of parties that does not fit the number of clients."""

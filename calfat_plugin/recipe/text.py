@@ -13,11 +13,7 @@ _MAX_SHOWN = 120  # characters of a path in a message
 
 
 def read_text(path: Path, kind: str) -> str:
-    """The text of a recipe or a suite, from a file, a device or a pipe; in UTF-8, with or without its mark.
-
-    Args:
-        kind: what it is meant to be, for messages: ``recipe``.
-    """
+    """The text of a recipe or a suite (``kind``), from a file, a device or a pipe; in UTF-8, perhaps with its mark."""
     shown = str(path)
     try:
         if path.is_dir():

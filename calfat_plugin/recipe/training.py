@@ -55,10 +55,7 @@ class TrainArgs:
         """The learning rate of a round, as PyTorch's schedulers have it with one step a round.
 
         These are ``StepLR`` and ``CosineAnnealingLR``, behind ``LinearLR`` in a ``SequentialLR`` where there is a
-        warm-up: round r of W has r / (W + 1) of the learning rate, and the schedule begins in the round after.
-
-        Args:
-            round: 1-based.
+        warm-up: round r of W, from 1, has r / (W + 1) of the learning rate, and the schedule begins in the round after.
         """
         past = round - 1 - self.warmup_rounds  # rounds of the schedule itself that are over
         if past < 0:
@@ -78,11 +75,7 @@ class TrainArgs:
 
 
 def check_training(document: Document, train: TrainArgs, warnings: list[str]) -> None:
-    """Refuse values of ``train_args`` that contradict each other.
-
-    Args:
-        warnings: receives a finding for every value that another key makes useless.
-    """
+    """Refuse values of ``train_args`` that contradict each other; warn of each that another key makes useless."""
     for key, complaint in _contradictions(train):
         raise document.error(("train_args", key), complaint)
     for key, needed in useless(train):

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
-from calfat_plugin.report.labels import final, on_examples, without_curve
-from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.measures import on_examples
+from calfat_plugin.report.numbers import NOTHING, counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH = 5.0  # inches: 360 points, so a point is about a pixel on a phone
@@ -63,21 +62,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure to draw.
+    """A figure to draw."""
 
-    Attributes:
-        name: file name without ending, unique on a page.
-        title: what it shows, in a few words.
-        caption: what is seen in it, in a sentence or two; printed below it, and read out by screen readers.
-        height: in inches, without title and legend; the width is always :data:`WIDTH`.
-        draw: puts everything but the legend, which lists what has a label, into a fresh figure.
-    """
-
-    name: str
-    title: str
-    caption: str
-    height: float
-    draw: Callable[[Figure], None]
+    name: str  # file name without ending, unique on a page
+    title: str  # what it shows, in a few words
+    caption: str  # what is seen in it, in a sentence or two; printed below it, and read out by screen readers
+    height: float  # in inches, without title and legend; the width is always :data:`WIDTH`
+    draw: Callable[[Figure], None]  # puts everything but the legend, which lists what has a label, into a fresh figure
 
 
 @dataclass(frozen=True)
@@ -91,11 +82,7 @@ class Drawing:
 
 
 def render(chart: Chart, folder: Path) -> Drawing:
-    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page.
-
-    Raises:
-        OSError: the files cannot be written.
-    """
+    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page."""
     with matplotlib_at_hand() as matplotlib:
         from matplotlib.figure import Figure
 
@@ -168,27 +155,18 @@ def matplotlib_at_hand() -> Iterator[Any]:
 # --- curves over rounds -----------------------------------------------------------------------------------------------
 
 
-Points = Sequence[tuple[int, float]]
+Points = Sequence[tuple[float, float]]
 _SPARSE = 25  # up to so many points a line shows a marker on each
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve over rounds.
+    """A curve, over rounds unless its chart says otherwise."""
 
-    Attributes:
-        name: in the legend.
-        index: picks the style.
-        points: (round, value), ascending rounds.
-        band: (round, low, high) around it; empty: none.
-        thin: lines in the background, such as single clients.
-    """
-
-    name: str
-    index: int
-    points: Points
-    band: Sequence[tuple[int, float, float]] = ()
-    thin: Sequence[Points] = ()
+    name: str  # in the legend
+    index: int  # picks the style
+    points: Points  # (x, value), ascending x
+    band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) around it; empty: none
 
 
 def learning_curves(run: RunFiles) -> Chart | None:
@@ -223,7 +201,7 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 
 def losses(run: RunFiles) -> Chart | None:
-    """Training loss: the mean over clients, and every client behind it."""
+    """Training loss: the mean over clients, and a band from the lowest to the highest."""
     clients = dict.fromkeys(column for row in run.rounds for column in row if column.startswith("loss_"))
     by_round: dict[int, dict[str, float]] = {}
     for column in clients:
@@ -232,15 +210,13 @@ def losses(run: RunFiles) -> Chart | None:
     kept = {number: losses for number in sorted(by_round) if (losses := plausible_losses(by_round[number]))}
     if len(run.rounds) < 2 or not kept:
         return None
-    found = [[(number, losses[column]) for number, losses in kept.items() if column in losses] for column in clients]
-    curves = [curve for curve in found if curve]
     mean = [(number, sum(losses.values()) / len(losses)) for number, losses in kept.items()]
+    band = [(number, min(losses.values()), max(losses.values())) for number, losses in kept.items()]
     caption = (
-        f"Mean over clients (thick) and each of the {len(curves)} clients (thin). The losses of different methods are "
-        f"different functions and do not compare. Last round: {mean[-1][1]:.3g}."
+        f"Mean over clients; the band is from the lowest to the highest of {counted(len(clients), 'client')}. The "
+        f"losses of different methods are different functions and do not compare. Last round: {mean[-1][1]:.3g}."
     )
-    lines = [Line("mean over clients", 0, mean, thin=curves)]
-    return line_chart("losses", "Training loss", caption, lines, "mean training loss")
+    return line_chart("losses", "Training loss", caption, [Line("", 0, mean, band)], "mean training loss")
 
 
 def learning_rate(run: RunFiles) -> Chart | None:
@@ -274,14 +250,7 @@ def compared(
     *,
     percentages: bool = True,
 ) -> Chart | None:
-    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
-
-    Args:
-        what: the y-axis.
-        column: group to the column of ``rounds.csv``; None: it has none.
-        groups: group to its runs, one a seed.
-        percentages: whether the numbers are accuracies.
-    """
+    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation."""
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
         curves = [dict(curve) for run in runs if (curve := run.curve(column[group] or ""))]
@@ -305,21 +274,44 @@ def compared(
 
 
 def line_chart(
-    name: str, title: str, caption: str, lines: Sequence[Line], y_label: str, *, percentages: bool = False
+    name: str,
+    title: str,
+    caption: str,
+    lines: Sequence[Line],
+    y_label: str,
+    *,
+    percentages: bool = False,
+    x_label: str = "round",
+    ticks: Mapping[str, float] | None = None,
 ) -> Chart:
-    """A chart of lines over rounds; one line alone has no legend."""
+    """A chart of lines, each with an optional band; one line over rounds has no legend."""
+    factor = 100.0 if percentages else 1.0
 
     def draw(figure: Figure) -> None:
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots()
         for line in lines:
-            _draw_line(axes, line, 100.0 if percentages else 1.0, legend_name(line.name) if len(lines) > 1 else None)
-        axes.set_xlabel("round")
+            style, index = theme.line_style(line.index), line.index
+            if line.band:
+                x, low, high = zip(*line.band, strict=True)
+                edges = [factor * value for value in low], [factor * value for value in high]
+                axes.fill_between(x, *edges, color=theme.series(index), alpha=0.16, linewidth=0)
+            axes.plot(
+                [x for x, _ in line.points],
+                [factor * value for _, value in line.points],
+                label=legend_name(line.name) if len(lines) > 1 or ticks else None,
+                marker=theme.marker(index) if len(line.points) <= _SPARSE else "",
+                **style,
+            )
+        axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.grid(axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(x=0.02)
+        if ticks is None:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            axes.set_xticks(list(ticks.values()), list(ticks), rotation=60 if len(ticks) > _MOST_LEVEL_TICKS else 0)
         if percentages:
             top = axes.get_ylim()[1]
             axes.set_ylim(0, min(100.0, max(top, 1.0)) if top <= 100 else 100.5)
@@ -329,98 +321,54 @@ def line_chart(
     return Chart(name, title, caption, 3.1, draw)
 
 
-def _draw_line(axes: Axes, line: Line, factor: float, name: str | None) -> None:
-    def columns(points: Points) -> tuple[list[int], list[float]]:
-        return [number for number, _ in points], [factor * value for _, value in points]
-
-    for thin in line.thin:
-        axes.plot(*columns(thin), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
-    if line.band:
-        rounds, low, high = zip(*line.band, strict=True)
-        edges = [factor * value for value in low], [factor * value for value in high]
-        axes.fill_between(rounds, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
-    marker = theme.marker(line.index) if len(line.points) <= _SPARSE else ""
-    axes.plot(*columns(line.points), label=name, marker=marker, **theme.line_style(line.index))
-
-
 # --- bars -------------------------------------------------------------------------------------------------------------
 
 
 PerClass = Sequence[float | None]
 
-_NAMED_CLASSES = 24  # more classes are drawn as a profile, without names
-_BARS = 3  # more series are drawn as dots
-_HISTOGRAMS = 8  # more clients are drawn as a matrix
+_NAMED = 24  # of more bars, an axis says how high they are, and none has a name or a number
+_PANELS = 8  # more clients are one panel of totals
 
 
-def per_class(
+def bar_chart(
     name: str,
     title: str,
     caption: str,
     values: Mapping[str, PerClass],
-    classes: Sequence[str],
+    names: Sequence[str],
+    axis: str,
+    *,
     indexes: Mapping[str, int] | None = None,
+    percentages: bool = False,
 ) -> Chart:
-    """Accuracy of each class, for one or more series.
-
-    Args:
-        values: series to fractions, one a class; None for a class without examples.
-        indexes: series to the index of its style, where other charts of the page show it, too; None: in order.
-    """
-    style = indexes or {series: index for index, series in enumerate(values)}
-    named, few = len(classes) <= _NAMED_CLASSES, len(values) <= _BARS
+    """Panels of bars on one scale."""
+    few = len(names) <= _NAMED
 
     def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        if not named:
-            _draw_profile(axes, values, style)
-            return
-        (_draw_bars if few else _draw_dots)(axes, values, style)
-        axes.set_ylim(len(classes) - 0.45, -0.55)
-        axes.set_xlim(0 if few else -2, 112 if few else 103)
-        name_rows(axes, list(map(_short, classes)))
+        panels = figure.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for axes, (panel, row) in zip(panels, values.items(), strict=True):
+            heights = [(value or 0) * (100 if percentages else 1) for value in row]
+            bars = axes.bar(range(len(row)), heights, 0.72, color=theme.series(indexes[panel] if indexes else 0))
+            if few:
+                shown = [
+                    NOTHING if value is None else f"{height:,.0f}" for value, height in zip(row, heights, strict=True)
+                ]
+                axes.bar_label(bars, shown, padding=1.5, fontsize=8, color=theme.MUTED.light)
+                axes.set_yticks([])
+                axes.spines["left"].set_visible(False)
+            axes.margins(x=0.02)
+            axes.set_title(textwrap.fill(panel, _LEGEND_CHARACTERS), loc="left", fontsize=9)
+            axes.tick_params(axis="x", length=0)
+        highest = max(((value or 0) for row in values.values() for value in row), default=0) or 1
+        panels[0].set_ylim(0, 1.3 * highest * (100 if percentages else 1))
+        if few and max(map(len, names)) > 3:
+            panels[-1].set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
+        else:
+            panels[-1].set_xlabel(axis)
+            if few:
+                panels[-1].set_xticks(range(len(names)), names)
 
-    each = 0.12 * len(values) + 0.1 if few else 0.3
-    return Chart(name, title, caption, 0.75 + each * len(classes) if named else 3.1, draw)
-
-
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Rows with these names, from top to bottom, beside an axis of accuracies."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xticks(range(0, 101, 20))
-    axes.set_xlabel("accuracy (%)")
-    axes.grid(axis="x")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-
-
-def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
-    thick = 0.8 / len(values)
-    for index, (series, fractions) in enumerate(values.items()):
-        places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
-        lengths = [100 * (value or 0.0) for value in fractions]
-        bars = axes.barh(places, lengths, thick * 0.88, color=theme.series(style[series]), label=legend_name(series))
-        shown = ["no example" if value is None else f"{100 * value:.0f}" for value in fractions]
-        axes.bar_label(bars, shown, padding=3, fontsize=8, color=theme.MUTED.light)
-
-
-def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
-    axes.grid(axis="y", linewidth=0.6)
-    for series, fractions in values.items():
-        lengths = [float("nan") if value is None else 100 * value for value in fractions]
-        dots = {**theme.line_style(style[series]), "marker": theme.marker(style[series]), "linestyle": ""}
-        axes.plot(lengths, range(len(lengths)), label=legend_name(series), markersize=6, **dots)
-
-
-def _draw_profile(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
-    """Many classes: their accuracies in descending order, one line a series."""
-    for series, fractions in values.items():
-        known = sorted((100 * value for value in fractions if value is not None), reverse=True)
-        axes.plot(range(1, len(known) + 1), known, label=legend_name(series), **theme.line_style(style[series]))
-    axes.set_xlabel("classes, each line sorted from best to worst")
-    axes.set_ylabel("accuracy (%)")
-    axes.set_ylim(0, 101)
-    axes.grid(axis="y")
+    return Chart(name, title, caption, 0.95 * len(values) + 0.8, draw)
 
 
 def final_per_class(run: RunFiles) -> Chart | None:
@@ -434,10 +382,12 @@ def final_per_class(run: RunFiles) -> Chart | None:
     caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
     for low, high in _extremes(worst["per_class"], run.class_names):
         caption += f"Under {worst['label']} from {low} to {high}."
-    caption += without_curve(final(run, worst), [run], {})
     values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
-    return per_class("per_class", "Accuracy per class", caption, values, run.class_names, indexes)
+    names = list(map(short, run.class_names))
+    return bar_chart(
+        "per_class", "Accuracy per class", caption, values, names, "class", indexes=indexes, percentages=True
+    )
 
 
 def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -460,50 +410,16 @@ def label_distribution(run: RunFiles, name: str = "label_distribution", of: str 
         f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} examples each; "
         f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
     )
-    few = len(counts) <= _HISTOGRAMS and len(classes) <= _NAMED_CLASSES
-    height = 0.72 * len(counts) + 0.7 if few else min(0.5 + 0.2 * len(counts), 4.5)
-    draw = _histograms if few else _matrix
     title = "Labels on each client" + (f": {of}" if of else "")
-    return Chart(name, title, caption, height, lambda figure: draw(figure, run))
+    if len(counts) <= _PANELS:
+        values = {f"client {client}": row for client, row in enumerate(counts)}
+        return bar_chart(name, title, caption, values, list(map(short, classes)), "class")
+    caption += " A bar is the number of a client's examples."
+    return bar_chart(name, title, caption, {"": totals}, list(map(str, range(len(counts)))), "client")
 
 
-def _histograms(figure: Figure, run: RunFiles) -> None:
-    """A row of bars a client, all on one scale."""
-    counts, classes = run.class_counts, list(map(_short, run.class_names))
-    top = max(max(row) for row in counts) or 1
-    rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
-    for client, (axes, row) in enumerate(zip(rows, counts, strict=True)):
-        bars = axes.bar(range(len(row)), row, width=0.72, color=theme.series(0))
-        shown = [f"{count:,}" if count else "" for count in row]
-        axes.bar_label(bars, shown, padding=1.5, fontsize=8, color=theme.MUTED.light)
-        axes.set_ylim(0, top * 1.35)
-        axes.set_yticks([])
-        axes.set_ylabel(f"client {client}", rotation=0, ha="right", va="center", fontsize=9)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="x", length=0)
-    if max(map(len, classes)) > 3:
-        rows[-1].set_xticks(range(len(classes)), classes, rotation=40, ha="right", rotation_mode="anchor")
-    else:
-        rows[-1].set_xticks(range(len(classes)), classes)
-        rows[-1].set_xlabel("class")
-
-
-def _matrix(figure: Figure, run: RunFiles) -> None:
-    """A row a client, a column a class; the darker, the more examples. An image, so that 100 x 100 stays small."""
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-    from matplotlib.ticker import MaxNLocator
-
-    shades = LinearSegmentedColormap.from_list("shades", [f"{theme.series(0)}00", theme.series(0)])
-    root = PowerNorm(0.5, vmin=0)  # the square root keeps small shares in sight
-    axes = figure.subplots()
-    axes.imshow(run.class_counts, cmap=shades, norm=root, aspect="auto", interpolation="none")
-    axes.set_xlabel("class")
-    axes.set_ylabel("client")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _short(name: str, longest: int = 14) -> str:
+def short(name: str, longest: int = 14) -> str:
+    """A name that fits below a bar."""
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
@@ -513,12 +429,7 @@ _MOST_LEVEL_TICKS = 7
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
-    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
-
-    Args:
-        evaluations: as in a results file; those without an eps give the value at 0.
-        of: whose they are, when there are several on a page.
-    """
+    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps."""
     attacked = [evaluation for evaluation in evaluations if "eps" in evaluation["settings"]]
     texts = list(dict.fromkeys(str(evaluation["settings"]["eps"]) for evaluation in attacked))
     if len(texts) < 2:
@@ -531,21 +442,16 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
         line = lines.setdefault(str(evaluation["label"]), [*start])
         line.append((float(parse_number(evaluation["settings"]["eps"])), float(evaluation["accuracy"])))
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        for index, (attack, points) in enumerate(lines.items()):
-            x, y = zip(*sorted(points), strict=True)
-            heights = [100 * value for value in y]
-            axes.plot(x, heights, label=legend_name(attack), marker=theme.marker(index), **theme.line_style(index))
-        axes.set_xticks([float(parse_number(text)) for text in ticks], ticks)
-        if len(ticks) > _MOST_LEVEL_TICKS:
-            axes.tick_params(axis="x", rotation=60)
-        axes.set_xlabel(f"eps ({attacked[0]['settings']['norm']}, fraction of the pixel range)")
-        axes.set_ylabel("accuracy (%)")
-        axes.set_ylim(0, 100)
-        axes.grid(axis="y")
-
     title = "Accuracy under attack over eps" + (f", {of}" if of else "")
     numbers = dict.fromkeys(str(each["num_examples"]) for each in evaluations if "num_examples" in each)
     caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
-    return Chart(name, title, caption, 3.4, draw)
+    return line_chart(
+        name,
+        title,
+        caption,
+        [Line(attack, index, sorted(points)) for index, (attack, points) in enumerate(lines.items())],
+        "accuracy (%)",
+        percentages=True,
+        x_label=f"eps ({attacked[0]['settings']['norm']}, fraction of the pixel range)",
+        ticks={text: float(parse_number(text)) for text in ticks},
+    )

@@ -10,33 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.intervals import Score, with_rivals
-from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
+    bar_chart,
     compared,
     drawn,
     label_distribution,
-    per_class,
+    short,
 )
+from calfat_plugin.report.comparability import problem_of, settings_of
 from calfat_plugin.report.labels import (
     MORE,
     WORST_DEFINED,
-    Measure,
-    accuracy_title,
-    final,
-    monitored,
-    on_examples,
+    differing,
+    highlights,
+    listing,
     partition_note,
-    pick,
     plain,
     problem_names,
-    problem_of,
     setting_names,
-    settings_of,
-    titles,
-    with_examples,
-    without_curve,
 )
+from calfat_plugin.report.measures import Measure, accuracy_title, final, monitored, on_examples, titles
 from calfat_plugin.report.numbers import (
     NOTHING,
     as_measured,
@@ -55,20 +49,12 @@ from calfat_plugin.results import RELEASE, WORST, evaluator_of, measured, releas
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe, one a seed.
+    """Runs of one recipe, one a seed."""
 
-    Attributes:
-        name: unlike that of any other group of the page.
-        runs: ascending seeds.
-        reported: evaluator label to accuracy that a paper reports, a fraction.
-        source: the paper, table or figure that reports it.
-        tolerable: evaluator label to whether the difference is within the suite's tolerance; absent: not judged.
-    """
-
-    name: str
-    runs: tuple[RunFiles, ...]
-    reported: Mapping[str, float]
-    source: str
+    name: str  # unlike that of any other group of the page
+    runs: tuple[RunFiles, ...]  # ascending seeds
+    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, a fraction
+    source: str  # the paper, table or figure that reports it
     tolerable: Mapping[str, bool]
 
     @property
@@ -123,9 +109,6 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     """Sort runs into groups, in the order in which they first appear (a suite's order where there is one).
 
     Of several runs with one recipe and seed the last one counts, and a finished one before one that is not.
-
-    Args:
-        root: a directory that may hold a suite's ``suite.json``.
     """
     cells = {} if root is None else _suite_cells(root)
     order = list(dict.fromkeys(cell.name for cell in cells.values()))
@@ -147,20 +130,11 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none.
-
-    The trainer with all its options is one setting.
-    """
-    settings = []
-    for group in groups:
-        found = settings_of(group.runs[0].settings)
-        found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
-        written = group.runs[0].recipe.trainer.as_run()
-        loss = f" + {pick(written['loss'])}" if "loss" in written else ""
-        settings.append({"calfat.trainer": pick(written) + loss, **found})
-    keys = dict.fromkeys(key for values in settings for key in values)
-    rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
-    return [(key, row) for key, row in rows if len(set(row)) > 1]
+    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none."""
+    settings = [settings_of(group.runs[0].settings) for group in groups]
+    return [
+        (key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in differing(settings)
+    ]
 
 
 def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
@@ -189,9 +163,6 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
     and what was reported.
-
-    Args:
-        suite: gives the columns' headings and order, and a name for the rows.
     """
     found = {group.name: group.columns(suite.headings) for group in groups}
     columns = _columns(list(found.values()), suite.headings)
@@ -223,7 +194,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "examples": on_examples(measured_as.items()),
         "said": " ".join(filter(None, said)),
         "abridged": any(group.name.endswith(MORE) for group in groups),
-        "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
+        "reported": (listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
     }
 
@@ -232,7 +203,7 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
     """Every measure with its heading: those that a suite has headings for first, in its order."""
     labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
     found = [of[label] for label in labels for of in measured if label in of]
-    return with_examples(titles(found, lambda label: headings.get(label, label)))
+    return titles(found, lambda label: headings.get(label, label))
 
 
 def _rows(
@@ -283,19 +254,14 @@ MOST_LINES = 16  # more groups would be a tangle: the table has them all
 def comparison_page(
     title: str, groups: Sequence[Group], figures: Path, *, suite: SuiteFiles = NO_SUITE, notes: Sequence[str] = ()
 ) -> str:
-    """HTML of a comparison; its figures are also written to ``figures``.
-
-    Args:
-        suite: the suite that the groups are the cells of, for its axes and headings.
-        notes: sentences about runs that are not shown.
-    """
+    """HTML of a comparison; its figures are also written to ``figures``."""
     runs = [run for group in groups for run in group.runs]
     whose = {
         run.path: f"{group.name}, seed {run.recipe.seed}" if len(group.runs) > 1 else group.name
         for group in groups
         for run in group.runs
     }
-    columns = differences(groups)
+    differ = differences(groups)
     return render_page(
         "comparison.html",
         title=title,
@@ -307,7 +273,7 @@ def comparison_page(
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "labels": drawn(_distributions(groups), figures),
-            "settings": columns and {"names": [group.name for group in groups], "columns": columns},
+            "settings": differ and {"names": [group.name for group in groups], "rows": differ},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),
             "citations": citations(runs),
@@ -345,9 +311,13 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
         values = {group.name: group.mean_per_class(measure.label) for group in alike}
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
-            runs = [run for group in alike for run in group.runs]
-            caption = _worst_classes(alike, measure.label) + without_curve(measure, runs, headings)
-            charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
+            caption = _worst_classes(alike, measure.label)
+            names, shown_as = list(map(short, classes)), f"{title}, per class"
+            charts.append(
+                bar_chart(
+                    f"classes_{name}", shown_as, caption, values, names, "class", indexes=indexes, percentages=True
+                )
+            )
     return charts
 
 
@@ -355,7 +325,7 @@ def _worst_classes(groups: Sequence[Group], label: str) -> str:
     """The worst class as a suite's metric ``worst-class`` has it, run by run: no bar's, which is a mean over seeds."""
     found = {group.name: group.score(f"{label}:worst-class").mean for group in groups}
     shown = [f"{name} {unbroken_percent(mean)}" for name, mean in found.items() if mean is not None]
-    return f"Worst class of each run, mean over seeds: {labels.listing(shown)}." if shown else ""
+    return f"Worst class of each run, mean over seeds: {listing(shown)}." if shown else ""
 
 
 def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -> Iterator[tuple[str, Measure, str]]:
@@ -376,17 +346,18 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
     for run in (group.runs[0] for group in groups):
         if run.class_counts and len(seen) < MOST_LINES:
             seen.setdefault(run.class_counts, run)
+    names = problem_names([problem_of(run.settings) for run in seen.values()])
     return [
         label_distribution(
             run,
             f"labels_{number}",
-            f"{run.recipe.dataset.name}, {labels.partition(run)}{f', seed {run.recipe.seed}' * (run.path in several)}",
+            ", ".join(filter(None, (name, f"seed {run.recipe.seed}" if run.path in several else ""))),
         )
-        for number, run in enumerate(seen.values(), start=1)
+        for number, (run, name) in enumerate(zip(seen.values(), names, strict=True), start=1)
     ]
 
 
 def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
     """The highlights that all runs share."""
-    every = list(map(labels.highlights, runs))
+    every = list(map(highlights, runs))
     return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

@@ -78,6 +78,13 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def clock(seconds: float) -> str:
+    """``75`` becomes ``1:15``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def counted(number: int, one: str) -> str:
     """``5 clients``, ``1 client``."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"

@@ -20,12 +20,7 @@ GENERATOR = "calfat_plugin"
 
 
 def render_page(template: str, **view: Any) -> str:
-    """The whole document: no scripts, and nothing that is fetched from anywhere.
-
-    Args:
-        template: a file in ``templates/``.
-        view: values for it, plain text and numbers; jinja2 escapes them.
-    """
+    """The whole document: no scripts, and nothing that is fetched from anywhere."""
     return _template(template).render(
         generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
     )

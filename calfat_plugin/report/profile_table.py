@@ -22,11 +22,7 @@ class Row(NamedTuple):
 
 
 def spending(profile: Mapping[str, Any]) -> list[tuple[str, list[Row]]]:
-    """(title, rows) of the rounds together, and of the final evaluation; without the parts that the run did not reach.
-
-    Args:
-        profile: contents of ``profile.json``; it may be empty.
-    """
+    """(title, rows) of the rounds together, and of the final evaluation; without parts that the run did not reach."""
     rounds = [part for part in profile.get("parts", ()) if part["name"].startswith("round ")]
     others = [part for part in profile.get("parts", ()) if part not in rounds]
     title = f"a round of {profile.get('method')}, mean of {counted(len(rounds), 'round')}"

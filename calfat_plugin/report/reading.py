@@ -33,28 +33,18 @@ NATURAL = "natural"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of one run directory. A file that is not there yet is empty here.
-
-    Attributes:
-        recipe: as run; a plugin of it that is not installed has untyped options.
-        rounds: a row a round: column to number; None where nothing was measured.
-        results: ``results.json``; empty while the run is not finished.
-        profile: ``profile.json``, made by ``calfat run --profile``.
-        trust: ``trust.json``, made by ``calfat trust``.
-        attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
-        refused: in how many rounds an update was refused.
-    """
+    """The contents of one run directory. A file that is not there yet is empty here."""
 
     path: Path
-    recipe: Experiment
-    rounds: Sequence[Mapping[str, float | None]]
-    results: Mapping[str, Any]
+    recipe: Experiment  # as run; a plugin of it that is not installed has untyped options
+    rounds: Sequence[Mapping[str, float | None]]  # a row a round: column to number; None where nothing was measured
+    results: Mapping[str, Any]  # ``results.json``; empty while the run is not finished
     environment: Mapping[str, Any]
     partition: Mapping[str, Any]
-    profile: Mapping[str, Any]
-    trust: Mapping[str, Any] = field(default_factory=dict)
+    profile: Mapping[str, Any]  # ``profile.json``, made by ``calfat run --profile``
+    trust: Mapping[str, Any] = field(default_factory=dict)  # ``trust.json``, made by ``calfat trust``
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    refused: int = 0
+    refused: int = 0  # in how many rounds an update was refused
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -121,12 +111,7 @@ def _installed() -> Registry:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read one run directory.
-
-    Raises:
-        RunError: there is no run in it, or a file of it is damaged.
-        RecipeError: its recipe is damaged.
-    """
+    """Read one run directory."""
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
     recipe = assemble(read_document(path / RECIPE), _installed(), finished=True)
@@ -185,19 +170,12 @@ def _check_sizes(run: RunFiles) -> None:
 
 @dataclass(frozen=True)
 class SuiteFiles:
-    """A suite's ``suite.json``; everything is empty where there is none.
-
-    Attributes:
-        axes: names of the axes, which cells are named after.
-        headings: evaluator label to heading, in the order of the table's columns.
-        cells: as ``suites/tables.py`` writes them.
-        notes: how values of its cells were chosen, and what came of it; which runs the page leaves out.
-    """
+    """A suite's ``suite.json``; everything is empty where there is none."""
 
     title: str
-    axes: tuple[str, ...]
-    headings: Mapping[str, str]
-    cells: Sequence[Mapping[str, Any]]
+    axes: tuple[str, ...]  # names of the axes, which cells are named after
+    headings: Mapping[str, str]  # evaluator label to heading, in the order of the table's columns
+    cells: Sequence[Mapping[str, Any]]  # as ``suites/tables.py`` writes them
     notes: Sequence[str] = ()
 
 
@@ -263,11 +241,7 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 
 
 def read_results(path: Path) -> Mapping[str, Any]:
-    """Read ``results.json``; empty where there is none: the run is not finished.
-
-    Raises:
-        RunError: it is damaged, or of a newer version than this one.
-    """
+    """Read ``results.json``; empty where there is none: the run is not finished."""
     found = _checked(path, shapes.RESULTS)
     if (number := found.get("format") or 0) > RESULTS_FORMAT:
         raise RunError(

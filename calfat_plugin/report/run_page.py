@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.exact import parse_number
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.loggers.base import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
-from calfat_plugin.report import labels, theme
+from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
+    bar_chart,
     drawn,
     eps_chart,
     final_per_class,
@@ -20,7 +25,6 @@ from calfat_plugin.report.charts import (
     learning_curves,
     learning_rate,
     losses,
-    name_rows,
     own_metrics,
 )
 from calfat_plugin.report.comparison import reported_of
@@ -41,16 +45,9 @@ from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
 from calfat_plugin.rounds_csv import Column, columns_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 def run_page(run: RunFiles, figures: Path) -> str:
-    """HTML of one run's page; its figures are also written to ``figures``.
-
-    Args:
-        run: what to show; parts that the run does not have (yet) are left out.
-    """
+    """HTML of one run's page; its figures are also written to ``figures``."""
     of_clients = (label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run))
     return render_page(
         "run.html",
@@ -78,7 +75,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 for title, rows in spending(run.profile)
             ],
             "recipe": {
-                "facts": labels.highlights(run),
+                "facts": labels.highlights(run) | ({"security": UNPROTECTED} if _is_unprotected(run) else {}),
                 "command": labels.command(run),
                 "text": public_recipe_text(run.recipe.document.data),
             },
@@ -86,6 +83,12 @@ def run_page(run: RunFiles, figures: Path) -> str:
             "citations": citations([run]),
         },
     )
+
+
+def _is_unprotected(run: RunFiles) -> bool:
+    with suppress(RecipeError):  # of a backend that is not there any more
+        return runtime_of(run.recipe).is_unprotected
+    return True
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str]]:
@@ -160,9 +163,9 @@ def _personal(run: RunFiles) -> list[tuple[str, str, list[str]]]:
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     """(evaluator, figures beside its accuracy, settings and implementation)."""
     figures = ((name, value) for name, value in (evaluation.get("metrics") or {}).items() if value is not None)
-    beside = ", ".join(f"{name.replace('_', ' ')} = {value:.4g}" for name, value in figures)
+    beside = ", ".join(f"{name} {value:.4g}" for name, value in figures)
     settings = (evaluation.get("settings") or {}).items()
-    known = ", ".join(f"{key.replace('_', ' ')} {labels.plain(value)}" for key, value in settings if value is not None)
+    known = ", ".join(f"{key} {labels.plain(value)}" for key, value in settings if value is not None)
     by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
     return str(evaluation["label"]), "; ".join(filter(None, (beside, known, by)))
 
@@ -205,12 +208,7 @@ def _counts(run: RunFiles) -> dict[str, Any] | None:
 
 
 def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> list[dict[str, Any]]:
-    """What the page shows of each results file.
-
-    Args:
-        attacks: file name to content of ``attacks/*.json``.
-        figures: an existing folder, for those with several eps.
-    """
+    """What the page shows of each results file."""
     return [
         {
             "name": name,
@@ -227,12 +225,7 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
 def evaluation_row(
     evaluation: Mapping[str, Any], reported: Iterable[str] = (), *, picked: bool = False
 ) -> tuple[str, str, list[str]]:
-    """A row of a table of evaluations: (label, budget, numbers).
-
-    Args:
-        reported: cells beside the release's accuracy.
-        picked: whether its images were picked for being near to an error, so that the accuracy has no interval.
-    """
+    """A row of a table of evaluations: (label, budget, numbers)."""
     number = evaluation.get("num_examples") or 0
     found = None if picked else of_accuracy((float(evaluation["accuracy"]),), number)
     numbers = [
@@ -304,23 +297,13 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
     usable = content["verdict"].get("usable", True)
     together = "all together" if usable else "all together (no usable number)"
     names = [f"{row['attack']}, {row['examples']} images" if _is_of_picked(row) else row["attack"] for row in rows]
-    bars = [*zip(names, (row["accuracy"] for row in rows), strict=True), (together, rows[-1]["left"])]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        lengths = [100 * accuracy for _, accuracy in bars]
-        colours = [theme.series(0)] * len(rows) + [theme.series(1)]
-        shown = axes.barh(range(len(bars)), lengths, 0.7, color=colours)
-        axes.bar_label(shown, [f"{length:.1f}" for length in lengths], padding=3, fontsize=8, color=theme.MUTED.light)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
-        axes.set_xlim(0, 112)
-        name_rows(axes, [attack for attack, _ in bars])
-
+    values: list[float | None] = [*(row["accuracy"] for row in rows), rows[-1]["left"]]
     budget = labels.budget(content["threat"])
     caption = f"{budget}: right clean and under the attack; the last bar under all of them."
     if not usable:
         caption += " The model hides from attacks: the last bar is an upper bound, and no usable number."
-    return Chart("trust_attacks", "Accuracy under each attack", caption, 0.8 + 0.24 * len(bars), draw)
+    title, names = "Accuracy under each attack", [*names, together]
+    return bar_chart("trust_attacks", title, caption, {"": values}, names, "attack", percentages=True)
 
 
 def _is_of_picked(row: Mapping[str, Any]) -> bool:

@@ -117,15 +117,7 @@ SUITE = {
 
 
 def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
-    """Check a file's content.
-
-    Args:
-        value: the content, or a part of it.
-        where: the place in it, such as ``evaluations[0].accuracy``.
-
-    Raises:
-        RunError: it is something else; with the place, what was found and what was expected.
-    """
+    """Check a file's content."""
     if isinstance(shape, list):
         if not isinstance(value, list):
             damaged(path, where, f"is {describe(value)}, expected a list")
@@ -153,10 +145,6 @@ def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: st
 
 
 def damaged(path: Path, where: str, what: str) -> NoReturn:
-    """Refuse a file.
-
-    Raises:
-        RunError: always.
-    """
+    """Refuse a file."""
     place = f"{where} " if where else "the file "
     raise RunError(f"{path}: {place}{what}. The file is damaged or was changed by hand. {RESTORE}")

@@ -19,14 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def write_run_report(directory: Path, out: Path | None = None) -> Path:
-    """Write the page of one run, finished or not.
-
-    Args:
-        out: the page; None: ``report.html`` in the run directory. Figures go to ``figures`` beside it.
-
-    Raises:
-        RunError: there is no run, a file of it is damaged, or the page cannot be written.
-    """
+    """Write the page of one run, finished or not."""
     from calfat_plugin.report.run_page import run_page
 
     run = read_run(directory)
@@ -34,15 +27,7 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
 
 
 def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page that sets runs side by side.
-
-    Args:
-        directories: run directories, or directories with runs below, such as a suite's.
-        out: the page; None: ``report.html`` in the directory when there is one, else in the working directory.
-
-    Raises:
-        RunError: no run is found, a file is damaged, or the page cannot be written.
-    """
+    """Write the page that sets runs side by side."""
     from calfat_plugin.report.comparison import MOST_LINES, comparison_page, group_runs
 
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
@@ -76,16 +61,7 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
 def try_report(
     write: Callable[[], Path], directory: Path, warn: Callable[[str], None], *, after: str = "", traceback: bool = False
 ) -> Path | None:
-    """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure.
-
-    Args:
-        directory: what ``calfat report`` would be given to try again.
-        after: what the warning says about the results.
-        traceback: whether to log it, where a log is kept.
-
-    Returns:
-        The page's path; None where it was not written.
-    """
+    """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure."""
     try:
         return write()
     except Exception as error:
@@ -100,9 +76,6 @@ def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
     """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole.
 
     A page that calfat did not make is kept, and so are figures without a page of calfat's beside them.
-
-    Args:
-        own: whether the page goes to the folder of its run or suite, where all figures are calfat's.
     """
     if out.is_dir():
         raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")

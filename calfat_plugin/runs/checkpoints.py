@@ -44,12 +44,7 @@ DIGEST = "sha256"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
-    """Write a file; returns its digest.
-
-    Args:
-        path: where to; a file that is there is overwritten in place, a link is replaced.
-        tensors: on any device; they may share memory.
-    """
+    """Write a file, in place where it is there already, and return its digest; tensors may share memory."""
     apart = _apart(tensors)
     digest = _digest(apart, facts)
     if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
@@ -65,8 +60,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     The digest is among the facts, as :data:`DIGEST`.
     """
+    facts = read_facts(path)
     with safe_open(path, framework="pt") as file:
-        facts = _facts_of(file)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     written = facts.get(DIGEST)
     if written is not None and written != _digest(tensors, {key: facts[key] for key in facts if key != DIGEST}):
@@ -77,11 +72,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
     with safe_open(path, framework="pt") as file:
-        return _facts_of(file)
-
-
-def _facts_of(file: Any) -> dict[str, Any]:
-    metadata = file.metadata() or {}
+        metadata = file.metadata() or {}
     facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
     return facts
 
@@ -135,7 +126,6 @@ class ClientStateFiles(Mapping[int, State]):
         self.folder, self.named = folder, dict(named)
 
     def __getitem__(self, client: int) -> State:
-        """Read a client's state."""
         file = self.named[client]
         path = self.path(client, file.round)
         try:
@@ -154,7 +144,6 @@ class ClientStateFiles(Mapping[int, State]):
         return len(self.named)
 
     def path(self, client: int, round: int) -> Path:
-        """Where the state that a client got in a round is."""
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
@@ -169,12 +158,7 @@ class ClientStateFiles(Mapping[int, State]):
 class ClientStates(ClientStateFiles, MutableMapping[int, State]):
     """The states of a run that continues. A client that keeps nothing is not in it.
 
-    Args:
-        folder: where the files are; made with the first of them.
-        checkpoints: the name of each checkpoint to the files that it names; those of ``last`` are the present states.
-
-    Attributes:
-        round: the one that is under way, which new files are called after.
+    Each of ``checkpoints`` names files; those of ``last`` are the present states. New files are called after ``round``.
     """
 
     def __init__(self, folder: Path, checkpoints: Mapping[str, Named], round: int) -> None:
@@ -186,7 +170,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         self._remove_unnamed()
 
     def __setitem__(self, client: int, state: State) -> None:
-        """Write a client's new state."""
         if not state:
             self.named.pop(client, None)
             return
@@ -220,7 +203,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
 
 
 def _files_in(folder: Path) -> set[tuple[int, int]]:
-    """(client, round) of each file."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
     return {(int(match[1]), int(match[2])) for match in found if match}
 
@@ -233,10 +215,7 @@ _FIELDS = {"server": "server_state", "broadcast": "broadcast", "trained": "train
 
 
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
-    """Write atomically: after a crash there is the old file or the new one, never half of one.
-
-    Args and errors: see :func:`write_checkpoint`.
-    """
+    """Write atomically: after a crash there is the old file or the new one, never half of one."""
     write_checkpoint(path, snapshot, notes)
     with reporting_disk_errors(path):
         put_in_place([path])
@@ -245,9 +224,7 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
 def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
     """Write what is to be put in the place of ``path``, as :func:`~calfat_plugin.disk.temporary_of` names it.
 
-    Args:
-        snapshot: what to keep. Client states that are files of the folder beside ``path`` are named, others written.
-        notes: JSON-ready facts for people and tools, such as accuracies.
+    Client states that are files of the folder beside ``path`` are named, others written; ``notes`` are JSON-ready.
     """
     states = snapshot.client_states
     named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)

@@ -32,7 +32,6 @@ def check_device(name: str, option: str) -> None:
 
 
 def named_device(name: str, option: str) -> torch.device:
-    """The device of that name."""
     import torch
 
     check_device(name, option)
@@ -43,11 +42,7 @@ def named_device(name: str, option: str) -> torch.device:
 
 
 def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int = 0) -> torch.device:
-    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
-
-    Args:
-        worker: of several on this machine, counted from 0: each next one computes on the next GPU.
-    """
+    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing."""
     import torch
 
     wanted = experiment.device
@@ -64,7 +59,6 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
 
 
 def new_profile(device: torch.device) -> Profile:
-    """A profile whose spans wait for what they gave the device to do."""
     import torch
 
     return Profile(lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else Profile()

@@ -72,7 +72,6 @@ class RunDirectory:
     client_states = property(lambda self: self.last_checkpoint.parent / CLIENTS, doc="What each client keeps.")
 
     def checkpoint(self, name: str) -> Path:
-        """Path of one of :data:`CHECKPOINTS`."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
@@ -82,7 +81,6 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the final evaluation is there."""
         return bool(self.results.exists())
 
     @property
@@ -93,13 +91,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
-        """A new directory with the recipe as run, or the one to resume.
-
-        Args:
-            request: what to run; without a ``run_dir`` in a new ``<parent>/<seed>-<time>``, or where the newest
-                unfinished run is.
-            parent: default: ``runs/<recipe>``.
-        """
+        """A new directory with the recipe as run, or the one to resume."""
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
             return cls.create(experiment, path, parent, overwrite=request.overwrite)
@@ -113,11 +105,7 @@ class RunDirectory:
     def create(
         cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None, *, overwrite: bool = False
     ) -> D:
-        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run.
-
-        Args:
-            overwrite: remove a run at ``path`` in which no round was finished.
-        """
+        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
         wanted = path or parent
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
@@ -195,7 +183,6 @@ class RunDirectory:
         )
 
     def check_same(self, experiment: Experiment) -> None:
-        """Refuse to continue with another recipe than the run was started with; more rounds are allowed."""
         try:
             started = assemble(read_document(self.recipe), experiment.registry)
         except RecipeError as error:
@@ -211,11 +198,6 @@ class RunDirectory:
             )
 
     def check_data(self, now: Mapping[str, Any]) -> None:
-        """Refuse to continue with other data than the run was started with.
-
-        Args:
-            now: what ``partition.json`` would hold now. What the file of an earlier version lacks is not compared.
-        """
         for key, value in read_json(self.partition).items():
             if key in now and value != now[key]:
                 then, current = first_difference(value, now[key])
@@ -226,7 +208,6 @@ class RunDirectory:
                 )
 
     def write_recipe(self, experiment: Experiment) -> None:
-        """Write the recipe as run."""
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
@@ -262,7 +243,6 @@ class RunDirectory:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is writing this run at the moment."""
         if not self.path.exists():
             return False
         try:
@@ -275,13 +255,6 @@ class RunDirectory:
         """Remove a run in which no round was finished: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
-
-        Args:
-            keep_log: keep the log, which says why the run failed.
-            of_loggers: remove what our loggers wrote, too.
-
-        Returns:
-            Whether it was so. What another process writes is that one's, though this one made the directory.
         """
         if self.last_checkpoint.exists() or self.busy:
             return False
@@ -313,7 +286,6 @@ class RunDirectory:
 
 
 def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
-    """Make an empty folder that no run has; two runs started within a second get different ones."""
     parent = parent or DEFAULT_ROOT / experiment.name
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):

@@ -39,12 +39,7 @@ _PARALLEL = "module."  # what DataParallel puts in front of every name
 
 
 def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str = _OTHERWISE) -> tuple[Path, Path]:
-    """(checkpoint, run directory) of a finished or unfinished run.
-
-    Args:
-        checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
-        otherwise: what to do with a file that lies in no run directory, a sentence.
-    """
+    """(checkpoint, run directory) of a finished or unfinished run."""
     if target.is_dir():
         run = RunDirectory(target)
         if not run.recipe.is_file():
@@ -71,19 +66,14 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
 
 
 def distrust(file: PluginFile) -> bool:
-    """The ``Trust`` of nobody."""
     return False
 
 
 def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
     """The recipe of a run directory, if its plugin files may be executed.
 
-    Those that this user has run before may be, by their content, and those that ``plugins`` name. A run directory from
-    somebody else names code of its own.
-
-    Args:
-        plugins: files with plugins, beside those of the recipe or instead of them.
-        trust: is asked about each other file.
+    Those that this user has run before may be, by their content, and those that ``plugins`` name; about each other
+    file, ``trust`` is asked. A run directory from somebody else names code of its own.
     """
     document = read_document(RunDirectory(run).recipe)
     named = {Path(file).stem for file in plugins}
@@ -106,22 +96,15 @@ def near(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run, or a model of the user's own, as far as its files say; each is read on first use.
+    """A run, or a model of the user's own, as far as its files say; each is read on first use."""
 
-    Attributes:
-        experiment: the recipe as run, or the one made up for the model.
-        weights: a checkpoint of the run, or a state dict.
-        run: the run's directory; None for a model of the user's own.
-    """
-
-    experiment: Experiment
-    weights: Path
-    run: Path | None
+    experiment: Experiment  # the recipe as run, or the one made up for the model
+    weights: Path  # a checkpoint of the run, or a state dict
+    run: Path | None  # the run's directory; None for a model of the user's own
     device: torch.device
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set of the recipe."""
         return self.experiment.load_dataset()
 
     @cached_property
@@ -146,11 +129,6 @@ class LoadedRun:
         return Snapshot(0, _read_weights(self.weights)), {}
 
     def model(self, images: ImageShape | None = None) -> nn.Module:
-        """A model with the weights, in evaluation mode on ``device``.
-
-        Args:
-            images: which it shall take; None: those of the run.
-        """
         from calfat_plugin.maths.averaging import check_update
 
         model = self.experiment.build_model(images or self.images, self.experiment.build_trainer())
@@ -175,11 +153,7 @@ def loaded_run(
     plugins: Iterable[Path] = (),
     trust: Trust = distrust,
 ) -> Iterator[LoadedRun]:
-    """A finished or unfinished run, with the number of threads that its recipe asks for.
-
-    Args:
-        device: where to compute; None: as the recipe says.
-    """
+    """A finished or unfinished run, with the number of threads that its recipe asks for."""
     weights, run = find_checkpoint(target, checkpoint)
     document = recipe_of(run, plugins, trust)
     experiment = assemble(document, Registry.for_recipe(document))
@@ -190,12 +164,7 @@ def loaded_run(
 def model_loader(
     dataset: str | None, images: ImageShape, device: torch.device, trust: Trust | None = None
 ) -> Callable[[str, str | None], nn.Module]:
-    """What loads other models for evaluators, each once; see ``interfaces.SetUpTask``.
-
-    Args:
-        dataset: name of the data set whose images they shall take; None: it has none.
-        trust: as for :func:`recipe_of`; None: of nobody, in a command that cannot be told.
-    """
+    """What loads other models for evaluators, each once; see ``interfaces.SetUpTask``."""
 
     @cache
     def load(source: str, model: str | None) -> nn.Module:

@@ -58,7 +58,7 @@ class PartyDirectory(RunDirectory):
 
     def _files(self) -> list[Path]:
         """Also what it keeps after the first round, for it cannot know whether the server has finished that."""
-        return [*super()._files(), _state_after(1, self.last_checkpoint.parent)]
+        return [*super()._files(), self.checkpoint("round-1")]
 
 
 class _States:
@@ -81,24 +81,21 @@ class _States:
         """The state after the round that the server last used; empty before the first."""
         if used == 0:
             return {}
-        if not self._path(used).exists():
+        if not (path := self._path(used)).exists():
             log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
             return {}
-        return load_checkpoint(self._path(used))[0].client_states[self._client]
+        return load_checkpoint(path)[0].client_states[self._client]
 
     def keep(self, round: int, state: State, used: int) -> None:
         """Store the state after ``round``, and forget all but that and ``used``."""
-        save_checkpoint(self._path(round), Snapshot(round, {}, client_states={self._client: state}), {})
+        kept = self._path(round), self._path(used)
+        save_checkpoint(kept[0], Snapshot(round, {}, client_states={self._client: state}), {})
         for path in self._folder.glob("round-*"):  # a half-written one, too
-            if path not in (self._path(round), self._path(used)):
+            if path not in kept:
                 path.unlink()
 
     def _path(self, round: int) -> Path:
-        return _state_after(round, self._folder)
-
-
-def _state_after(round: int, folder: Path) -> Path:
-    return folder / f"round-{round}.safetensors"
+        return self._folder / f"round-{round}.safetensors"
 
 
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
@@ -167,16 +164,10 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
 def train_round(
     request: Request, rank: int, folder: Path, round: int, used: int, downlink: Mapping[str, Tensor]
 ) -> tuple[int, Wire]:
-    """A client's part of one round, in a process that the host has started for it; what the client keeps is on disk.
+    """(number of examples, message) of a client after one round, in a process that the host has started for it.
 
-    Args:
-        rank: the client's id is one less.
-        folder: of this client, or of several; each name and seed of a recipe has a directory there for each of them,
-            for its last run.
-        used: the last round in which the server used its update, from whose end it continues; 0: none.
-
-    Returns:
-        (number of examples, update or refusal).
+    What clients keep is in ``folder``, a directory for each name and seed of a recipe; a round continues from the last
+    one in which the server used the client's update.
     """
     experiment = request.experiment
     path = folder / f"{experiment.name}-{experiment.seed}-client-{rank - 1}"
@@ -197,9 +188,7 @@ def train_round(
 def any_clients_worker(document: Document, threads: int, log_file: Path) -> Worker:
     """What trains any client in a process of an executor, or of a host, for as long as it lives.
 
-    Args:
-        threads: of torch in the server's process: the last bits depend on it.
-        log_file: the server's, where this machine has it.
+    It has the server's number of threads, on which the last bits depend, and its log where this machine has it.
     """
     torch.set_num_threads(threads)
     _LIFE.close()  # of another run

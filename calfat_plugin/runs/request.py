@@ -17,21 +17,15 @@ from calfat_plugin.runs.compute import with_resolved_precision
 
 @dataclass(frozen=True)
 class Request:
-    """One run, or the continuation of one.
-
-    Attributes:
-        experiment: the recipe, from :func:`checked_experiment`; what it leaves to the machine is settled here.
-        overwrite: whether a run in ``run_dir`` that has finished no round is replaced.
-        workers: processes that train a simulation's clients side by side; 0: this one trains them.
-    """
+    """One run, or the continuation of one."""
 
     experiment: Experiment
     run_dir: Path | None
     resume: bool
     command: list[str]
-    workers: int = 0
+    workers: int = 0  # that train a simulation's clients side by side; 0: this process trains them
     profile: bool = False
-    overwrite: bool = False
+    overwrite: bool = False  # replaces a run in run_dir that has finished no round
 
     def __post_init__(self) -> None:
         if self.overwrite and (self.resume or self.run_dir is None):

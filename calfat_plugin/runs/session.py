@@ -26,7 +26,6 @@ from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
-from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
@@ -48,11 +47,7 @@ def run(
     warn: Callable[[str], None],
     runtime: Runtime | None = None,
 ) -> RunResult:
-    """Run, or continue a run, until its results are written.
-
-    Args:
-        runtime: the recipe's, where the host has called this process; None: this process calls the host.
-    """
+    """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started = time.perf_counter()
     with directory.locked(), log_to(directory.log), using_threads(experiment):
@@ -71,7 +66,10 @@ def run(
         if shards and (finding := too_large_batches(experiment, groups, sizes)):
             warn(finding)
         counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
-        data |= describe_groups(groups)
+        members: dict[str, list[int]] = {}
+        for client, group in groups.items():
+            members.setdefault(group.name, []).append(client)
+        data |= {"groups": members, "attackers": attackers_among(groups)} if members else {}
         info = RunInfo(
             name=experiment.name,
             directory=directory.path,
@@ -122,25 +120,12 @@ def run(
             start = workers.elsewhere(request, directory.log)
             with profiling(profile), workers.running(request, start, observer, warn) as crew, writer:
                 states = writer.client_states
-
-                def worker() -> Worker:
-                    return Worker(experiment, dataset, shards, device, RunObserver(), states)
-
+                worker = partial(Worker, experiment, dataset, shards, device, RunObserver(), states)
                 loading = model_loader(experiment.dataset.name, dataset, device)
                 server = Server(experiment, dataset, device, observer, worker if shards else None, loading)
                 server.begin(snapshot, read_rounds(directory.rounds))
-                used = last_used(directory.rounds)
-                task = ServerTask(
-                    server,
-                    on_round,
-                    shards,
-                    writer.client_states,
-                    used,
-                    directory.evaluation,
-                    crew,
-                    start,
-                    warn,
-                )
+                used, scratch = last_used(directory.rounds), directory.evaluation
+                task = ServerTask(server, on_round, shards, states, used, scratch, crew, start, warn)
                 evaluations = runtime.run_server(task)
             evaluations = tuple(evaluation.with_worst_clients(counts) for evaluation in evaluations)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
@@ -197,16 +182,7 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
     }
 
 
-def describe_groups(groups: Mapping[int, ClientGroup]) -> dict[str, Any]:
-    """What ``partition.json`` holds of groups: name to client ids, and the ids of attackers; nothing without groups."""
-    members: dict[str, list[int]] = {}
-    for client, group in groups.items():
-        members.setdefault(group.name, []).append(client)
-    return {"groups": members, "attackers": attackers_among(groups)} if members else {}
-
-
 def data_digest(parts: Iterable[ImageData]) -> str:
-    """SHA-256 of images and labels, in their order."""
     digest = hashlib.sha256()
     for part in parts:
         for tensor in (part.x, part.y):
@@ -243,15 +219,12 @@ class Listeners:
         return listeners
 
     def run_started(self, run: RunInfo) -> None:
-        """Before the first round."""
         self._call("calfat_run_started", run=run)
 
     def round_finished(self, run: RunInfo, record: RoundRecord) -> None:
-        """After each round."""
         self._call("calfat_round_finished", run=run, record=record)
 
     def run_finished(self, run: RunInfo, result: RunResult) -> None:
-        """After the final evaluation."""
         self._call("calfat_run_finished", run=run, result=result)
 
     def run_stopped(self, run: RunInfo, error: BaseException) -> None:
@@ -260,7 +233,6 @@ class Listeners:
 
     @property
     def wants_rounds(self) -> bool:
-        """Whether a plugin is called after each round."""
         return any(manager.hook.calfat_round_finished.get_hookimpls() for manager in self._managers.values())
 
     def _add(self, name: str, plugin: Any) -> None:

@@ -47,13 +47,7 @@ _TO_CONNECT = 30  # seconds
 
 
 def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:
-    """What ``--workers`` means here.
-
-    Args:
-        text: see :func:`asked_workers`; :data:`AUTO` is one for each GPU that the recipe may use, else one for each
-            share of the cores that ``calfat.runtime.threads`` needs.
-        experiment: at most its clients of a round.
-    """
+    """What ``--workers`` means here."""
     return min(asked_workers(text, option) or _fitting(experiment), experiment.clients_per_round)
 
 
@@ -67,7 +61,6 @@ def asked_workers(text: str, option: str = OPTION) -> int | None:
 
 
 def check_workers(runtime: Runtime, option: str = OPTION) -> None:
-    """Refuse workers where there can be none."""
     if runtime.trains_elsewhere:
         raise RunError(
             f"{option} starts processes for FedML. Leave it out: Flower has its own, as many at a time as "
@@ -102,15 +95,7 @@ def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
 def running(
     request: Request, start: Callable[[], Worker], observer: RunObserver, warn: Callable[[str], None]
 ) -> AbstractContextManager[Workers | None]:
-    """The workers that a simulation is to have, from their start to their end; None: this process trains.
-
-    Args:
-        start: see :func:`elsewhere`.
-
-    Raises (when entered):
-        HostError: the system starts no more processes, or an executor cannot be reached.
-        RecipeError: the user's own executor is none.
-    """
+    """The workers that a simulation is to have, from their start to their end; None: this process trains."""
     runtime, executor = runtime_of(request.experiment), request.experiment.executor
     open_executor: OpenExecutor
     if request.workers:
@@ -207,7 +192,6 @@ def _cannot_start(error: Exception) -> HostError:
 
 
 def mpi_workers() -> int:
-    """How many processes of this MPI job train."""
     import mpi4py.MPI
 
     others = int(mpi4py.MPI.COMM_WORLD.Get_size()) - 1

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, reporting_disk_errors
@@ -29,25 +29,11 @@ CONVENTIONS = {
 }
 
 
-class _UnderWay(NamedTuple):
-    """A round on its way to the disk: its end, the checkpoints, and the files of client states that they name."""
-
-    done: Future[None]
-    checkpoints: list[str]
-    named: Named
-
-
 class RunWriter:
     """Keeps a run directory up to date. A context manager, which waits at its end for the round that is under way.
 
     A round is written at once, but forced to disk and put in its place in a thread, while the next one trains: so the
     rounds do not wait for the disk, and at most the last of them is made again after a crash.
-
-    Args:
-        best: notes of the checkpoint that the run resumes from: which rounds were best so far.
-
-    Attributes:
-        client_states: what clients keep, for the runtime to read and to change.
     """
 
     def __init__(
@@ -70,7 +56,8 @@ class RunWriter:
         checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
         self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)
         self._disk = ThreadPoolExecutor(1, "checkpoint")
-        self._under_way: _UnderWay | None = None
+        #: A round on its way to the disk: its end, the checkpoints, and the files of client states that they name.
+        self._under_way: tuple[Future[None], list[str], Named] | None = None
 
     def __enter__(self) -> RunWriter:
         return self
@@ -89,7 +76,7 @@ class RunWriter:
             write_checkpoint(self.directory.checkpoint(name), kept, notes)
         states = self.client_states
         done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
-        self._under_way = _UnderWay(done, [*checkpoints], dict(states.named))
+        self._under_way = done, [*checkpoints], dict(states.named)
         states.round = record.round + 1
         if record.round == self.experiment.num_rounds:  # what follows may take hours
             self.settle()

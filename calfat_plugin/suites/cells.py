@@ -18,9 +18,9 @@ from calfat_plugin.recipe.text import read_text
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.parse import SEED_PATH
+from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.record import Key, Recorded, digest, read_record
-from calfat_plugin.suites.schema import Setting, Suite, slug
+from calfat_plugin.suites.schema import SEED_KEY, slug
 
 _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
@@ -31,21 +31,13 @@ State = Literal["new", "unfinished", "finished", "lost"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the grid.
+    """One place of the grid."""
 
-    Attributes:
-        labels: one an axis.
-        settings: what it changes in the base recipe, in order: the suite's, then each axis's, then published numbers.
-        experiment: the recipe resolved; None for a skipped cell.
-        skipped: why it is not run; empty when it is.
-        tried: what a choice run tries, such as ``learning_rate 0.05``; empty for the runs of the table.
-    """
-
-    labels: tuple[str, ...]
-    settings: tuple[Setting, ...]
-    experiment: Experiment | None
-    skipped: str = ""
-    tried: str = ""
+    labels: tuple[str, ...]  # one an axis
+    settings: tuple[Setting, ...]  # in order: the suite's, then each axis's, then published numbers
+    experiment: Experiment | None  # the recipe resolved; None for a skipped cell
+    skipped: str = ""  # why it is not run; empty when it is
+    tried: str = ""  # what a choice run tries, such as ``learning_rate 0.05``; empty for the runs of the table
 
     @property
     def name(self) -> str:
@@ -60,22 +52,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One cell with one seed.
-
-    Attributes:
-        experiment: the cell's recipe resolved.
-        state: ``finished``: its results are there, or in the suite's record; ``unfinished``: a run directory to resume;
-            ``lost``: a choice run that failed, or another whose training diverged, which counts as the worst; else
-            ``new``.
-        recorded: its row of the suite's record; None where its directory is there.
-    """
+    """One cell with one seed."""
 
     cell: Cell
-    experiment: Experiment
+    experiment: Experiment  # the cell's recipe resolved
     seed: int
     directory: Path
+    # Finished: its results are there, or in the record; unfinished: a run directory to resume; lost: a choice run
+    # that failed, or another whose training diverged, which counts as the worst.
     state: State
-    recorded: Recorded | None = None
+    recorded: Recorded | None = None  # its row of the suite's record; None where its directory is there
 
     @property
     def key(self) -> Key:
@@ -105,15 +91,7 @@ class PlannedRun:
 
 
 def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]:
-    """The runs with their states as they are now: another process may have changed them since the plan was made.
-
-    Args:
-        record: the suite's.
-        runs: of one suite.
-
-    Raises:
-        RunError: another recipe was run in a directory of theirs, or is recorded; a damaged record.
-    """
+    """The runs with their states as they are now: another process may have changed them since the plan was made."""
     rows = {} if record is None else read_record(record)
     marks = {run.key: _mark(run)[0] for run in runs}
     ended = (run for run in runs if marks[run.key] or run.key in rows)
@@ -136,11 +114,7 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
 
 
 def mark_lost(run: PlannedRun, reason: str) -> None:
-    """Keep that a run was lost, with which recipe, and why.
-
-    Raises:
-        RunError: the disk refuses.
-    """
+    """Keep that a run was lost, with which recipe, and why."""
     write_text(run.lost, f"{_LOST_WITH}{digest(run.experiment)}\n{reason}\n", TRY_AGAIN)
 
 
@@ -191,8 +165,8 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
     now = with_resolved_precision(experiment).as_run()
-    section, key = SEED_PATH
-    now[str(section)][key] = run.seed
+    section, _, key = SEED_KEY.partition(".")
+    now[section][key] = run.seed
     keys = same_but_rounds(then, now)
     asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:
@@ -204,29 +178,14 @@ def _state(run: PlannedRun) -> tuple[State, str]:
 
 @lru_cache(1024)
 def _as_started(file: Path, text: str, registry: Registry) -> Mapping[str, Any]:
-    """The recipe that a run was started with: a plan looks at each again and again, and reading YAML takes long.
-
-    Args:
-        text: what is in the file, so that it is read anew when that has changed.
-    """
+    """The recipe that a run was started with: a plan looks at each again and again, and reading YAML takes long."""
     return assemble(read_document(file), registry).as_run()
 
 
 def resolve(
     suite: Suite, registry: Registry, name: str, settings: Iterable[Setting], overrides: Sequence[str]
 ) -> Experiment:
-    """The recipe of a cell.
-
-    Args:
-        suite: its base recipe is changed.
-        registry: the plugins.
-        name: of the cell, for messages.
-        settings: the changes, in order.
-        overrides: ``SECTION.KEY=VALUE`` texts, after the changes.
-
-    Raises:
-        RecipeError, PluginError: it cannot be; with file, line, key and the cell's name.
-    """
+    """The recipe of a cell."""
     try:
         changes = [(setting.path, setting.value, setting.place) for setting in settings]
         shared = len(suite.settings)  # they come first

@@ -4,7 +4,6 @@ anything starts."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.recipe.document import Document, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
@@ -21,37 +20,25 @@ from calfat_plugin.results import BESIDE, evaluator_of
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
-from calfat_plugin.suites.parse import check_selector, grid
-from calfat_plugin.suites.schema import Selector, Setting, Suite
+from calfat_plugin.suites.parse import Setting, Suite
+from calfat_plugin.suites.schema import matches, within
 from calfat_plugin.suites.tuning import Tuning, choice_of
 
-REPORTED_PATH: KeyPath = ("calfat", "reported")
-_DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
+_REPORTED = "calfat.reported"
 
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """A suite with every cell checked.
-
-    Attributes:
-        overrides: ``--set`` of the command line, applied to every cell after the suite's own settings.
-        seeds: the suite's, or those of the command line.
-        cells: all of them, in the order of the table.
-        runs: of all cells that are not skipped; the first seed of each before the second of any. Without those of a
-            cell whose values are not chosen yet.
-        selected: names of the cells to run now.
-        warnings: findings that stop nothing, each once.
-        choices: name of each cell that chooses values to its choice.
-    """
+    """A suite with every cell checked."""
 
     suite: Suite
-    overrides: tuple[str, ...]
-    seeds: tuple[int, ...]
-    cells: tuple[Cell, ...]
-    runs: tuple[PlannedRun, ...]
-    selected: frozenset[str]
-    warnings: tuple[str, ...]
-    choices: Mapping[str, Tuning] = field(default_factory=dict)
+    overrides: tuple[str, ...]  # ``--set`` of the command line, applied to every cell after the suite's own settings
+    seeds: tuple[int, ...]  # the suite's, or those of the command line
+    cells: tuple[Cell, ...]  # all of them, in the order of the table
+    runs: tuple[PlannedRun, ...]  # of cells whose values are chosen; the first seed of each before the second of any
+    selected: frozenset[str]  # names of the cells to run now
+    warnings: tuple[str, ...]  # findings that stop nothing, each once
+    choices: Mapping[str, Tuning] = field(default_factory=dict)  # name of each cell that chooses values to its choice
 
     @property
     def left(self) -> tuple[PlannedRun, ...]:
@@ -94,23 +81,9 @@ def make_plan(
     only: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
 ) -> SuitePlan:
-    """Resolve every cell and look at the run directories.
-
-    Args:
-        suite: what to run.
-        registry: the plugins.
-        overrides: ``SECTION.KEY=VALUE`` texts for every cell.
-        only: selectors of the cells to run; none: all.
-        seeds: instead of the suite's.
-
-    Raises:
-        RecipeError, PluginError: a cell that cannot be; with file, line, key and the cell's name.
-        OptionError: a selector that matches no cell.
-        RunError: a run directory that another recipe was run in.
-    """
-    selectors = [Selector(text) for text in only]
-    for selector in selectors:
-        if problem := check_selector(selector, suite.axes):
+    """Resolve every cell and look at the run directories."""
+    for selector in only:
+        if problem := suite.problem_of(selector):
             raise OptionError(f"--only: {problem}")
     _refuse_hidden_axes(suite, overrides)
     cells = list(_cells(suite, registry, overrides))
@@ -129,7 +102,7 @@ def make_plan(
         for cell in ready
         if cell.experiment is not None
     ]
-    selected = [cell.name for cell in cells if not selectors or any(each.matches(cell.labels) for each in selectors)]
+    selected = [cell.name for cell in cells if not only or any(matches(each, cell.labels) for each in only)]
     experiments = [cell.experiment for cell in cells if cell.experiment is not None]
     return SuitePlan(
         suite=suite,
@@ -144,11 +117,7 @@ def make_plan(
 
 
 def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
-    """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line.
-
-    Raises:
-        RecipeError, PluginError: as :meth:`Registry.for_recipe`.
-    """
+    """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line."""
     files = [text for text in overrides if text.strip().startswith(dotted(PLUGINS))]
     return Registry.for_recipe(suite.base_document.with_overrides(files))
 
@@ -166,18 +135,16 @@ def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Tuning | 
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     """``--set`` comes last: on what an axis sets or a cell chooses, it would make all cells or tries alike."""
     Document("--set", {}).with_overrides(overrides)  # for its complaints
-    written = {tuple(text.partition("=")[0].strip().split(".")) for text in overrides}
+    written = {text.partition("=")[0].strip() for text in overrides}
     settings = [
         (f"set by the axis '{axis}' of", each)
-        for axis in suite.axes
-        for changes in suite.axes[axis].values()
-        for each in changes
+        for axis, labels in suite.axes.items()
+        for label in labels
+        for each in suite.settings_at("axes", axis, label)
     ]
-    if suite.choose is not None:
-        grids = (suite.choose.grid, *suite.choose.own.values())
-        settings += [("chosen by", tried[0]) for grid in grids for tried in grid.values()]
+    settings += [("chosen by", tried[0]) for tried in suite.tried.values()]
     for how, setting in settings:
-        if any(setting.path[:length] in written for length in range(1, len(setting.path) + 1)):
+        if any(within(setting.key, key) for key in written):
             raise OptionError(
                 f"--set: '{setting.key}' is {how} {suite.document.file} "
                 f"({setting.place}); select cells with --only, or change the suite file."
@@ -185,11 +152,10 @@ def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
 
 
 def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
-    for labels in grid(suite.axes):
-        changes = (suite.axes[axis][label] for axis, label in zip(suite.axes, labels, strict=True))
-        settings = (*suite.settings, *itertools.chain.from_iterable(changes))
+    for labels in suite.grid():
+        settings = suite.settings_of(labels)
         settings += _reported(suite, "/".join(labels), settings)
-        reason = next((reason for selector, reason in suite.skip.items() if selector.matches(labels)), "")
+        reason = next((reason for selector, reason in suite.skip.items() if matches(selector, labels)), "")
         experiment = None
         if not reason:
             experiment = resolve(suite, registry, "/".join(labels), settings, overrides)
@@ -200,23 +166,22 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
 def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Setting, ...]:
     """The cell's published numbers as a recipe value, for the page of each of its runs; instead of the base recipe's,
     which are about another setting."""
-    if any(setting.path[: len(REPORTED_PATH)] == REPORTED_PATH for setting in settings):
+    if any(within(setting.key, _REPORTED) for setting in settings):
         return ()
-    published = suite.reported.get(name)
+    published = suite.reported.percent.get(name)
     if published is None:
         place = suite.document.place(())
-        return (Setting(REPORTED_PATH, {}, place),) if suite.base_document.has(REPORTED_PATH) else ()
-    percent = {label: round(100 * accuracy, _DECIMALS) for label, accuracy in published.accuracy.items()}
-    percent = {label: number for label, number in percent.items() if evaluator_of(label) == label}
+        return (Setting(_REPORTED, {}, place),) if suite.base_document.has(tuple(_REPORTED.split("."))) else ()
+    percent = {label: number for label, number in published.percent.items() if evaluator_of(label) == label}
     place = suite.document.place(("reported", "percent", name))
-    return (Setting(REPORTED_PATH, {"source": published.source, **percent}, place),)
+    return (Setting(_REPORTED, {"source": suite.reported.source_of(name), **percent}, place),)
 
 
 def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
     """Whether the runs of the cell with that name measure the suite's columns."""
     accuracies = [pick.label for pick in experiment.evaluators]
     measured = [*accuracies, *experiment.final_metrics]
-    published = {label for cell in suite.reported.values() for label in cell.accuracy}
+    published = {label for cell in suite.reported.percent.values() for label in cell.percent}
     for label in suite.metrics:
         if label in published and label in measured and label not in accuracies:
             what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
@@ -268,9 +233,6 @@ def seconds_left(plan: SuitePlan) -> float | None:
     """What the selected cells' runs that are left will take one process, the choice runs included.
 
     Rounds are as dear as those of runs of the same cell, tried or chosen values alike; else as those of the suite.
-
-    Returns:
-        Seconds; None where no round was measured and the suite says nothing.
     """
     choosing = plan.choosing
     per_round = _rates((*choosing.runs, *plan.runs), plan.suite.seconds_per_round)
@@ -317,14 +279,7 @@ def _rounds_left(run: PlannedRun) -> int:
 
 
 def fetch(plan: SuitePlan) -> Iterator[str]:
-    """Read every data set that the runs to do need, downloading what is missing and offered for download.
-
-    Yields:
-        A line for people, after each data set.
-
-    Raises:
-        DataError: one is missing and not offered for download, or damaged.
-    """
+    """Read every data set that the runs to do need, downloading what is missing and offered for download."""
     done = set()
     for run in (*plan.choosing.left, *plan.left):
         experiment, pick = run.experiment, run.experiment.dataset

@@ -45,25 +45,16 @@ _FIRST = 4  # of these; every version of a record begins with them
 
 @dataclass(frozen=True)
 class Recorded:
-    """One row.
+    """One row."""
 
-    Attributes:
-        state: ``finished``, or ``lost`` for a choice run that failed and any run whose training diverged.
-        recipe: digest of what was run (:func:`digest`).
-        values: metric to value as measured, accuracies as fractions; of a choice run only :data:`CHOICE`.
-        seconds, processor, calfat_plugin: what the run took, on what, with which version.
-        format: of the run's ``results.json``, which says how accuracies count.
-        verdict: of ``calfat trust`` (:func:`verdict_of`).
-    """
-
-    state: Literal["finished", "lost"]
-    recipe: str
-    values: Mapping[str, float]
+    state: Literal["finished", "lost"]  # lost: a choice run that failed, and any run whose training diverged
+    recipe: str  # digest of what was run (:func:`digest`)
+    values: Mapping[str, float]  # metric to value as measured; of a choice run only CHOICE
     seconds: str = ""
     processor: str = ""
     calfat_plugin: str = __version__
-    format: str = str(RESULTS_FORMAT)
-    verdict: str = ""
+    format: str = str(RESULTS_FORMAT)  # of the run's ``results.json``, which says how accuracies count
+    verdict: str = ""  # of ``calfat trust`` (:func:`verdict_of`)
 
 
 def digest(experiment: Experiment) -> str:
@@ -117,11 +108,7 @@ def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
 
 
 def verdict_of(directory: Path, experiment: Experiment) -> str:
-    """What ``calfat trust`` says of a run's model, with the run's budget; empty where it was not asked, or stopped.
-
-    Raises:
-        RunError: ``trust.json`` is damaged.
-    """
+    """What ``calfat trust`` says of a run's model, with the run's budget; empty where it was not asked, or stopped."""
     content = read_trust(directory)
     if not content.get("finished") or _is_of_another(content, directory, experiment):
         return ""
@@ -133,9 +120,6 @@ def judges_another(directory: Path, experiment: Experiment) -> bool:
     """Whether ``trust.json`` of a run is about another model than that of its last round, or about another budget.
 
     A run may have been judged before it was given more rounds, or by its checkpoint of the best round.
-
-    Raises:
-        RunError: ``trust.json`` is damaged.
     """
     content = read_trust(directory)
     return bool(content) and _is_of_another(content, directory, experiment)
@@ -149,11 +133,7 @@ def _is_of_another(content: Mapping[str, Any], directory: Path, experiment: Expe
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:
-    """All rows; none where there is no file.
-
-    Raises:
-        RunError: the file cannot be read or is no record, or a row is damaged; with its line.
-    """
+    """All rows; none where there is no file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -192,11 +172,7 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
 
 
 def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] = ()) -> None:
-    """Add rows, or replace those of the same runs, and remove those of ``gone``. Several processes may do so at once.
-
-    Raises:
-        RunError: the file is damaged, or cannot be written.
-    """
+    """Add rows, or replace those of the same runs, and remove those of ``gone``; several processes may do so."""
     with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind

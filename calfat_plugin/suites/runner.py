@@ -25,10 +25,10 @@ from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
-from calfat_plugin.suites.parse import same_or_below
+from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
-from calfat_plugin.suites.schema import Suite
+from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
 
@@ -46,20 +46,14 @@ Status = Literal["finished", "failed", "lost", "interrupted", "elsewhere", "not 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How one run ended.
-
-    Attributes:
-        status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
-            before its first round was finished; ``lost``: a choice run failed, or the
-            training of another run diverged, which are answers, too.
-        message: what went wrong, for people.
-        seconds: wall-clock time in this session.
-    """
+    """How one run ended."""
 
     run: PlannedRun
+    # Elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
+    # round was finished; lost: a choice run failed, or the training of another run diverged, which are answers, too.
     status: Status
-    message: str = ""
-    seconds: float = 0.0
+    message: str = ""  # what went wrong, for people
+    seconds: float = 0.0  # wall-clock time in this session
 
 
 class SuiteObserver:
@@ -89,11 +83,11 @@ class SuiteObserver:
 
 def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> list[str]:
     """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
-    words = ["run", str(plan.suite.base)]
+    words = ["run", plan.suite.base_document.file]
     overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
-    paths = [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+    keys = [override.partition("=")[0].strip() for override in overrides]
     for index, override in enumerate(overrides):
-        if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
+        if not any(within(keys[index], later) for later in keys[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
     for file in run.experiment.plugins.values():
         words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
@@ -111,16 +105,6 @@ def run_all(
 
     A failed run does not stop the others. Ctrl-C, a polite kill or a closed terminal ends all running ones; what they
     had finished stays on disk. A second one does not wait for them to end by themselves.
-
-    Args:
-        plan: the suite.
-        jobs: runs at a time, >= 1.
-        observer: is informed of progress.
-        outcomes: gets one outcome a run, in the order they end, also when interrupted.
-        workers: ``--workers`` of each run.
-
-    Raises:
-        KeyboardInterrupt: a stop was requested; no process is left.
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
@@ -211,11 +195,7 @@ class _Pool:
         self.observer.run_started(run)
 
     def wait(self) -> None:
-        """Handle one event.
-
-        Raises:
-            KeyboardInterrupt: the event was a stop request.
-        """
+        """Handle one event."""
         event = self._events.get()
         if event is None:
             raise KeyboardInterrupt
@@ -258,11 +238,7 @@ class _Pool:
             self._warm.end()
 
     def _process(self, run: PlannedRun, slot: int) -> subprocess.Popen[str] | ForkedRun:
-        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process.
-
-        Raises:
-            KeyboardInterrupt: a stop was requested before the warm process was ready.
-        """
+        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process."""
         words = [*command(self.plan, run, self.workers), "--plain"]
         variables = environment(slot, self.jobs, self.workers)
         if self._warm is None:
@@ -333,9 +309,6 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
 
     Processor and version are those of the run, as far as its files or an earlier row say: who looks at a finished suite
     changes nothing.
-
-    Raises:
-        RunError: the record, or a file of a run, is damaged or cannot be written.
     """
     if suite.record is None:
         return
@@ -346,8 +319,8 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
             if run.cell.tried and suite.choose is not None:
                 values = {CHOICE: value_of_try(run, suite.choose)}
             else:
-                published = suite.reported.get(run.cell.name)
-                release = () if published is None else map(release_of, published.accuracy)
+                published = suite.reported.percent.get(run.cell.name)
+                release = () if published is None else map(release_of, published.percent)
                 values = {metric: measured(results, metric) for metric in (*suite.metrics, *release)}
             recipe, environment = digest(run.experiment), read_json(RunDirectory(run.directory).environment)
             row = before.get(run.key)
@@ -432,13 +405,7 @@ def threads(jobs: int, workers: str | None = None) -> int:
 
 
 def environment(slot: int, jobs: int, workers: str | None = None) -> dict[str, str]:
-    """Environment of a run: its share of the cores, and one of the GPUs where several are listed.
-
-    Args:
-        slot: which of the runs at a time it is, 0-based.
-        jobs: how many run at a time.
-        workers: ``--workers`` of each run.
-    """
+    """Environment of a run: its share of the cores, and one of the GPUs where several are listed."""
     changed = {"OMP_NUM_THREADS": str(threads(jobs, workers))}
     gpus = _gpus()
     if len(gpus) > 1 and jobs > 1:

@@ -1,22 +1,47 @@
-"""The typed suite. What a suite file says, checked for structure; recipes and plugins are looked up by ``plan``."""
+"""What a suite file may say, as a pydantic model: types say structure and ranges, validators what spans several keys.
+
+Recipes and plugins are looked up by ``plan``.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any
 
-import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from calfat_plugin.options import option
-from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.runs.directory import DEFAULT_ROOT
+from calfat_plugin.compat import all_entry_points
+from calfat_plugin.errors import did_you_mean, listed
+from calfat_plugin.exact import parse_number
+from calfat_plugin.options import describe
+from calfat_plugin.recipe.document import KeyPath, dotted
+from calfat_plugin.recipe.plugin_files import PLUGINS
 
-SUITES_ROOT = DEFAULT_ROOT / "suites"
+SEED_KEY = "common_args.random_seed"
+MAX_SEED = 2**32 - 1
+MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
+MOST_TRIES = 100  # of a cell; a product of grids grows fast
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
+_WHAT_IS_MEASURED = (
+    "data_args",
+    *(f"calfat.{key}" for key in ("dataset", "partition", "evaluators", "monitor", "evaluation", "reported")),
+    *(f"calfat.threat.{key}" for key in ("norm", "eps")),
+)
+
+list(all_entry_points())  # before the first model: pydantic fails where a distribution is damaged
+
+
+class AtError(ValueError):
+    """What is wrong below the value that a validator was given; ``at``: the keys that lead there."""
+
+    def __init__(self, at: KeyPath, text: str) -> None:
+        super().__init__(text)
+        self.at = at
 
 
 def slug(text: str) -> str:
@@ -24,184 +49,268 @@ def slug(text: str) -> str:
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-.")
 
 
-@dataclass(frozen=True)
-class SuiteOptions:
-    """The plain keys of a suite file."""
-
-    base: str = option(
-        help="recipe that every cell starts from, relative to the suite file, or the name of a shipped one"
-    )
-    title: str = option("", help="one line above the table")
-    runs: str | None = option(
-        None,
-        help="name of the suite whose run directories to share; its cells of the same names are not run twice; null: "
-        "directories of its own",
-    )
-    seconds_per_round: float | None = option(
-        None,
-        low=0,
-        open_low=True,
-        help="what a round costs, the share of the evaluation included, for the estimate before a round was measured; "
-        "null: no estimate then",
-        unit="seconds of one process",
-    )
+def within(key: str, above: str) -> bool:
+    """Whether a dotted key is ``above`` itself or a part of its value."""
+    return f"{key}.".startswith(f"{above}.")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One recipe value that a suite changes.
+def _overlap(first: str, second: str) -> bool:
+    return within(first, second) or within(second, first)
 
-    Attributes:
-        path: where in the recipe.
-        value: the raw YAML value.
-        place: its place in the suite file, for messages.
+
+def matches(selector: str, labels: tuple[str, ...]) -> bool:
+    """Whether a selector picks the cell with these labels: ``CIFAR-10/CalFAT``, ``*/CalFAT``, or a label of any axis.
+
+    Case does not matter.
     """
+    parts = [part.strip().lower() for part in selector.split("/")]
+    found = [label.lower() for label in labels]
+    if len(parts) == 1:
+        return any(fnmatch.fnmatchcase(label, parts[0]) for label in found)
+    return len(parts) == len(found) and all(map(fnmatch.fnmatchcase, found, parts))
 
-    path: KeyPath
-    value: Any
-    place: str
+
+def _checked_changes(changes: dict[str, Any]) -> dict[str, Any]:
+    for key, value in changes.items():
+        if len(steps := key.split(".")) < 2 or not all(steps):
+            what = "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
+            raise AtError((key,), what)
+        if key == SEED_KEY:
+            raise AtError((key,), "the suite's 'seeds' set the seeds; remove this key.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            what = f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
+            raise AtError((key,), what) from None
+    for first, second in itertools.combinations(changes, 2):
+        if _overlap(first, second):
+            raise AtError((second,), f"this key overlaps with '{first}' in the same mapping; combine the two.")
+    return changes
+
+
+def _not_measured(changes: dict[str, Any]) -> dict[str, Any]:
+    for key in changes:
+        if any(_overlap(key, measured) for measured in _WHAT_IS_MEASURED):
+            raise AtError((key,), "this key changes what is measured; under 'set' it is the same in all runs.")
+    return changes
+
+
+def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise AtError((index,), f"{value} is listed twice; keep one.")
+    return values
+
+
+def _checked_label(label: str) -> str:
+    if not slug(label) or not label.isprintable() or set(label) & set("/*?[]"):
+        wanted = "letters or digits and none of / * ? [ ]: it names a folder and is matched by --only"
+        raise ValueError(f"got {describe(label)}, expected {wanted}.")
+    return label
+
+
+def _different_folders(labels: dict[str, Any]) -> dict[str, Any]:
+    folders: dict[str, str] = {}
+    for label in labels:
+        if (other := folders.setdefault(slug(label), label)) != label:
+            raise AtError((label,), f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
+    return labels
+
+
+def _with_headings(raw: Any) -> Any:
+    if not isinstance(raw, list):
+        return raw
+    for index, label in enumerate(raw):
+        if not isinstance(label, str):
+            raise AtError((index,), f"got {describe(label)}, expected a text.")
+    return dict(zip(_different(tuple(raw)), raw, strict=True))
+
+
+def _averaged(raw: Any) -> tuple[str, ...]:
+    mean = re.fullmatch(r"mean\((.*)\)", raw.strip()) if isinstance(raw, str) else None
+    labels = [label.strip() for label in (mean[1].split(",") if mean else [str(raw)])]
+    if not isinstance(raw, str) or not all(labels) or len(set(labels)) < len(labels):
+        raise ValueError(f"got {describe(raw)}, expected an evaluator such as pgd20, or mean(natural, pgd20).")
+    return tuple(labels)
+
+
+OrEmpty = BeforeValidator(lambda raw: {} if raw is None else raw)  # a section may be left empty
+Number = Annotated[float, BeforeValidator(lambda raw: float(parse_number(raw)))]  # 1e-3 is a text in YAML 1.1
+Percent = Annotated[Number, Field(ge=0, le=100)]
+Positive = Annotated[Number, Field(gt=0)]
+Factor = Annotated[Number, Field(ge=1.1, le=100)]  # with two digits, a value times less may be itself
+Count = Annotated[int, Field(ge=1, strict=True)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_different)]
+Evaluators = Annotated[tuple[str, ...], BeforeValidator(_averaged)]
+Changes = Annotated[dict[str, Any], OrEmpty, AfterValidator(_checked_changes)]
+Alone = Annotated[Changes, AfterValidator(_not_measured)]
+Values = Annotated[list[Any], Field(min_length=1)]
+Tried = Annotated[dict[str, Values], Field(min_length=1), AfterValidator(_checked_changes)]
+Grid = Annotated[Tried, AfterValidator(_not_measured)]
+Label = Annotated[str, AfterValidator(_checked_label)]
+Axis = Annotated[dict[Label, Changes], Field(min_length=1), AfterValidator(_different_folders)]
+Axes = Annotated[dict[Label, Axis], Field(min_length=1)]
+Metrics = Annotated[dict[str, str], Field(min_length=1), BeforeValidator(_with_headings)]
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of a suite file; its fields are its keys, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choose(Section):
+    """How a suite chooses values of each cell: the best of a grid on the validation split."""
+
+    metric: Evaluators = Field(description="an evaluator such as pgd20, or the mean of several: mean(natural, pgd20)")
+    set: Alone = Field({}, description="what choice runs alone set")
+    seeds: Seeds = Field(description="seeds of the choice runs, such as [100, 101]")
+    finalists: Count | None = Field(None, description="values, the best by the first seed, that the others try")
+    grid: Grid = Field(description="what every cell tries, such as {train_args.learning_rate: [0.02, 0.05]}")
+    extend: Annotated[dict[str, Factor], OrEmpty] = Field({}, description="key to the factor beyond a chosen end")
+
+    @model_validator(mode="after")
+    def _check(self) -> Choose:
+        if self.finalists is not None and len(self.seeds) == 1:
+            raise AtError(("finalists",), "there is one seed only, so no final; add seeds, or remove this key.")
+        for key in self.extend:
+            _check_known(("extend", key), key, self.grid, "no grid has this key.")
+            for value in self.grid[key]:
+                if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                    what = f"the grid tries {describe(value)}, and only numbers above 0 have a next one; remove either."
+                    raise AtError(("extend", key), what)
+        if (tries := math.prod(map(len, self.grid.values()))) > MOST_TRIES:
+            raise AtError(
+                (), f"each cell would make {tries} tries, at most {MOST_TRIES} are allowed; leave out values."
+            )
+        return self
+
+
+class Compare(Section):
+    """Which comparisons are planned."""
+
+    row: str = Field(description="label of the row that all other rows are compared with")
+    metrics: tuple[str, ...] = Field(description="metrics of the suite that are compared")
+    robust: str = Field("autoattack", description="the metric that 'level' is about")
+    level: Positive | None = Field(None, description="largest difference in 'robust', in points, that counts as none")
+
+
+class Published(BaseModel):
+    """Published numbers of one cell: metric to percent, and where they are published."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Percent] = Field(init=False)
+    source: str | None = None
 
     @property
-    def key(self) -> str:
-        """``train_args.comm_round``."""
-        return dotted(self.path)
-
-    @property
-    def override(self) -> str:
-        """What ``calfat run --set`` takes to do the same."""
-        written = yaml.safe_dump(self.value, default_flow_style=True, width=10**9, allow_unicode=True)
-        return f"{self.key}={written.removesuffix('...' + chr(10)).strip()}"
+    def percent(self) -> dict[str, float]:
+        """Metric to percent."""
+        return self.__pydantic_extra__
 
 
-#: The grid in the order of the table: name of an axis, such as ``method``, to label, such as ``FedPGD``, to settings.
-Axes = Mapping[str, Mapping[str, tuple[Setting, ...]]]
+class Reported(Section):
+    """Published numbers beside those of the suite."""
+
+    source: str | None = Field(None, description="where they are published, such as arXiv:2205.14926, Table 1")
+    percent: Annotated[dict[str, Published], OrEmpty] = Field({}, description="cell to what is published of it")
+    tolerance: Annotated[dict[str, Percent], OrEmpty] = Field({}, description="metric to points that pass unmarked")
+
+    def source_of(self, cell: str) -> str | None:
+        """Where the numbers of a cell are published; None where it has none."""
+        return (self.percent[cell].source or self.source) if cell in self.percent else None
 
 
-@dataclass(frozen=True)
-class Reported:
-    """Published numbers of one cell.
+class SuiteFile(Section):
+    """A suite file."""
 
-    Attributes:
-        source: where they are published, such as ``arXiv:2205.14926, Table 1``.
-        accuracy: evaluator label to accuracy, a fraction in [0, 1].
-    """
-
-    source: str
-    accuracy: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Selector:
-    """Picks cells: ``CIFAR-10/CalFAT``, ``*/CalFAT``, or a label of any axis: ``CalFAT``. Case does not matter."""
-
-    text: str
-
-    def matches(self, labels: tuple[str, ...]) -> bool:
-        """Whether the cell with these labels, one an axis, is meant."""
-        parts = [part.strip().lower() for part in self.text.split("/")]
-        found = [label.lower() for label in labels]
-        if len(parts) == 1:
-            return any(fnmatch.fnmatchcase(label, parts[0]) for label in found)
-        return len(parts) == len(found) and all(map(fnmatch.fnmatchcase, found, parts))
-
-
-#: Key to the settings that are tried for it, in the order of the file.
-Grid = Mapping[KeyPath, tuple[Setting, ...]]
-
-
-@dataclass(frozen=True)
-class Choose:
-    """How a suite chooses values of each cell: the best of a grid on the validation split.
-
-    Attributes:
-        metric: labels of evaluators; the mean of their accuracies is compared.
-        by: ``last``: the accuracy after the last round; ``best``: the best of all rounds.
-        seeds: seeds of the choice runs.
-        grid: what every cell tries.
-        own: for the cells of a selector: further keys, or other values of a key of ``grid``.
-        finalists: how many values of a cell, the best by the first seed, are tried with the other seeds; None: all.
-        extend: for a key of a grid whose chosen value is an end of it: the factor to the next value that is tried.
-        settings: what choice runs alone set, such as fewer rounds.
-    """
-
-    metric: tuple[str, ...]
-    by: str
-    seeds: tuple[int, ...]
-    grid: Grid
-    own: Mapping[Selector, Grid] = field(default_factory=dict)
-    finalists: int | None = None
-    extend: Mapping[KeyPath, float] = field(default_factory=dict)
-    settings: tuple[Setting, ...] = ()
-
-    def grid_of(self, labels: tuple[str, ...]) -> Grid:
-        """What the cell with these labels tries."""
-        found = dict(self.grid)
-        for selector, grid in self.own.items():
-            found |= grid if selector.matches(labels) else {}
-        return found
-
-
-@dataclass(frozen=True)
-class Compare:
-    """The section ``compare`` of a suite: which comparisons are planned."""
-
-    row: str = option(help="label of the row that all other rows are compared with")
-    metrics: tuple[str, ...] = option(help="metrics of the suite that are compared")
-    robust: str = option("autoattack", help="the metric that 'level' is about")
-    level: float | None = option(
-        None, low=0, open_low=True, help="largest difference in 'robust' that counts as none", unit="points"
-    )
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A suite file whose structure is right.
-
-    Attributes:
-        name: the file's stem; tables are written to ``runs/suites/<name>``.
-        title: one line above the table.
-        document: raw values with their places, for later errors.
-        base: the base recipe, as a path from the working directory.
-        base_document: its raw values, with the plugin files of the suite.
-        settings: changes that all cells share.
-        axes: the grid; a cell is one label of each.
-        seeds: seeds of every cell.
-        metrics: the columns: an evaluator's label in the final evaluation, the same with what the model serves worst
-            (``pgd20:worst-class``), or a plugin's figure (``train/margin``, ``pgd20/ece``), to the column's heading.
-        choose: how values of each cell are chosen before its runs; None: as the suite says.
-        compare: the comparisons that are planned; None: none are.
-        reported: cell name to published numbers.
-        tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
-        skip: cells that are not run, with the reason that the table shows.
-        runs: name of the suite whose run directories these are; usually ``name``.
-        record: the file with a row for each finished run (``--record``); None: there is none.
-        seconds_per_round: what a round costs one process, by the suite's author; None: not said.
-    """
-
-    name: str
-    title: str
-    document: Document
-    base: Path
-    base_document: Document
-    settings: tuple[Setting, ...]
-    axes: Axes
-    seeds: tuple[int, ...]
-    metrics: Mapping[str, str]
+    base: str = Field(description="recipe of every cell, relative to the suite file, or the name of a shipped one")
+    title: str = Field("", description="one line above the table")
+    runs: Label | None = Field(None, description="suite whose run directories to share; null: directories of its own")
+    seconds_per_round: Positive | None = Field(None, description="what a round costs a process, until one was measured")
+    set: Changes = Field({}, description="recipe values that change in all cells")
+    axes: Axes = Field(description="axis to label to recipe values, such as {method: {CalFAT: {}}}")
+    seeds: Seeds = Field(description="seeds of every cell, such as [0, 1, 2]")
+    metrics: Metrics = Field(description="labels of evaluators such as [natural, pgd20], or a mapping to headings")
     choose: Choose | None = None
     compare: Compare | None = None
-    reported: Mapping[str, Reported] = field(default_factory=dict)
-    tolerance: Mapping[str, float] = field(default_factory=dict)
-    skip: Mapping[Selector, str] = field(default_factory=dict)
-    runs: str = ""
-    record: Path | None = None
-    seconds_per_round: float | None = None
+    reported: Annotated[Reported, OrEmpty] = Field({}, validate_default=True)
+    skip: Annotated[dict[str, Reason], OrEmpty] = Field({}, description="selector of cells that are not run to why")
 
-    @property
-    def directory(self) -> Path:
-        """Where the tables go."""
-        return SUITES_ROOT / self.name
+    def grid(self) -> list[tuple[str, ...]]:
+        """The labels of every cell, the last axis running fastest."""
+        return list(itertools.product(*self.axes.values()))
 
-    @property
-    def runs_directory(self) -> Path:
-        """Where the run directories are."""
-        return SUITES_ROOT / self.runs
+    def problem_of(self, selector: str) -> str:
+        """What is wrong with a selector that matches no cell; empty when it matches one."""
+        cells = self.grid()
+        if any(matches(selector, labels) for labels in cells):
+            return ""
+        labels, form = self._labels(), "/".join(self.axes)
+        hint = did_you_mean(selector, map("/".join, cells) if "/" in selector else labels)
+        return f"'{selector}' matches no cell.{hint or f' Cells are {form}, with the labels {listed(labels)}.'}"
+
+    def _labels(self) -> list[str]:
+        return list(dict.fromkeys(itertools.chain(*self.axes.values())))
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> SuiteFile:
+        cells = math.prod(map(len, self.axes.values()))
+        if cells * len(self.seeds) > MOST_RUNS:
+            what = f"{cells} cells and {len(self.seeds)} seeds are {cells * len(self.seeds)} runs"
+            raise AtError(("axes",), f"{what}; at most {MOST_RUNS} are allowed. Make several suites of it.")
+        changes: list[tuple[KeyPath, str]] = [
+            (("axes", axis, label), key) for axis, of in self.axes.items() for label in of for key in of[label]
+        ]
+        # Later axes are applied later: one that replaces what an earlier one set would make its cells all alike.
+        for (early, before), (late, after) in itertools.combinations(changes, 2):
+            if early[1] != late[1] and within(before, after):
+                what = f"replaces '{before}' of {dotted(early)}; put last the axis that sets only a part of it."
+                raise AtError((*late, after), what)
+        grid, alone = ({}, {}) if self.choose is None else (self.choose.grid, self.choose.set)
+        changes += [(("choose", "set"), key) for key in alone]
+        for at, key in (*changes, *((("choose", "grid"), key) for key in grid)):
+            if within(key, dotted(PLUGINS)):
+                raise AtError((*at, key), "plugins are loaded once, for all cells; write this key under 'set'.")
+        for (at, key), tried in itertools.product([*changes, *((("set",), key) for key in self.set)], grid):
+            if within(key, tried):
+                what = f"'{key}' is given in '{dotted(at[:2])}', too; remove it in one of the two places."
+                raise AtError(("choose", "grid", tried), what)
+        return self
+
+    @model_validator(mode="after")
+    def _check_names(self) -> SuiteFile:
+        """Cells, rows and metrics that sections name must be there."""
+        names, no_metric = ["/".join(labels) for labels in self.grid()], "'{}' is not among the suite's metrics."
+        for name, published in self.reported.percent.items():
+            at: KeyPath = ("reported", "percent", name)
+            _check_known(at, name, names, f"there is no cell '{name}'.")
+            if not self.reported.source_of(name):
+                what = "these numbers have no source; write reported.source, such as 'arXiv:2205.14926, Table 1'."
+                raise AtError(at, what)
+            for metric in published.percent:
+                _check_known((*at, metric), metric, self.metrics, no_metric.format(metric))
+        for metric in self.reported.tolerance:
+            _check_known(("reported", "tolerance", metric), metric, self.metrics, no_metric.format(metric))
+        for (label, one), (other, two) in itertools.combinations(self.metrics.items(), 2):
+            if one == two:
+                what = f"the heading '{one}' stands over '{label}' already; give each metric one of its own."
+                raise AtError(("metrics", other), what)
+        if (compare := self.compare) is not None:
+            _check_known(("compare", "row"), compare.row, self._labels(), f"no row has the label '{compare.row}'.")
+            for metric in compare.metrics:
+                _check_known(("compare", "metrics"), metric, self.metrics, no_metric.format(metric))
+                if compare.metrics.count(metric) > 1:
+                    raise AtError(("compare", "metrics"), f"the metric '{metric}' is listed twice; keep one.")
+            if compare.level is not None and compare.robust not in compare.metrics:
+                raise AtError(("compare", "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
+        for selector in self.skip:
+            if problem := self.problem_of(selector):
+                raise AtError(("skip", selector), problem)
+        return self
+
+
+def _check_known(at: KeyPath, name: str, known: Collection[str], complaint: str) -> None:
+    if name not in known:
+        raise AtError(at, complaint + (did_you_mean(name, known) or f" Known: {listed(known)}."))

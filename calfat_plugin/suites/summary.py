@@ -17,33 +17,27 @@ from calfat_plugin.maths.intervals import (
     paired_p_value,
     with_rivals,
 )
-from calfat_plugin.report.labels import problem_of
+from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, why_lost
+from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import verdict_of
 from calfat_plugin.suites.runner import RunOutcome
-from calfat_plugin.suites.schema import Compare, Suite
+from calfat_plugin.suites.schema import Compare
 from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a cell.
-
-    Attributes:
-        status: ``finished``, ``failed``, ``lost``, ``interrupted``, ``unfinished``, ``new``, ``elsewhere`` or
-            ``not tried``.
-        message: what went wrong, for people.
-        results: ``results.json``; empty until the run is finished.
-    """
+    """One run of a cell."""
 
     run: PlannedRun
     status: str
-    message: str
-    results: Mapping[str, Any]
+    message: str  # what went wrong, for people
+    results: Mapping[str, Any]  # ``results.json``; empty until the run is finished
 
     @property
     def verdict(self) -> str:
@@ -69,22 +63,14 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class CellSummary:
-    """One row of the table.
-
-    Attributes:
-        runs: one a seed; none for a skipped cell.
-        scores: one for each of the suite's metrics, by its label.
-        source: where the numbers are published, or None.
-        choice: how its values were chosen; None where the suite chooses none.
-        waiting: seeds that wait until its values are chosen.
-    """
+    """One row of the table."""
 
     cell: Cell
-    runs: tuple[RunSummary, ...]
-    scores: dict[str, Score]
-    source: str | None
-    choice: Tuning | None = None
-    waiting: tuple[int, ...] = ()
+    runs: tuple[RunSummary, ...]  # one a seed; none for a skipped cell
+    scores: dict[str, Score]  # one for each of the suite's metrics, by its label
+    source: str | None  # where the numbers are published, or None
+    choice: Tuning | None = None  # how its values were chosen; None where the suite chooses none
+    waiting: tuple[int, ...] = ()  # seeds that wait until its values are chosen
 
     @property
     def ended(self) -> int:
@@ -143,15 +129,7 @@ class SuiteSummary:
 
 
 def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSummary:
-    """Read the results of all finished runs.
-
-    Args:
-        plan: the suite; what is finished is looked up on disk.
-        outcomes: how the runs of this session ended.
-
-    Raises:
-        RunError: a results file that cannot be read.
-    """
+    """Read the results of all finished runs."""
     ended = {outcome.run.key: outcome for outcome in outcomes}
     by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
@@ -162,25 +140,25 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
 
 def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     suite = plan.suite
-    reported = suite.reported.get(cell.name)
+    reported = suite.reported.percent.get(cell.name)
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
         value_of = RunSummary.value if label in figures else _accuracy
         known = {run.run.seed: value for run in runs if (value := value_of(run, label)) is not None}
         examples = {run.num_examples(label) for run in runs if run.run.seed in known and run.status != "lost"}
-        published = None if reported is None else reported.accuracy.get(label)
-        points = suite.tolerance.get(label)
+        published = None if reported is None else reported.percent.get(label)
+        points = suite.reported.tolerance.get(label)
         scores[label] = Score(
             known,
             examples.pop() if len(examples) == 1 else None,
             label not in figures,
-            published,
+            None if published is None else published / 100,
             _release(runs, known, label) if published is not None else (),
             None if points is None else points / 100,
         )
-    source = None if reported is None else reported.source
     waiting = plan.seeds if cell.name in plan.waiting else ()
+    source = suite.reported.source_of(cell.name)
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
 
 
@@ -241,25 +219,15 @@ TOO_FEW = "too few seeds"
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison of the named row with another one.
+    """One comparison of the named row with another one."""
 
-    Attributes:
-        row: the other row.
-        endpoint: the label of the metric that is compared.
-        difference: the named row minus the other, paired over seeds; None where they share no seed.
-        p_value: of the paired test; None where it cannot be made, or not yet.
-        adjusted: the same after Holm over the family.
-        is_level: whether equivalence was tested and holds.
-        why_none: why it cannot be made; empty where it can be as soon as both rows have finished all their seeds.
-    """
-
-    row: CellSummary
-    endpoint: str
-    difference: Difference | None
-    p_value: float | None
-    adjusted: float | None = None
-    is_level: bool = False
-    why_none: str = ""
+    row: CellSummary  # the other row
+    endpoint: str  # the label of the metric that is compared
+    difference: Difference | None  # the named row minus the other, paired over seeds; None where they share no seed
+    p_value: float | None  # of the paired test; None where it cannot be made, or not yet
+    adjusted: float | None = None  # the same after Holm over the family
+    is_level: bool = False  # whether equivalence was tested and holds
+    why_none: str = ""  # why it cannot be made; empty where it can be once both rows have finished all their seeds
 
     @property
     def word(self) -> str:

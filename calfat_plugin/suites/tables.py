@@ -19,7 +19,8 @@ from calfat_plugin.report.labels import WORST_DEFINED, partition_note
 from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.results import WORST, evaluator_of
-from calfat_plugin.suites.schema import Choose, Suite
+from calfat_plugin.suites.parse import Suite
+from calfat_plugin.suites.schema import Choose
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
@@ -105,7 +106,7 @@ def caption(summary: SuiteSummary) -> str:
         text += (
             f" In parentheses: {'; '.join(sources)}, and measured (as counted there, the release's way) minus reported"
         )
-        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.tolerance.items())
+        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.reported.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
     if left:
@@ -210,12 +211,7 @@ def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[
 
 
 def latex(summary: SuiteSummary, chosen: bool = False) -> str:
-    """A ``table`` for ``\\usepackage{booktabs}`` with a short caption; what else is to be said of the numbers stands
-    below it, in comments. Groups of the first axis are set apart.
-
-    Args:
-        chosen: whether the values that each row chose have a column.
-    """
+    """A booktabs ``table`` with a short caption; the rest of what is said of the numbers is below it, in comments."""
     axes, seeds = columns(summary, chosen), counted(len(summary.plan.seeds), "seed")
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
@@ -304,11 +300,7 @@ def _copy(suite: Suite, out: Path, name: str) -> Path:
 
 
 def check_out(suite: Suite, out: Path | None) -> None:
-    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write.
-
-    Raises:
-        OptionError: with the file.
-    """
+    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write."""
     copies = [] if out is None else [(_copy(suite, out, name), begins) for name, begins in _BEGINNINGS.items()]
     tables = [*(suite.directory / name for name in _BEGINNINGS), *(path for path, _ in copies)]
     if suite.record is not None and suite.record.resolve() in [path.resolve() for path in tables]:
@@ -325,17 +317,7 @@ def check_out(suite: Suite, out: Path | None) -> None:
 
 
 def write_tables(summary: SuiteSummary, out: Path | None, latex_chosen: bool = False) -> list[Path]:
-    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
-
-    Args:
-        latex_chosen: whether ``table.tex`` has a column with what each row chose.
-
-    Returns:
-        The folders written to.
-
-    Raises:
-        RunError: one of them cannot be written.
-    """
+    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``."""
     texts: Mapping[str, str] = {
         "table.md": markdown(summary),
         "table.tex": latex(summary, latex_chosen),
@@ -410,12 +392,12 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "suite": suite.name,
         "title": suite.title,
         "file": suite.document.file,
-        "base": str(suite.base),
+        "base": suite.base_document.file,
         "overrides": list(summary.plan.overrides),
         "seeds": list(summary.plan.seeds),
         "axes": [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()],
         "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
-        "tolerance_points": dict(suite.tolerance),
+        "tolerance_points": dict(suite.reported.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds; "
         "interval is a 95 % interval",
         **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
@@ -428,7 +410,6 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
 def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
     return {
         "metric": list(choose.metric),
-        "by": choose.by,
         "seeds": list(choose.seeds),
         "how": how_chosen(choose, summary.plan.choices),
     }

@@ -14,7 +14,7 @@ from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
 from calfat_plugin.options import to_plain, yaml_text
-from calfat_plugin.recipe.document import KeyPath, dotted
+from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import bare_percent as percent
@@ -22,10 +22,11 @@ from calfat_plugin.report.numbers import counted
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve, why_lost
-from calfat_plugin.suites.parse import CHOOSE, MOST_TRIES
+from calfat_plugin.suites.parse import Grid, Setting, Suite
 from calfat_plugin.suites.record import CHOICE, add_to_record
-from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
+from calfat_plugin.suites.schema import MOST_TRIES, Choose
 
+CHOOSE: KeyPath = ("choose",)
 FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
 LOST = 0.0  # what a run that failed counts as: the worst accuracy there is
 _ONLY_THE_LAST = 1_000_000  # rounds between evaluations; the last round is always evaluated
@@ -34,18 +35,11 @@ _LONGEST = 200  # characters of a folder's name
 
 @dataclass(frozen=True)
 class Try:
-    """One point of a cell's grid.
+    """One point of a cell's grid."""
 
-    Attributes:
-        point: a setting a key.
-        runs: one a seed; the first seed's alone where the suite has finalists and this is none of them, or not yet.
-        values: of each run what the suite's metric measured on the validation split, a fraction; :data:`LOST` for a
-            lost run; None for one that has not ended.
-    """
-
-    point: tuple[Setting, ...]
-    runs: tuple[PlannedRun, ...]
-    values: tuple[float | None, ...]
+    point: tuple[Setting, ...]  # a setting a key
+    runs: tuple[PlannedRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
+    values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
 
     @property
     def texts(self) -> list[str]:
@@ -71,20 +65,12 @@ class Try:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a cell tries, and what came of it so far.
+    """What a cell tries, and what came of it so far."""
 
-    Attributes:
-        grid: the values of each key.
-        tries: one for each point, in the order of the grid, the last key running fastest.
-        seeds: how many each try has that may be chosen.
-        finals: choice runs that cannot be planned yet, because it is not known which tries they are of.
-        beyond: next values, of ends of the grid that are chosen, that cannot be: there the grid does not grow.
-    """
-
-    grid: Grid
-    tries: tuple[Try, ...]
-    seeds: int
-    finals: int = 0
+    grid: Grid  # the values of each key
+    tries: tuple[Try, ...]  # one for each point, in the order of the grid, the last key running fastest
+    seeds: int  # how many each try has that may be chosen
+    finals: int = 0  # choice runs that cannot be planned yet, because it is not known which tries they are of
     beyond: tuple[Setting, ...] = ()
 
     @property
@@ -114,10 +100,6 @@ def try_again(choice: Tuning, record: Path | None) -> None:
     """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
 
     Where some of them were not, the lost ones stay lost, because a value was chosen without them.
-
-    Args:
-        choice: the cell's.
-        record: the suite's.
     """
     if choice.hopeless:
         for run in choice.runs:
@@ -129,29 +111,18 @@ def try_again(choice: Tuning, record: Path | None) -> None:
 def choice_of(
     suite: Suite, choose: Choose, registry: Registry, cell: Cell, experiment: Experiment, overrides: Sequence[str]
 ) -> Tuning:
-    """What a cell tries, with the state of every run.
-
-    Args:
-        suite: the cell's.
-        choose: the suite's.
-        registry: the plugins.
-        cell: one that is not skipped.
-        experiment: its recipe, before anything is chosen.
-        overrides: ``SECTION.KEY=VALUE`` texts for every run.
-
-    Raises:
-        RecipeError, PluginError: a value that cannot be, an evaluator that nobody runs, or no validation split.
-        RunError: a run directory that another recipe was run in, or a damaged one.
-    """
+    """What a cell tries, with the state of every run."""
     try:
         measuring = _measuring(suite, choose, experiment)
     except CalfatError as error:
         raise in_cell(error, cell.name, suite) from None
 
+    alone = suite.settings_at("choose", "set")
+
     def tried(point: tuple[Setting, ...]) -> Try:
         texts = texts_of(point)
         name = ", ".join(f"{key} {value}" for key, value in texts.items())
-        settings = (*cell.settings, *choose.settings, *point, *measuring)
+        settings = (*cell.settings, *alone, *point, *measuring)
         made = resolve(suite, registry, f"{cell.name}, {name}", settings, overrides)
         trying = Cell(cell.labels, settings, made, tried=name)
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
@@ -162,12 +133,12 @@ def choice_of(
     def can_be(grid: Grid) -> bool:
         try:
             for point in itertools.product(*grid.values()):
-                resolve(suite, registry, cell.name, (*cell.settings, *choose.settings, *point, *measuring), overrides)
+                resolve(suite, registry, cell.name, (*cell.settings, *alone, *point, *measuring), overrides)
         except RecipeError:
             return False
         return True
 
-    grid: Grid | None = choose.grid_of(cell.labels)
+    grid: Grid | None = suite.tried
     while grid is not None:
         tries = tuple(map(tried, itertools.product(*grid.values())))
         _refuse_twins(suite, cell, tries)
@@ -186,12 +157,12 @@ def _extended(choice: Tuning, choose: Choose, can_be: Callable[[Grid], bool]) ->
         return choice, None
     grid, impossible = dict(choice.grid), []
     for setting in choice.best.point:
-        factor, values = choose.extend.get(setting.path), [each.value for each in choice.grid[setting.path]]
+        factor, values = choose.extend.get(setting.key), [each.value for each in choice.grid[setting.key]]
         if factor is not None and setting.value in (min(values), max(values)):
             beyond = setting.value * factor if setting.value == max(values) else setting.value / factor
             added = replace(setting, value=float(f"{beyond:.2g}"))
-            if can_be({**grid, setting.path: (added,)}):
-                grid[setting.path] = (*choice.grid[setting.path], added)
+            if can_be({**grid, setting.key: (added,)}):
+                grid[setting.key] = (*choice.grid[setting.key], added)
             else:
                 impossible.append(added)
     grows = grid != choice.grid and math.prod(map(len, grid.values())) <= MOST_TRIES
@@ -229,20 +200,19 @@ def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Se
                 (*CHOOSE, "metric"), f"'{label}' is not among the evaluators of the run: {listed(offered)}."
             )
     document = experiment.document
-    every = _ONLY_THE_LAST if choose.by == "last" else 1
     monitor = {
-        "every": every,
+        "every": _ONLY_THE_LAST,
         "evaluators": [document.get(offered[label].path) or offered[label].name for label in choose.metric],
     }
-    changed: dict[KeyPath, Any] = {("calfat", "evaluators"): [], ("calfat", "monitor"): monitor}
+    changed: dict[str, Any] = {"calfat.evaluators": [], "calfat.monitor": monitor}
     if experiment.reported.percent:
-        changed["calfat", "reported"] = {}  # of a paper's test split
-    return tuple(Setting(path, value, suite.document.place(CHOOSE)) for path, value in changed.items())
+        changed["calfat.reported"] = {}  # of a paper's test split
+    return tuple(Setting(key, value, suite.document.place(CHOOSE)) for key, value in changed.items())
 
 
 def texts_of(point: Sequence[Setting]) -> dict[str, str]:
     """Key to value, both as texts; keys by their last part where these differ."""
-    short = [str(setting.path[-1]) for setting in point]
+    short = [setting.key.rpartition(".")[2] for setting in point]
     names = short if len(set(short)) == len(short) else [setting.key for setting in point]
     return {name: yaml_text(setting.value) for name, setting in zip(names, point, strict=True)}
 
@@ -260,21 +230,20 @@ def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) ->
 
 
 def value_of_try(run: PlannedRun, choose: Choose) -> float | None:
-    """The mean of the metric's accuracies: after the last round, or in the round in which it is highest."""
+    """The mean of the metric's accuracies after the last round."""
     if run.state != "finished":
         return LOST if run.state == "lost" else None
     if run.recorded is not None:
         return run.recorded.values[CHOICE]
     path = RunDirectory(run.directory).rounds
-    rows, metric = read_rounds(path), choose.metric
-    used = rows[-1:] if choose.by == "last" else rows
     try:
-        values = [math.fsum(float(row[label]) for label in metric) / len(metric) for row in used]
-        if not all(map(math.isfinite, values)):
+        last = read_rounds(path)[-1]
+        value = math.fsum(float(last[label]) for label in choose.metric) / len(choose.metric)
+        if not math.isfinite(value):
             raise ValueError
-        return max(values)
-    except (KeyError, ValueError):
-        what = f"there is no value of {' and '.join(metric)} in it"
+        return value
+    except (IndexError, KeyError, ValueError):
+        what = f"there is no value of {' and '.join(choose.metric)} in it"
         raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.") from None
 
 
@@ -310,19 +279,14 @@ def chosen_text(choice: Tuning) -> str:
         return "nothing: every run was lost" if choice.hopeless else ""
     parts = []
     for text, setting in zip(choice.best.texts, choice.best.point, strict=True):
-        place = place_in_grid(setting.value, [each.value for each in choice.grid[setting.path]])
-        place += "".join(f" ({yaml_text(each.value)} cannot be)" for each in choice.beyond if each.path == setting.path)
+        place = place_in_grid(setting.value, [each.value for each in choice.grid[setting.key]])
+        place += "".join(f" ({yaml_text(each.value)} cannot be)" for each in choice.beyond if each.key == setting.key)
         parts.append(f"{text}, {place}" if place else text)
     return "; ".join(parts)
 
 
 def place_in_grid(value: Any, values: Sequence[Any]) -> str:
-    """How near the edge of its grid a number lies, in words; empty where the values have no order.
-
-    Args:
-        value: the chosen one.
-        values: all that were tried, in any order.
-    """
+    """How near the edge of its grid a number lies, in words; empty where the values have no order."""
     if len(values) == 1:
         return "the only value tried"
     try:
@@ -361,19 +325,18 @@ def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     """How values were chosen, for a caption, and whether every cell had as many tries."""
     labels = listing(choose.metric)
     metric = f"the mean of {labels}" if len(choose.metric) > 1 else labels
-    when = "after the last round" if choose.by == "last" else "in the best round"
     seeds = f"seed{'s' if len(choose.seeds) > 1 else ''} {', '.join(map(str, choose.seeds))}"
     text = (
-        f"Values are chosen for each row by {metric} on the validation split {when}, the mean over {seeds}, in runs "
-        "that never see the test split; a run that failed counts as 0."
+        f"Values are chosen for each row by {metric} on the validation split after the last round, the mean over "
+        f"{seeds}, in runs that never see the test split; a run that failed counts as 0."
     )
-    if choose.settings:
-        text += f" Only these runs have {listing([setting.override for setting in choose.settings])}."
+    if choose.set:
+        text += f" Only these runs have {listing([Setting(*each).override for each in choose.set.items()])}."
     if choose.finalists is not None:
         finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
         text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."
     if choose.extend:
-        factors = listing([f"{dotted(key)} {factor:g}" for key, factor in choose.extend.items()])
+        factors = listing([f"{key} {factor:g}" for key, factor in choose.extend.items()])
         text += (
             f" Where the best value is an end of its grid, the next one beyond it is tried, too, if it can be, "
             f"until it is not (factors: {factors})."

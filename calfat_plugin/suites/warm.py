@@ -56,13 +56,7 @@ class WarmProcess:
         return self._ready
 
     def start(self, words: Sequence[str], environment: Mapping[str, str]) -> ForkedRun | None:
-        """Fork a run once ready; None where that cannot be done.
-
-        Args:
-            words: its arguments.
-            environment: its variables. What a library reads as it is loaded, such as ``OMP_NUM_THREADS``, is the warm
-                process's: start that with the same.
-        """
+        """Fork a run once ready; None where that cannot be done."""
         stdin, to_run = os.pipe()
         from_run, stdout = os.pipe()
         run = ForkedRun(self, self.ask(_START, stdin, stdout), to_run, from_run)
@@ -154,14 +148,7 @@ class ForkedRun:
 
 
 def fork_runs(prepare: Callable[[], None]) -> None:
-    """Be the warm process of the suite at standard input; returns in each run, with its ``sys.argv`` and environment.
-
-    Args:
-        prepare: imports what runs need.
-
-    Raises:
-        SystemExit: in the warm process, when the suite is gone.
-    """
+    """Be the warm process of the suite at standard input; returns in each run, with its arguments and environment."""
     channel = socket.socket(fileno=0)
     with quick_imports():
         prepare()

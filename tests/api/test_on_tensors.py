@@ -150,8 +150,8 @@ def test_progress_is_reported(model: nn.Module) -> None:
     [
         ({"evaluators": ["natural", "pgd2"], "eps": None}, "evaluator 'pgd2' needs eps, a fraction of the pixel range"),
         ({"eps": 8}, "eps is a fraction of the pixel range, such as 8/255; got 8"),
-        ({"eps": "much"}, "eps must be a number such as 8/255: 'much' is not a number"),
-        ({"norm": "l3"}, "norm must be 'linf', 'l2' or 'l1'; got 'l3'."),
+        ({"eps": "much"}, "eps: got 'much' (text), expected a number or a fraction"),
+        ({"norm": "l3"}, "norm: got 'l3' (text), expected one of linf, l2, l1."),
         ({"evaluators": ["pdg20"]}, "evaluators ['pdg20']: calfat.evaluators[0]: no evaluator called 'pdg20'. Did you"),
         ({"batch_size": 0}, "batch_size=0: calfat.evaluation.batch_size: got 0 (int), expected a whole number, >= 1."),
         ({"x": X * 255}, "pixels run from 0 to 255; expected [0, 1]: divide bytes by 255 or give them as uint8"),

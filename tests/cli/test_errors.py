@@ -8,9 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import fail, user_errors, warn
-from calfat_plugin.cli.progress import Lines, LiveProgress
+from calfat_plugin.cli.progress import Bars, Lines
 from calfat_plugin.errors import DataError, PluginError, did_you_mean
 
 
@@ -32,10 +31,10 @@ def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureF
     lines.warn("\x1b[2Jodd.")
     lines.say("\x1b[2Jround 1")
     assert capsys.readouterr() == ("\ufffd[2Jround 1\n", "warning: \ufffd[2Jodd.\n")
-    for live in (LiveProgress, AttackProgress):
-        console = Console(file=io.StringIO(), force_terminal=False)
-        live(console).warn("\x1b[2Jodd.")
-        assert console.file.getvalue() == "warning: \ufffd[2Jodd.\n"  # type: ignore[attr-defined]
+    console = Console(file=io.StringIO(), force_terminal=False)
+    Bars(console).warn("\x1b[2Jodd.")
+    Bars(console).say("\x1b[2Jround 1")
+    assert console.file.getvalue() == "warning: \ufffd[2Jodd.\n\ufffd[2Jround 1\n"  # type: ignore[attr-defined]
 
 
 def test_a_bug_gets_out() -> None:

@@ -248,11 +248,11 @@ def test_a_recipe_given_as_a_suite_is_pointed_to_its_command() -> None:
 
 def test_a_flower_app_has_the_texts_as_they_were_given() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-    folder, publisher = Path('a"b\\b') / "app", 'me "x" a\\b é\x7f'
-    ended = calfat("new-flower-app", str(folder), "--recipe", str(RECIPE), "--publisher", publisher)
+    folder = Path('a"b\\b é\x7f') / "app"
+    ended = calfat("new-flower-app", str(folder), "--recipe", str(RECIPE))
     assert (ended.code, ended.err) == (0, "")
     flower = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    assert (flower["publisher"], flower["config"]["runs"]) == (publisher, str(folder.absolute() / "runs"))
+    assert flower["config"]["runs"] == str(folder.absolute() / "runs")
 
 
 # --- plugins ----------------------------------------------------------------------------------------------------------

@@ -196,8 +196,7 @@ def test_a_suite_may_name_it_for_all_its_cells(key: str, folder: Path) -> None:
     [
         (SUITE.format(axis=f", calfat.plugins: {FILES}"), "2: axes.method.Mine.calfat.plugins"),
         (
-            SUITE.format(axis="")
-            + f"choose: {{metric: natural, by: last, seeds: [1], grid: {{calfat.plugins: [{FILES}]}}}}\n",
+            SUITE.format(axis="") + f"choose: {{metric: natural, seeds: [1], grid: {{calfat.plugins: [{FILES}]}}}}\n",
             "5: choose.grid.calfat.plugins",
         ),
     ],

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
 import pytest
 
-from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.shipped import headline, located, shipped_files
 from calfat_plugin.suites import load_suite
 from tests.cli.runner import RECIPES, ROOT, Ended, calfat
 from tests.snapshot import TextSnapshot
 
 SUITES = ROOT / "suites"
-read_once, load_once = functools.cache(read_document), functools.cache(load_suite)  # shipped files do not change
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("calfat_plugin.cli.recipes.read_document", read_once)
-    monkeypatch.setattr("calfat_plugin.cli.recipes.load_suite", load_once)
 
 
 def refused(message: str) -> Ended:
@@ -78,43 +72,6 @@ def test_the_list_has_every_name_with_its_first_sentence(snapshot: TextSnapshot)
     assert [row["name"] for row in listed if f"  {row['name']} " not in shown or row["summary"] not in shown] == []
 
 
-@pytest.mark.parametrize(
-    ("options", "some", "none"),
-    [
-        (("--dataset", "cifar10"), {"calfat_cifar10", "fedrbn_cifar10", "table1"}, {"calfat_digits", "digits_table1"}),
-        (("--method", "fedrbn"), {"fedrbn_digits", "table1"}, {"fedpgd_digits", "calfat_cifar10"}),
-        (("--aggregator", "scaffold"), {"table3", "digits_table3"}, {"calfat_digits", "table10"}),
-        (("--kind", "suite", "--dataset", "fmnist"), {"fmnist_table1"}, {"calfat_fmnist", "digits_table1"}),
-        (("--dataset", "digits", "--method", "calfat"), {"calfat_digits", "digits_table1"}, {"fedpgd_digits"}),
-    ],
-    ids=lambda each: " ".join(sorted(each)),  # a set has another order in each process, and workers compare names
-)
-def test_the_list_is_narrowed(options: tuple[str, ...], some: set[str], none: set[str]) -> None:
-    rows = json.loads(calfat("recipes", *options, "--json").out)["recipes"]
-    names = {row["name"] for row in rows}
-    assert some <= names
-    assert not none & names
-    shown = calfat("recipes", *options).out
-    assert {line.split()[0] for line in shown.splitlines() if line.startswith("  ")} == names
-
-
-def test_the_list_says_what_each_uses_as_checking_finds_it() -> None:
-    for row in json.loads(calfat("recipes", "--json", "--kind", "recipe").out)["recipes"]:
-        experiment = assemble(read_document(row["name"]), Registry.load(entry_points=False))
-        assert row["dataset"] == [experiment.dataset.name]
-        assert row["method"] == [experiment.trainer.name]
-        assert row["aggregator"] == [experiment.aggregator.name]
-
-
-def test_what_nothing_uses_is_named() -> None:
-    assert calfat("recipes", "--dataset", "cifar1") == refused(
-        "--dataset cifar1: nothing that comes with the package uses it. Did you mean 'cifar10'?"
-    )
-    assert calfat("recipes", "--dataset", "fmnist", "--kind", "recipe", "--aggregator", "scaffold") == Ended(
-        0, "Nothing uses all of these together.\n", ""
-    )
-
-
 def test_a_sentence_does_not_end_with_et_al() -> None:
     Path("a.yaml").write_text("# PGD (Madry et al. 2018), on\n# digits. Then more.\na: 1\n# not this\n")
     assert headline(Path("a.yaml")) == "PGD (Madry et al. 2018), on digits."
@@ -137,7 +94,7 @@ def test_init_copies_a_recipe_as_it_is(snapshot: TextSnapshot) -> None:
 def test_a_copied_suite_is_the_same_suite(name: str) -> None:
     started = f"{name}.yaml: written. Start it with: calfat suite {name}.yaml\n"
     assert calfat("init", name) == Ended(0, started, "")
-    copy, shipped = load_suite(located(f"{name}.yaml")), load_once(located(name))
+    copy, shipped = load_suite(located(f"{name}.yaml")), load_suite(located(name))
     assert {**copy.document.data, "base": ""} == {**shipped.document.data, "base": ""}
     assert copy.base_document.data == shipped.base_document.data
 

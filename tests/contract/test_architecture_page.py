@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.cli.runner import ROOT
 
 PACKAGE = ROOT / "calfat_plugin"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-QUESTIONS = PAGE.partition("## Where do I change")[2].partition("\n## ")[0]
 PACKAGES = PAGE.partition("## Packages")[2].partition("\n## ")[0]
 
 
@@ -18,20 +15,6 @@ def listed(pattern: str, text: str) -> list[str]:
     found = re.findall(pattern, text, re.MULTILINE)
     assert found
     return found
-
-
-@pytest.mark.parametrize("path", sorted(set(listed(r"`([a-z_]+/[\w/]*(?:\.py)?|[a-z_]+\.py)`", QUESTIONS))))
-def test_files_of_the_questions_exist(path: str) -> None:
-    assert (PACKAGE / path).exists() or (ROOT / path).exists()
-
-
-def test_functions_of_the_questions_exist() -> None:
-    """A name in parentheses or after a colon is defined in the file named before it."""
-    for row in listed(r"^\| .* \| (.*) \|$", QUESTIONS):
-        for path, names in re.findall(r"`(\w+/[\w/]*\.py|\w+\.py)`(?:: | \()((?:`\w+`[^`|]*)+)", row):
-            source = (PACKAGE / path).read_text(encoding="utf-8")
-            for name in re.findall(r"`(_?[A-Za-z]\w+)`", names):
-                assert re.search(rf"(def|class) {name}\b", source), f"{path}: {name}"
 
 
 def test_every_package_has_a_row_with_its_files() -> None:

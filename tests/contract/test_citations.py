@@ -73,11 +73,6 @@ def test_the_page_cites_its_own_sections() -> None:
     assert [number for number in own if number not in SECTIONS_OF_THE_PAGE] == []
 
 
-def test_sections_are_in_order_without_gaps() -> None:
-    numbers = [int(number) for number in re.findall(r"^## (\d+)\. ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

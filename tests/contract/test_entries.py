@@ -28,7 +28,6 @@ from calfat_plugin.options import describe_options, option
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites.schema import SuiteOptions
 from calfat_plugin.threat import ThreatModel
 from tests.snapshot import TextSnapshot
 
@@ -72,11 +71,6 @@ def test_a_name_that_recipes_could_not_write_is_refused(name: Any, snapshot: Tex
     snapshot(refusal(EvaluatorEntry, name, build=dict))
 
 
-def test_options_that_recipes_could_not_express_are_refused(snapshot: TextSnapshot) -> None:
-    snapshot(refusal(TrainerEntry, "t", build=dict, config=Sized))
-    snapshot(refusal(TrainerEntry, "t", build=dict, config=dict))
-
-
 def test_options_that_recipes_use_themselves_are_refused() -> None:
     said = "has an option '{}'; recipes use that key for something else."
     assert refusal(EvaluatorEntry, "e", build=dict, config=Named) == f"evaluator 'e' {said.format('name')}"
@@ -84,56 +78,44 @@ def test_options_that_recipes_use_themselves_are_refused() -> None:
     assert EvaluatorEntry("e", build=dict, config=WithLoss).name == "e"  # only a trainer has a 'loss' beside it
 
 
-def test_presets_and_numbers_for_options_that_are_not_there_are_refused(snapshot: TextSnapshot) -> None:
-    snapshot(refusal(EvaluatorEntry, "e", build=dict, number_option="steps"))
-    snapshot(refusal(EvaluatorEntry, "e", build=dict, config=Steps, presets={"a": Preset("b", {"step": 1})}))
-
-
 @pytest.mark.parametrize(
-    ("fields", "complaint"),
+    "wrong",
     [
-        ({"build": None}, "build is None; expected str | Callable[..., Any]."),
-        ({"config": Steps()}, "config is Steps(steps=3); expected type."),
-        ({"summary": None}, "summary is None; expected str."),
-        ({"citation": "Me, 2026"}, "citation is 'Me, 2026'; expected Citation | None."),
-        ({"presets": {"a": {}}}, "presets is {'a': {}}; expected Mapping[str, Preset]."),
-        ({"number_option": 5}, "number_option is 5; expected str | None."),
-        ({"check": 5}, "check is 5; expected Callable[[Any, Any], None]."),
-        ({"metrics": ["x"]}, "metrics is ['x']; expected Mapping[str, str]."),
-        ({"metrics": {"x": 1}}, "metrics is {'x': 1}; expected Mapping[str, str]."),
-        ({"modifiers": "plain"}, "modifiers is 'plain'; expected tuple[str, ...]."),
-        ({"conflicts": ["fedavg"]}, "conflicts is ['fedavg']; expected Mapping[str, str]."),
-        ({"conflicts": {1: "x"}}, "conflicts is {1: 'x'}; expected Mapping[str, str]."),
+        {"config": Sized},
+        {"config": dict},
+        {"number_option": "steps"},
+        {"config": Steps, "presets": {"a": Preset("b", {"step": 1})}},
     ],
 )
-def test_a_field_that_is_not_of_its_type_is_refused(fields: dict[str, Any], complaint: str) -> None:
-    assert refusal(TrainerEntry, "t", **{"build": dict, **fields}) == f"local trainer 't': its {complaint}"
+def test_options_that_recipes_could_not_express_are_refused(wrong: dict[str, Any], snapshot: TextSnapshot) -> None:
+    snapshot(refusal(EvaluatorEntry, "e", build=dict, **wrong))
 
 
 @pytest.mark.parametrize(
     ("kind", "fields", "complaint"),
     [
-        (entries.AggregatorEntry, {"uses_monitored_data": 1}, "uses_monitored_data is 1; expected bool."),
+        (TrainerEntry, {"build": None}, "build is None; expected str | Callable[..., Any]."),
+        (TrainerEntry, {"config": Steps()}, "config is Steps(steps=3); expected type."),
+        (TrainerEntry, {"citation": "Me, 2026"}, "citation is 'Me, 2026'; expected Citation | None."),
+        (TrainerEntry, {"presets": {"a": {}}}, "presets is {'a': {}}; expected Mapping[str, Preset]."),
+        (TrainerEntry, {"check": 5}, "check is 5; expected Callable[[Any, Any], None]."),
+        (TrainerEntry, {"metrics": ["x"]}, "metrics is ['x']; expected Mapping[str, str]."),
+        (TrainerEntry, {"modifiers": "plain"}, "modifiers is 'plain'; expected tuple[str, ...]."),
+        (TrainerEntry, {"conflicts": {1: "x"}}, "conflicts is {1: 'x'}; expected Mapping[str, str]."),
+        (AggregatorEntry, {"uses_monitored_data": 1}, "uses_monitored_data is 1; expected bool."),
         (entries.DatasetEntry, {"num_classes": True}, "num_classes is True; expected int | None."),
-        (
-            entries.DatasetEntry,
-            {"image_shape": (28, 28)},
-            "image_shape is (28, 28); expected tuple[int, int, int] | None.",
-        ),
-        (entries.ModelEntry, {"min_size": 8}, "min_size is 8; expected Callable[[Any], int]."),
+        (entries.DatasetEntry, {"image_shape": (8, 8)}, "image_shape is (8, 8); expected tuple[int, int, int] | None."),
     ],
 )
-def test_so_is_a_field_of_one_kind(kind: type[Entry], fields: dict[str, Any], complaint: str) -> None:
-    assert refusal(kind, "x", build=dict, **fields) == f"{kind.kind} 'x': its {complaint}"
+def test_a_field_that_is_not_of_its_type_is_refused(kind: type[Entry], fields: dict[str, Any], complaint: str) -> None:
+    assert refusal(kind, "x", **{"build": dict, **fields}) == f"{kind.kind} 'x': its {complaint}"
 
 
-def test_so_are_citations_and_presets() -> None:
-    with pytest.raises(PluginError) as raised:
+def test_so_are_those_of_citations_and_presets() -> None:
+    with pytest.raises(PluginError, match=r"^Citation: its bibtex is None; expected str\.$"):
         entries.Citation("Me, 2026", None)  # type: ignore[arg-type]
-    assert str(raised.value) == "Citation: its bibtex is None; expected str."
-    with pytest.raises(PluginError) as raised:
+    with pytest.raises(PluginError, match=r"^Preset: its recipe is {}; expected Callable"):
         Preset("as published", recipe={})  # type: ignore[arg-type]
-    assert str(raised.value) == "Preset: its recipe is {}; expected Callable[[str], Mapping[str, Any]]."
 
 
 def test_a_text_is_imported_when_a_run_needs_it() -> None:
@@ -144,31 +126,16 @@ def test_a_text_is_imported_when_a_run_needs_it() -> None:
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        ("no_such_package:Thing", "No module named 'no_such_package'"),
-        ("collections:NoSuch", "module 'collections' has no attribute 'NoSuch'"),
+        ("no_such_package:Thing", "does not import (No module named 'no_such_package')."),
+        ("collections:NoSuch", "does not import (module 'collections' has no attribute 'NoSuch')."),
+        ("math:pi", "is 3.141592653589793; expected a class or a function."),
+        *((build, "expected package.module:Name.") for build in ("collections", "collections:", ":Thing", "a b:C")),
     ],
 )
 def test_a_text_that_names_nothing_is_reported(build: str, reason: str) -> None:
-    with pytest.raises(PluginError) as raised:
+    with pytest.raises(PluginError, match=r"^local trainer 't' cannot be built: ") as raised:
         TrainerEntry("t", build=build).load()
-    assert str(raised.value) == f"local trainer 't' cannot be built: '{build}' does not import ({reason})."
-
-
-@pytest.mark.parametrize("build", ["collections", "collections:", ":Thing", ".collections:OrderedDict", "a b:C"])
-def test_so_is_a_text_of_another_form(build: str) -> None:
-    with pytest.raises(PluginError) as raised:
-        TrainerEntry("t", build=build).load()
-    assert str(raised.value) == (
-        f"local trainer 't' cannot be built: its build is '{build}'; expected package.module:Name."
-    )
-
-
-def test_so_is_what_cannot_be_called() -> None:
-    with pytest.raises(PluginError) as raised:
-        TrainerEntry("t", build="math:pi").load()
-    assert str(raised.value) == (
-        "local trainer 't' cannot be built: 'math:pi' is 3.141592653589793; expected a class or a function."
-    )
+    assert str(raised.value).endswith(reason)
 
 
 # --- what entries say about recipes -----------------------------------------------------------------------------------
@@ -291,26 +258,17 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "metric", "text"),
+    ("kind", "metric", "taken"),
     [
-        (
-            entries.TrainerEntry,
-            "loss",
-            "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss, overfit, passes).",
-        ),
-        (
-            entries.TrainerEntry,
-            "a/b",
-            "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss, overfit, passes).",
-        ),
-        (entries.EvaluatorEntry, "Margin", "evaluator 'mine' has a metric 'Margin'; {rule}."),
+        (TrainerEntry, "loss", " (taken: attack_falls, loss, overfit, passes)"),
+        (TrainerEntry, "a/b", " (taken: attack_falls, loss, overfit, passes)"),
+        (EvaluatorEntry, "Margin", ""),
     ],
 )
-def test_a_metric_needs_a_name_that_is_free(kind: type[entries.Entry], metric: str, text: str) -> None:
-    with pytest.raises(PluginError) as raised:
-        kind("mine", build=dict, metrics={metric: "of a test"})
-    rule = "a metric's name must begin with a letter and contain only lower-case letters, digits, '_'"
-    assert str(raised.value) == text.format(rule=rule)
+def test_a_metric_needs_a_name_that_is_free(kind: type[Entry], metric: str, taken: str) -> None:
+    said = refusal(kind, "mine", build=dict, metrics={metric: "of a test"})
+    assert said.startswith(f"{kind.kind} 'mine' has a metric '{metric}'; ")
+    assert said.endswith(f"digits, '_'{taken}.")
 
 
 @pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("group", "group"), ("fog/ece", "fog/ece")])
@@ -341,7 +299,7 @@ def test_the_page_of_an_entry_lists_its_metrics() -> None:
 def test_every_option_says_what_null_means() -> None:
     built_in = Registry.load(entry_points=False)
     configs = [entry.config for kind in KINDS for entry, _ in built_in.offers(kind)]
-    configs += [*HOST_SECTIONS.values(), Monitor, EvaluationOptions, RuntimeOptions, ThreatModel, SuiteOptions]
+    configs += [*HOST_SECTIONS.values(), Monitor, EvaluationOptions, RuntimeOptions, ThreatModel]
     unexplained = {
         f"{config.__name__}.{info.name}: {info.help}"
         for config in configs

@@ -289,6 +289,7 @@ def test_damaged_distributions_are_reported_and_left_out(site: Install, tmp_path
         (folder / file).write_bytes(content)
         failures.add(f"{name} ({name} 1.0): {folder} is damaged ({reason})")
     program = (
+        "import calfat_plugin.suites\n"
         "from calfat_plugin.registry import Registry\n"
         "for _ in range(2):\n"
         "    print(*Registry.load().failures, sep='\\n')\n"

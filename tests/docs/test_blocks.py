@@ -21,7 +21,6 @@ RUN_BY = {
         "tutorial.md",
         "python",
     ): "tests/contract/test_tutorial.py::test_the_method_on_the_page_is_the_one_that_is_written",
-    ("python.md", "text"): "tests/api/test_public.py::test_a_signature_on_the_page_is_the_functions",
     ("python.md", "python"): "tests/docs/test_blocks.py::test_the_program_on_the_page_works",
 }
 

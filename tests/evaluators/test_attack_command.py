@@ -20,8 +20,9 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.cli.attack_progress import AttackProgress
+from calfat_plugin.analyses.attack import _line
 from calfat_plugin.cli.main import main
+from calfat_plugin.cli.progress import Bars, Lines, ShownProgress
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
@@ -494,11 +495,11 @@ def finished(label: str, accuracy: float, release: float) -> EvaluationResult:
 def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
     now = [0.0]
     monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
-    progress = AttackProgress()
+    progress = ShownProgress(Lines())
     for second in range(0, 70, 5):
         now[0] = float(second)
-        progress.progress("autoattack at eps 8/255", second, 100, second // 2)
-    progress.measured(finished("autoattack", 0.4, 0.5))
+        progress.evaluation_progress("autoattack at eps 8/255", second, 100, second // 2)
+    progress.say(_line(finished("autoattack", 0.4, 0.5)))
     progress.warn("careful")
     printed = capsys.readouterr()
     snapshot(printed.out)
@@ -508,18 +509,18 @@ def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
 def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
     with (tmp_path / "screen").open("w+") as screen:
         console = Console(file=screen, force_terminal=True, width=100)
-        with AttackProgress(console) as progress:
-            progress.progress("pgd20 at eps 8/255", 50, 100, 20)
-            progress._bar.refresh()
-            progress.measured(finished("pgd20", 0.4, 0.4))
+        with ShownProgress(bars := Bars(console)) as progress:
+            progress.evaluation_progress("pgd20 at eps 8/255", 50, 100, 20)
+            bars._live.refresh()
+            progress.say(_line(finished("pgd20", 0.4, 0.4)))
             progress.warn("careful")
-            progress.progress("[/x] at eps 8/255", 50, 100, 20)
-            progress._bar.refresh()
+            progress.evaluation_progress("[/x] at eps 8/255", 50, 100, 20)
+            bars._live.refresh()
         screen.seek(0)
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read())
     assert "pgd20 at eps 8/255" in text
     assert "[/x] at eps 8/255" in text
-    assert "50 %" in text
-    assert "40.0 % left" in text
+    assert "50 % done" in text
+    assert "40.0 % right" in text
     assert "pgd20 (linf 8/255)  40.0 %  2.0 s" in text
     assert "warning: careful" in text

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import calfat_plugin as calfat
-from calfat_plugin.analyses.attack import AttackObserver, attack
+from calfat_plugin.analyses.attack import attack
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server, Snapshot
-from calfat_plugin.observer import RunObserver
+from calfat_plugin.observer import Observer, RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult
@@ -96,6 +96,6 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp
     options = ["pgd.steps=2", "pgd.max_examples=40", "autoattack.iterations=2", "autoattack.queries=5"]
     options.append("autoattack.max_examples=40")
     plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=tuple(options)))
-    outcome = attack(plan, [], AttackObserver())
+    outcome = attack(plan, [], Observer())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]

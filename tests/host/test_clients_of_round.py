@@ -12,7 +12,6 @@ from calfat_plugin.errors import PluginError, RecipeError, RunError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import unpack_update
-from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
 from calfat_plugin.observer import RunObserver
@@ -293,12 +292,3 @@ def test_every_metric_of_a_round_is_a_column() -> None:
     for record in (run.play(), run.play()):
         due = {name for name in columns if "/" in name and name.partition("/")[0] in record.evaluations}
         assert due <= record.metrics.keys()
-
-
-def test_a_worker_takes_other_epochs_than_the_recipes() -> None:
-    run = scaffold()
-    worker = Worker(run.server.experiment, run.server.dataset, run.worker.shards, CPU, RunObserver())
-    downlink = run.server.downlink()
-    one, two = (worker.fine_tuned(0, 1, downlink, epochs) for epochs in (1, 2))
-    assert not same_bits(one, two)
-    assert worker.client_states == {}

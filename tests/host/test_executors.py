@@ -15,7 +15,7 @@ import torch
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.executors import Failed, Trained, WorkerError, Workers, this_process, train_client
-from calfat_plugin.host.transports.base import bytes_of
+from calfat_plugin.host.transports.message import bytes_of
 from calfat_plugin.observer import BatchProgress, RunObserver
 from tests.snapshot import TextSnapshot
 

@@ -39,16 +39,19 @@ def test_the_heartbeat_ends_with_the_transport_whatever_ended_it() -> None:
     """A loop that an error leaves does not call ``finish``, and gRPC's closed channels raise at each further try."""
     make_torchvision_importable()
     from calfat_plugin.host.silo.client import SiloClient
-    from calfat_plugin.host.transports.base import Loop
+    from calfat_plugin.host.transports.base import Transport
 
-    class Failing(Loop):
+    class Failing(Transport):
+        def deliver(self, peer: int, outgoing: object) -> None:
+            raise NotImplementedError
+
         def send_now(self, message: object, timeout: float) -> None:
             if self.stopped:
                 raise ValueError("Cannot invoke RPC on closed channel!")
             self.stop_receive_message()  # as the end of its ``with`` does
 
     client = object.__new__(SiloClient)
-    client.com_manager, client.rank = Failing(1), 1  # type: ignore[assignment]
+    client.com_manager, client.rank = Failing(1, 2), 1  # type: ignore[assignment]
     client._session, client._fingerprint, client._beat_now = "ours", "", threading.Event()
     client._beat_now.set()
     client._keep_in_touch()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from calfat_plugin.cli.progress import PlainProgress, _scores
+from calfat_plugin.cli.progress import Lines, ShownProgress, scores_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import (
     UpdateHistory,
@@ -231,7 +231,7 @@ def test_a_loss_that_no_client_can_have(losses: dict[int, float], left_out: list
     record = RoundRecord(1, tuple(losses), {}, losses, {}, 0.0, {}, 1.0, 0, 0)
     assert record.loss == pytest.approx(mean, nan_ok=True)
     assert round_scalars(record).get("loss/mean", math.nan) == pytest.approx(mean, nan_ok=True)
-    assert f"loss {mean:.3f}" in _scores(record)
+    assert f"loss {mean:.3f}" in scores_of(record)
 
 
 def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_an_update_scaled_by_100_is_reported_everywhere(tmp_path: Path) -> None:
     (alarm,) = record.alarms
 
     stream, errors = io.StringIO(), io.StringIO()
-    PlainProgress(stream, errors).round_finished(record)
+    ShownProgress(Lines(stream, errors)).round_finished(record)
     assert errors.getvalue() == f"warning: round 1: {alarm}.\n"
 
     directory = RunDirectory.create(run, tmp_path / "run")

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.transports.base import RefusalLog, RefusedError, read_envelope
+from calfat_plugin.host.transports.base import RefusalLog
+from calfat_plugin.host.transports.message import RefusedError, read_envelope
 from calfat_plugin.peer_text import MAX_TEXT, peer_text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
@@ -243,15 +242,6 @@ def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
 def test_a_backend_that_carries_no_simulation(backend: str, snapshot: TextSnapshot) -> None:
     with snapshot.raises(RecipeError):
         supported_runtime(experiment(comm_args__backend=backend))
-
-
-def test_a_simulation_over_mpi_is_taken_where_its_package_is(
-    monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
-) -> None:
-    assert supported_runtime(experiment(comm_args__backend="MPI")).experiment.executor == "mpi"
-    monkeypatch.setitem(sys.modules, "mpi4py", None)  # what find_spec takes for missing
-    with snapshot.raises(RecipeError):
-        supported_runtime(experiment(comm_args__backend="MPI"))
 
 
 def test_the_hosts_events_are_not_logged_and_their_function_is_put_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from copy import deepcopy
 from typing import Any
 
@@ -52,12 +51,6 @@ def test_an_update_arrives_as_it_was_sent_but_for_what_the_client_keeps() -> Non
     update = unpack_update(wire, 5)
     assert (update.num_examples, update.metrics) == (5, {"loss": 0.5})
     assert (update.state, update.extras, update.client_state) == ({"w": W}, {"scaffold/change/w": C}, {})
-
-
-def test_a_refusal_gives_its_reason() -> None:
-    with pytest.raises(UpdateError) as error:
-        unpack_update(pack_refusal("client 3: 1 < ∞"), 5)
-    assert str(error.value) == "client 3: 1 < ∞"
 
 
 def test_of_a_long_reason_only_what_may_be_shown_is_decoded() -> None:
@@ -119,17 +112,6 @@ COMMON = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16"
 def test_common_types_are_read(name: str) -> None:
     tensor = torch.ones(2, dtype=getattr(torch, name))
     assert torch.equal(unpack_update({"w": tensor}, 5).state["w"], tensor)
-
-
-def test_messages_are_what_the_host_takes_for_one_message() -> None:
-    """The host takes a plain dict for a map from client to message."""
-    update = LocalUpdate({"w": W}, 5, extras={"scaffold/c/w": C}, metrics={"loss": 0.5})
-    for wire in (
-        pack_downlink({"w": W}, {"scaffold/c/w": C}),
-        pack_update(update),
-        pack_refusal("no"),
-    ):
-        assert isinstance(wire, OrderedDict)
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

@@ -10,7 +10,6 @@ from calfat_plugin.errors import UpdateError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import State
 from calfat_plugin.observer import BatchProgress, RunObserver
-from calfat_plugin.profiling import Profile, profiling
 from calfat_plugin.trainers.calfat import CalFAT
 from tests.methods.helpers import CPU, Federation, experiment, small_digits
 
@@ -32,14 +31,6 @@ def test_every_mini_batch_is_reported() -> None:
     assert progress.seen == [(4, 1, 3), (4, 2, 3), (4, 3, 3)]
 
 
-def test_a_last_example_that_joins_the_batch_before_is_no_batch_of_the_report() -> None:
-    """FedRBN's network has batch normalisation, which cannot train on one example."""
-    progress, dataset = Progress(), small_digits()
-    normalised = experiment("fedrbn", train_args__batch_size=89)
-    Worker(normalised, dataset, {0: dataset.train}, CPU, progress).fit(0, 1, Federation(normalised).server.downlink())
-    assert progress.seen == [(0, 1, 1)]
-
-
 def test_what_clients_keep_goes_into_the_mapping_that_the_worker_was_given() -> None:
     states: dict[int, State] = {}
     dataset, scaffold = small_digits(), experiment("fedpgd", "scaffold")
@@ -47,25 +38,6 @@ def test_what_clients_keep_goes_into_the_mapping_that_the_worker_was_given() -> 
     worker.fit(4, 1, Federation(scaffold).server.downlink())
     assert list(states) == [4]
     assert states[4]
-
-
-def test_a_round_has_named_parts_and_spans() -> None:
-    profile = Profile()
-    with profiling(profile):
-        scaffold = {"name": "scaffold", "variant": "I"}
-        federation = Federation(experiment("fedpgd", scaffold, calfat__monitor__every=1))
-        federation.play()
-        federation.server.final_evaluation()
-    first, final = profile.parts
-    assert (first.name, final.name) == ("round 1", "final evaluation")
-    assert [path[0] for path in first.spans if len(path) == 1] == ["training", "aggregation", "evaluation"]
-    assert [path[1] for path in first.spans if path[0] == "training" and len(path) == 2] == [
-        "full gradient",
-        "data",
-        "attack",
-        "outer step",
-    ]
-    assert [path[0] for path in final.spans if len(path) == 1] == ["evaluation"]
 
 
 def test_batch_normalisation_with_one_example_a_batch_is_no_update() -> None:

@@ -18,7 +18,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
-from calfat_plugin.report.labels import groups
+from calfat_plugin.report.labels import difference
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
@@ -403,5 +403,8 @@ def test_a_group_with_another_attack_says_so() -> None:
         {"name": "fast", "ids": 0, "threat": {"inner": "n-fgsm"}},
         {"name": "slow", "ids": 1, "threat": {"inner": "pgd", "eps": 0.05}},
     ]
-    said = groups(experiment("fedpgd", calfat__clients=clients))
-    assert said == "fast (ids 0): inner n-fgsm (noise 2, step 1); slow (ids 1): ε 0.05"
+    run = experiment("fedpgd", calfat__clients=clients)
+    assert [difference(group, run) for group in run.clients] == [
+        "ids [0] · threat.inner n-fgsm · threat.inner.noise 2.0 · threat.inner.step 1.0",
+        "ids [1] · threat.eps 0.05",
+    ]

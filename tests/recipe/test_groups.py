@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from calfat_plugin.recipe.clients import GROUPED, parsed_ids
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry
+from tests.recipe.tables import Row, rows
 from tests.snapshot import TextSnapshot
 
 RECIPE = """\
@@ -227,14 +227,14 @@ def test_metrics_of_a_groups_trainer_are_columns() -> None:
 
 # --- wrong groups -----------------------------------------------------------------------------------------------------
 
-WRONG = [block.splitlines() for block in (Path(__file__).parent / "groups.txt").read_text().split("\n\n")]
+WRONG = rows("groups.txt")
 
 
-@pytest.mark.parametrize("lines", WRONG, ids=[lines[0][2:] for lines in WRONG])
-def test_wrong_groups_are_refused(lines: list[str]) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_wrong_groups_are_refused(wrong: Row) -> None:
     with pytest.raises(CalfatError) as refused:
-        resolved(*(line[2:] for line in lines if line.startswith("+ ")))
-    assert f"> {refused.value}" == lines[-1]
+        resolved(*wrong.edit.split(" ; "))
+    assert str(refused.value).startswith(wrong.expected)
 
 
 def test_groups_are_a_list() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from calfat_plugin.cli.progress import PlainProgress
+from calfat_plugin.cli.progress import Lines, ShownProgress
 from calfat_plugin.report import write_run_report
+from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
 from calfat_plugin.report.groups import group_curves, groups_table, members, ranges, with_groups
-from calfat_plugin.report.labels import difference, headline, highlights, problem_names, problem_of
+from calfat_plugin.report.labels import difference, headline, highlights, problem_names
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import RunFiles, read_run
 from calfat_plugin.report.run_page import run_page
@@ -48,8 +49,13 @@ def test_the_table_has_who_differs_in_what(tmp_path: Path) -> None:
     run = grouped(tmp_path)
     assert members(run) == {"liars": [1, 4], "weak": [2, 3], "others": [0, 5]}
     assert groups_table(run) == [
-        ("liars, attackers", "attacker sign_flip (scale 5)", ["1, 4", "2.5", "7", "-0.75"]),
-        ("weak", "trainer fedpgd + logitadj, ε 0.05, epochs 2", ["2-3", "1.25", NOTHING, NOTHING]),
+        ("liars, attackers", "ids [1, 4] · attacker sign_flip · attacker.scale 5.0", ["1, 4", "2.5", "7", "-0.75"]),
+        (
+            "weak",
+            "share 0.34 · epochs 2 · trainer fedpgd · trainer.loss logitadj · trainer.loss.tau 1.0 · "
+            "trainer.loss.delta 1.0e-06 · trainer.loss.calibrate_inner false · threat.eps 0.05",
+            ["2-3", "1.25", NOTHING, NOTHING],
+        ),
         ("others", "as the recipe says", ["0, 5", "0.5", "0.125", NOTHING]),
     ]
     assert with_groups(run) == ("0", "1 (liars)", "2 (weak)", "3 (weak)", "4 (liars)", "5")
@@ -85,7 +91,8 @@ def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: 
     change_json(run.path / "results.json", evaluations=[results])
     (tmp_path / "figures").mkdir()
     page = run_page(read_run(run.path), tmp_path / "figures")
-    assert '<th scope="row">liars, attackers<span class="beside">attacker sign_flip (scale 5)</span></th>' in page
+    own = "ids [1, 4] · attacker sign_flip · attacker.scale 5.0"
+    assert f'<th scope="row">liars, attackers<span class="beside">{own}</span></th>' in page
     assert '<td class="number">2 (weak), 5</td>' in page
     assert "Attackers (clients 1, 4) are left out." in page
     assert "Measured by the evaluator group" not in page
@@ -99,7 +106,7 @@ def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
     page = (write_run_report(run.path)).read_text()
     assert "Groups of clients" not in page
     assert "are left out" not in page
-    assert "Groups" not in highlights(run)
+    assert "calfat.clients" not in highlights(run)
 
 
 def test_a_run_that_does_not_know_who_is_in_them_yet(tmp_path: Path) -> None:
@@ -112,25 +119,26 @@ def test_a_run_that_does_not_know_who_is_in_them_yet(tmp_path: Path) -> None:
     ]
 
 
-def test_one_eps_is_not_said_to_be_everyones(tmp_path: Path, snapshot: TextSnapshot) -> None:
+def test_what_was_run_names_the_groups(tmp_path: Path, snapshot: TextSnapshot) -> None:
     run = grouped(tmp_path)
     snapshot(headline(run))
-    facts = highlights(run)
-    assert facts["Threat"] == "linf, ε = 0.1, 2 training steps of ε/2, others in groups"
-    snapshot(facts["Groups"])
+    snapshot(highlights(run)["calfat.clients"])
 
 
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        ("{ids: 0, batch_size: 8, learning_rate: 0.5}", "batch size 8, learning rate 0.5"),
-        ("{ids: 0, local_steps: 3}", "local steps 3"),
-        ("{ids: 0, trainer: standard}", "trainer standard"),
-        ("{ids: 0, attacker: ipm, trainer: fedpgd}", "attacker ipm (epsilon 0.5), trainer fedpgd"),
-        ("{ids: 0, threat: {eps: 4/255, steps: 7}}", "ε 4/255, steps 7"),
+        ("{ids: 0, batch_size: 8, learning_rate: 0.5}", "batch_size 8 · learning_rate 0.5 · ids [0]"),
+        ("{ids: 0, local_steps: 3}", "local_steps 3 · ids [0]"),
+        ("{ids: 0, trainer: standard}", "ids [0] · trainer standard · trainer.loss plain"),
+        (
+            "{ids: 0, attacker: ipm, trainer: fedpgd}",
+            "ids [0] · trainer fedpgd · trainer.loss plain · attacker ipm · attacker.epsilon 0.5",
+        ),
+        ("{ids: 0, threat: {eps: 4/255, steps: 7}}", "ids [0] · threat.eps 4/255 · threat.steps 7"),
     ],
 )
-def test_differences_in_words(group: str, words: str) -> None:
+def test_differences_are_keys_of_the_group(group: str, words: str) -> None:
     run = experiment(f"calfat.clients=[{group}]")
     assert difference(run.clients[0], run) == words
 
@@ -149,16 +157,16 @@ def test_runs_of_other_groups_are_told_apart_and_do_not_compare(tmp_path: Path) 
     ]
     problems = problem_names([problem_of(run.settings) for run in runs])
     assert problems == [
-        "clients null",
-        "clients group1 (ids 0, attacker ipm (epsilon 0.5))",
-        "clients group1 (ids 0, attacker alie)",
-        "clients group1 (ids 0, threat norm linf, eps 0.05, step_size eps/2, steps 2)",
-        "clients null",  # by what a group trains is a method
+        "calfat.clients null",
+        "calfat.clients [{name: group1, ids: [0], attacker: {name: ipm, epsilon: 0.5}}]",
+        "calfat.clients [{name: group1, ids: [0], attacker: {name: alie, z: null}}]",
+        "calfat.clients [{name: group1, ids: [0], threat: {norm: linf, eps: '0.05', step_size: eps/2, steps: 2}}]",
+        "calfat.clients null",  # by what a group trains is a method
     ]
     names = [group.name for group in group_runs(runs)]
     assert len(set(names)) == len(clients)
-    assert names[0] == "calfat · clients none"
-    assert names[-1] == "calfat · clients group1 (ids 0, trainer standard)"
+    assert names[0] == "calfat.clients []"
+    assert names[-1] == "calfat.clients [{name: group1, ids: [0], trainer: {name: standard, loss: {name: plain}}}]"
 
 
 def test_check_and_the_console_name_them(
@@ -171,6 +179,6 @@ def test_check_and_the_console_name_them(
     snapshot(ended.out)
     assert "Groups" not in calfat("check", "r.yaml").out
     said = io.StringIO()
-    with PlainProgress(said, io.StringIO()) as progress:
+    with ShownProgress(Lines(said, io.StringIO())) as progress:
         progress.run_started(RunInfo("r", Path("run"), experiment(*GROUPS).as_run(), num_rounds=4, start_round=1))
     assert said.getvalue() == "r: running 4 rounds in run; groups of clients: liars (attackers), weak\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import differences, group_runs, reported_of
-from calfat_plugin.report.labels import problem_names, problem_of
+from calfat_plugin.report.labels import problem_names, setting_names
 from calfat_plugin.report.reading import RunFiles, read_run
 from tests.report.made import made_run
 
@@ -44,9 +45,12 @@ def test_a_plugin_file_parts_runs_by_its_content_and_not_by_its_place(tmp_path: 
     moved = runs(tmp_path / "moved", with_plugin("/here", "a"), with_plugin("/there", "a", seed=1))
     assert len(group_runs(moved)) == 1
     changed = group_runs(runs(tmp_path / "changed", with_plugin("/here", "a"), with_plugin("/here", "b")))
-    assert [group.name for group in changed] == [f"calfat · sha256 {digest * 64}" for digest in "ab"]
+    assert [group.name for group in changed] == [f"calfat.plugins.my_fat.sha256 {digest * 64}" for digest in "ab"]
     others = group_runs(runs(tmp_path / "others", with_plugin("/here", "a"), ("calfat.trainer=fedpgd",)))
-    assert [group.name for group in others] == ["calfat · weights uniform", "fedpgd · weights examples"]
+    assert [group.name for group in others] == [
+        "calfat.trainer calfat · calfat.aggregator.weights uniform",
+        "calfat.trainer fedpgd · calfat.aggregator.weights examples",
+    ]
 
 
 def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> None:
@@ -60,9 +64,9 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     trainer = "calfat.trainer={}".format
     found = runs(tmp_path, (), (trainer("fedpgd"),), (trainer("{name: fedpgd, loss: calibrated}"),))
     assert [group.name for group in group_runs(found)] == [
-        "calfat · weights uniform",  # as its preset sets them
-        "fedpgd · weights examples",
-        "fedpgd + calibrated · weights examples",
+        "calfat.trainer calfat · calfat.aggregator.weights uniform",  # as its preset sets them
+        "calfat.trainer fedpgd · calfat.trainer.loss plain · calfat.aggregator.weights examples",
+        "calfat.trainer fedpgd · calfat.trainer.loss calibrated · calfat.aggregator.weights examples",
     ]
 
 
@@ -75,10 +79,14 @@ def test_names_tell_settings_apart(tmp_path: Path) -> None:
         ("calfat.trainer.scale=5", "data_args.partition_alpha=0.3"),
     )
     assert [group.name for group in group_runs(found)] == [
-        "calfat · β 0.1 · 2 clients · scale 10",
-        "calfat · β 0.3 · 2 clients · scale 10",
-        "calfat · β 0.1 · 3 clients · scale 10",
-        "calfat · β 0.3 · 2 clients · scale 5",
+        "data_args.partition_alpha 0.1 · train_args.client_num_in_total 2 · "
+        "train_args.client_num_per_round 2 · calfat.trainer.scale 10.0",
+        "data_args.partition_alpha 0.3 · train_args.client_num_in_total 2 · "
+        "train_args.client_num_per_round 2 · calfat.trainer.scale 10.0",
+        "data_args.partition_alpha 0.1 · train_args.client_num_in_total 3 · "
+        "train_args.client_num_per_round 3 · calfat.trainer.scale 10.0",
+        "data_args.partition_alpha 0.3 · train_args.client_num_in_total 2 · "
+        "train_args.client_num_per_round 2 · calfat.trainer.scale 5.0",
     ]
 
 
@@ -87,14 +95,29 @@ def test_names_say_all_that_differs_or_that_they_do_not(tmp_path: Path) -> None:
     faster = ("calfat.trainer=fedpgd", "train_args.learning_rate=0.05", "calfat.aggregator.weights=uniform")
     (tmp_path / "two").mkdir()
     assert [group.name for group in group_runs(runs(tmp_path / "two", (), faster))] == [
-        "calfat · learning rate 0.01",
-        "fedpgd · learning rate 0.05",
+        "calfat.trainer calfat · train_args.learning_rate 0.01",
+        "calfat.trainer fedpgd · train_args.learning_rate 0.05",
     ]
     more = (*faster, "train_args.momentum=0.5", "train_args.epochs=2", "train_args.weight_decay=0")
     names = [group.name for group in group_runs(runs(tmp_path, (), more))]
     assert names == [
-        "calfat · epochs 1 · learning rate 0.01 · momentum 0.9 · …",
-        "fedpgd · epochs 2 · learning rate 0.05 · momentum 0.5 · …",
+        "calfat.trainer calfat · train_args.epochs 1 · train_args.learning_rate 0.01 · train_args.momentum 0.9 · …",
+        "calfat.trainer fedpgd · train_args.epochs 2 · train_args.learning_rate 0.05 · train_args.momentum 0.5 · …",
+    ]
+
+
+def test_names_that_would_be_the_same_are_longer(tmp_path: Path) -> None:
+    long = "train_args.epochs=2", "train_args.learning_rate=0.05", "train_args.momentum=0.5", "train_args.batch_size=8"
+    found = runs(tmp_path, (), (*long, "train_args.weight_decay=0"), (*long, "train_args.weight_decay=0.1"))
+    names = [group.name for group in group_runs(found)]
+    assert [name.rpartition(" · ")[2] for name in names] == [f"train_args.weight_decay {x}" for x in (0.0002, 0.0, 0.1)]
+    again = setting_names([found[0], found[0]])  # two cells of a suite may be one setting
+    assert again == [f"calfat.trainer calfat · {found[0].path}"] * 2
+    measured = "calfat.monitor.max_examples=32"
+    both = group_runs(runs(tmp_path / "both", (), (measured,), ("calfat.trainer.scale=5",)))
+    assert [group.name for group in both] == [
+        f"calfat.trainer.scale {scale} · calfat.monitor.max_examples {most}"
+        for scale, most in (("10.0", "null"), ("10.0", "32"), ("5.0", "null"))
     ]
 
 
@@ -102,9 +125,15 @@ def test_what_measures_a_model_is_no_part_of_its_name_unless_nothing_else_differ
     (tmp_path / "methods").mkdir()
     plain, fgsm = "calfat.aggregator.weights=examples", "calfat.monitor.evaluators=[natural, fgsm, pgd20]"
     found = runs(tmp_path / "methods", (plain,), (plain, "calfat.trainer=fedpgd", fgsm))
-    assert [group.name for group in group_runs(found)] == ["calfat", "fedpgd"]
+    assert [group.name for group in group_runs(found)] == [
+        "calfat.trainer calfat",
+        "calfat.trainer fedpgd",
+    ]
     same = group_runs(runs(tmp_path, (), ("calfat.monitor.max_examples=32",)))
-    assert [group.name for group in same] == ["calfat · max examples null", "calfat · max examples 32"]
+    assert [group.name for group in same] == [
+        "calfat.monitor.max_examples null",
+        "calfat.monitor.max_examples 32",
+    ]
 
 
 def test_differences_lists_the_settings_that_differ_and_no_others(tmp_path: Path) -> None:
@@ -117,10 +146,8 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
         runs(tmp_path, (), ("calfat.trainer=fedpgd",), ("data_args.partition_alpha=0.5",), ("calfat.threat.eps=0.2",))
     )
     assert problem_names([problem_of(group.runs[0].settings) for group in groups]) == [
-        "β 0.1 · ε 0.1",
-        "β 0.1 · ε 0.1",
-        "β 0.5 · ε 0.1",
-        "β 0.1 · ε 0.2",
+        f"data_args.partition_alpha {alpha} · calfat.threat.eps {eps}"
+        for alpha, eps in ((0.1, 0.1), (0.1, 0.1), (0.5, 0.1), (0.1, 0.2))
     ]
 
 

@@ -88,7 +88,7 @@ def comparison_view(text: str) -> dict[str, Any]:
             "notes": [text],
         },
         **dict.fromkeys(("rounds", "classes", "labels"), run["sections"]["results"]["figures"]),
-        "settings": {"names": [text], "columns": [(text, [text])]},
+        "settings": {"names": [text], "rows": [(text, [text])]},
         "recipe": {text: text},
         **{name: run["sections"][name] for name in ("versions", "citations")},
     }

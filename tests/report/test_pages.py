@@ -141,8 +141,8 @@ def test_figures_lie_beside_the_page_too(page: Page, which: str, request: pytest
 def test_measured_stands_beside_reported(run_page: Path) -> None:
     text = Page.read(run_page).text
     assert "natural 64.31 [59.2, 69.1] 65.31 64.69 +0.62 359 1.5" in text
-    assert "fgsm linf, ε = 1/10 35.01 [30.3, 40.1] 36.01 \N{EN DASH} \N{EN DASH} 359 1.5" in text
-    assert "pgd20 linf, ε = 1/10 31.23 [26.7, 36.2] 32.23 31.12 +1.11 359 1.5" in text
+    assert "fgsm linf, eps 1/10 35.01 [30.3, 40.1] 36.01 \N{EN DASH} \N{EN DASH} 359 1.5" in text
+    assert "pgd20 linf, eps 1/10 31.23 [26.7, 36.2] 32.23 31.12 +1.11 359 1.5" in text
     assert "Reported: arXiv:2205.14926, Table 1; difference: release minus reported, in percentage points." in text
 
 
@@ -208,8 +208,8 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
         "test split, pgd20 (test-selected), so these are no fair results."
     ) in text
     assert (
-        "natural 80.00 [75.6, 83.8] 81.00 359 2.0 cw20 linf, ε = 0.05 61.00 [55.9, 65.9] 62.00 359 2.0 "
-        "cw20 linf, ε = 0.1 43.21 [38.2, 48.4] 44.21"
+        "natural 80.00 [75.6, 83.8] 81.00 359 2.0 cw20 linf, eps 0.05 61.00 [55.9, 65.9] 62.00 359 2.0 "
+        "cw20 linf, eps 0.1 43.21 [38.2, 48.4] 44.21"
     ) in text
     assert text.index("attacks/best-robust.json Checkpoint") < text.index("attacks/best-robust-2.json Checkpoint")
     assert "Accuracy under attack over eps, attacks/best-robust.json" in text
@@ -225,8 +225,8 @@ def test_captions_say_what_is_seen(run_page: Path) -> None:
 
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
     text = Page.read(run_page).text
-    assert "calfat with fedavg on digits (dirichlet, β = 0.1): 2 clients, 4 rounds, seed 0" in text
-    assert "Threat linf, ε = 0.1, 2 training steps of ε/2" in text
+    assert "calfat with fedavg on digits (dirichlet): 2 clients, 4 rounds, seed 0" in text
+    assert "calfat.threat.eps 0.1 calfat.threat.step_size eps/2 calfat.threat.steps 2" in text
     assert "@inproceedings{chen2022calfat" in text
     assert "cpu, 1 thread, 2 cores" in text
     assert "torch 2.13.0" in text
@@ -258,7 +258,7 @@ def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path: Path) -> Non
 
 
 def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 clients, 100 classes: a matrix instead of histograms, a profile instead of bars; and a page of sane size."""
+    """100 clients, 100 classes: totals instead of a panel each, bars without names; and a page of sane size."""
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     path = made_run(
         tmp_path / "a",
@@ -297,32 +297,34 @@ def test_differences_are_paired_over_seeds(comparison: Path) -> None:
 def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> None:
     text = Page.read(comparison).text
     assert text.index("study") < text.index("2 settings, 4 runs") < text.index("What differs")
-    assert "setting calfat.trainer calfat calfat (parameterisation paper," in text
-    assert "fedpgd fedpgd + plain" in text
-    assert "What is common" in text
-    assert "Data set digits" in text
-    assert "calfat, seed 1: AutoAttack <above> PGD." in text
+    assert "key calfat.trainer calfat calfat.trainer fedpgd calfat.trainer.name calfat fedpgd calfat.trainer." in text
+    assert "calfat.trainer.scale 1.0 \N{EN DASH} " in text
+    assert "data_args.dataset digits" in text.partition("What is common")[2]
+    assert "calfat.trainer calfat, seed 1: AutoAttack <above> PGD." in text
 
 
 def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: Path) -> None:
     text = Page.read(comparison).text
-    listed = (
-        "8 alarms about these numbers aa-above-pgd: calfat, seed 0; calfat, seed 1; fedpgd, seed 0; fedpgd, seed 1 "
+    of = "calfat.trainer"
+    listed = f"{of} calfat, seed 0; {of} calfat, seed 1; {of} fedpgd, seed 0; {of} fedpgd, seed 1 "
+    assert (
+        f"8 alarms about these numbers aa-above-pgd: {listed}flattened-logits: {of} calfat, seed 0, attacks/b" in text
     )
-    assert listed + "flattened-logits: calfat, seed 0, attacks/best-robust.json; calfat, seed 1" in text
-    assert "What was seen aa-above-pgd: calfat, seed 0: AutoAttack <above> PGD. flattened-logits: calfat" in text
+    assert f"What was seen aa-above-pgd: {of} calfat, seed 0: AutoAttack <above> PGD. flattened-logits: {of}" in text
 
 
-def test_seven_methods_are_dots_with_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seven_methods_are_lines_and_panels_of_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     for number in range(7):
         made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)
     page = Page.read(write_comparison([tmp_path / "s"]))
     assert page.errors == []
-    assert "calfat · scale 1" in page.text
+    assert "calfat.trainer.scale 1.0" in page.text
     legends = [figure for figure in page.figures if 'id="legend_1"' in figure]
-    assert len(legends) == 5
-    assert all(f">calfat · scale {number + 1}<" in legend for legend in legends for number in range(7))
+    assert len(legends) == 3
+    panels = [figure for figure in page.figures if figure.count(">calfat.trainer.scale") == 7 and figure not in legends]
+    assert len(panels) == 2
+    assert all(f">calfat.trainer.scale {number + 1}.0<" in legend for legend in legends for number in range(7))
 
 
 def test_a_page_is_the_same_twice(run_page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import yaml
 from calfat_plugin import load_run
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.charts import losses
-from calfat_plugin.report.labels import method
+from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.write import write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
@@ -62,7 +62,7 @@ def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
     assert [math.isnan(frame["loss_10"][0]), *frame["loss_10"][1:]] == [True, 10.5, 10 + 1 / 3, 10.25]
     chart = losses(run)
     assert chart is not None
-    assert "each of the 11 clients (thin)" in chart.caption
+    assert "the band is from the lowest to the highest of 11 clients" in chart.caption
     assert chart.caption.endswith("Last round: 5.25.")  # 1 / 4 beside the mean of 0 to 10
 
 
@@ -163,14 +163,11 @@ def test_a_run_whose_plugins_are_not_installed_still_has_its_page(tmp_path: Path
     content["calfat"]["evaluators"][0] = {"name": "my-attack", "label": "natural", "eps": "1/3"}
     recipe.write_text(yaml.safe_dump(content, sort_keys=False))
     run = read_run(path)
-    assert (run.recipe.trainer.name, run.recipe.trainer.options, method(run)) == (
-        "my-fat",
-        {"beta": [1, 2]},
-        "my-fat + my-loss",
-    )
+    assert (run.recipe.trainer.name, run.recipe.trainer.options) == ("my-fat", {"beta": [1, 2]})
+    assert highlights(run)["calfat.trainer.loss.name"] == "my-loss"
     assert run.settings["calfat"]["trainer"] == content["calfat"]["trainer"]
     assert run.settings["calfat"]["evaluators"][0] == content["calfat"]["evaluators"][0]
-    assert "my-fat (beta 1, 2)" in write_run_report(path).read_text()
+    assert "<dt>calfat.trainer.beta</dt><dd>[1, 2]</dd>" in write_run_report(path).read_text()
 
 
 def test_a_suite_that_calfat_did_not_write_is_refused_with_its_place(tmp_path: Path, snapshot: TextSnapshot) -> None:

@@ -81,7 +81,7 @@ def test_several_runs_go_to_the_working_directory_or_where_asked(
     for name, trainer in (("a", "calfat"), ("b", "fedpgd")):
         made_run(Path(name), f"calfat.trainer={trainer}", final=FINAL)
     assert calfat("report", "a", "b") == (0, "report: report.html\n")
-    assert "<h1>calfat and fedpgd</h1>" in Path("report.html").read_text()
+    assert "<h1>calfat.trainer calfat and calfat.trainer fedpgd</h1>" in Path("report.html").read_text()
     assert calfat("report", "a", "b", "--out", "pages/two.html") == (0, "report: pages/two.html\n")
     assert sorted(path.name for path in Path("pages").iterdir()) == ["two.html", "two_figures"]
 

@@ -24,7 +24,6 @@ from benchmarks import (
     loops,
     round_overhead,
     work,
-    workers,
 )
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
@@ -156,34 +155,6 @@ def test_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert json.loads((tmp_path / "found.json").read_text())["numbers"].keys() == {"Flower", "FedML"}
     with pytest.raises(SystemExit, match=r": other bits than in the first run; is torch the same in both\?$"):
         hosts.main(words)
-
-
-def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With runs of the command that are made up."""
-    asked: list[tuple[str, ...]] = []
-    bits = [b"same"] * 5 + [b"else"]
-
-    def run(folder: Path, recipe: Path, *options: str) -> Path:
-        assert recipe == Path("some.yaml")
-        asked.append(options)
-        directory = tmp_path / str(len(asked))
-        (directory / "checkpoints").mkdir(parents=True)
-        (directory / "checkpoints" / "last.safetensors").write_bytes(bits[len(asked) - 1])
-        seconds = 6.0 / (1 + int(options[-1] if "--workers" in options else 0))
-        (directory / "rounds.csv").write_text(f"round,seconds,clients\n1,{seconds},0\n2,{seconds},0\n")
-        return directory
-
-    monkeypatch.setattr(workers, "run", run)
-    words = ["--recipe", "some.yaml", "--set", "a.b=1", "--threads", "1", "--repeats", "1"]
-    workers.main(words)
-    always = ("--set", "a.b=1", "--set", "calfat.runtime.threads=1")
-    assert asked == [always, (*always, "--workers", "1"), (*always, "--workers", "2")]
-    rows = tables(capsys.readouterr().out)["workers"]
-    assert [row[:3] for row in rows] == [["none", "12", "1"], ["1", "6", "2"], ["2", "4", "3"]]
-    with pytest.raises(SystemExit, match="other bits than in the first run; workers: 2"):
-        workers.main(words)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:

@@ -19,7 +19,6 @@ from calfat_plugin.runs.checkpoints import (
     ClientStates,
     load_checkpoint,
     named_files,
-    read_tensors,
     save_checkpoint,
 )
 from calfat_plugin.runs.party import _States
@@ -50,24 +49,6 @@ def close_round(states: ClientStates, tmp_path: Path, round: int, *also: str) ->
         save_checkpoint(tmp_path / f"{name}.safetensors", Snapshot(round, {}, client_states=states), {})
     states.saved((*also, "last"), dict(states.named))
     states.round = round + 1
-
-
-def test_a_file_says_whose_state_it_is_and_of_which_round(tmp_path: Path) -> None:
-    states = store(tmp_path, round=4)
-    states[3] = state(0.1)
-    _, facts = read_tensors(tmp_path / "clients" / "client-3-round-4.safetensors")
-    assert {key: facts[key] for key in facts if key != "sha256"} == {"client": 3, "round": 4}
-    assert ClientStateFiles(tmp_path / "clients", states.named).named == {3: ClientStateFile(4, facts["sha256"])}
-
-
-def test_a_file_that_somebody_removed_is_not_missed_once_it_is_of_no_use(tmp_path: Path) -> None:
-    states = store(tmp_path)
-    states[3] = state(0.1)
-    close_round(states, tmp_path, 1)
-    (tmp_path / "clients" / "client-3-round-1.safetensors").unlink()
-    states[3] = state(0.2)
-    close_round(states, tmp_path, 2)
-    assert names(tmp_path / "clients") == ["client-3-round-2.safetensors"]
 
 
 def test_states_come_back_with_the_bits_they_had(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from calfat_plugin.runs.request import Request, checked_experiment
 from tests.cli.runner import calfat
 from tests.programs import MPIEXEC
 from tests.runs.mortals import METHODS, MORTAL, Fates, alone, go, outcome
-from tests.runs.processes import TIMEOUT, environment
+from tests.runs.processes import TIMEOUT, environment, sabotage
 from tests.snapshot import TextSnapshot
 
 NAMED = "calfat.runtime.executor="
@@ -51,29 +51,23 @@ def factories(folder: Path) -> Path:
 # --- mpi --------------------------------------------------------------------------------------------------------------
 
 
-def in_job(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``calfat run`` as the user starts it with two workers."""
+def test_a_job_of_mpi_does_what_one_process_does(folder: Path) -> None:
+    """And ends with all of its processes at an error that a user can fix; what it has done is resumed without it."""
+    scaffold = [word for change in METHODS["scaffold"] for word in ("--set", change)]
     program = [MPIEXEC, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "calfat_plugin.cli.main"]
-    return subprocess.run(
-        [*program, "run", "mortal.yaml", "--plain", "--run-dir", "run", *words],
-        env=environment(folder / "home", MORTAL),
+    backend = ("--set", "comm_args.backend=MPI")  # as FedML calls the executor
+    ended = subprocess.run(
+        [*program, "run", "mortal.yaml", "--plain", "--run-dir", "run", *backend, *scaffold],
+        env=environment(folder / "home", MORTAL) | sabotage("refusals", 3),
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
         check=False,
     )
-
-
-def test_a_job_of_mpi_does_what_one_process_does(folder: Path) -> None:
-    """Its first attempt ends with an error that a user can fix, and so do all of its processes."""
-    scaffold = [word for change in METHODS["scaffold"] for word in ("--set", change)]
-    Path("fate-0").write_text("user")
-    ended = in_job(folder, "--set", NAMED + "mpi", *scaffold)
     assert ended.returncode == 2, ended.stderr
-    assert "error: this model cannot be trained.\n" in ended.stderr
-    ended = in_job(folder, "--set", "comm_args.backend=MPI", *scaffold)  # as FedML calls it
-    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("mortal: running 3 rounds in run\n")
+    assert "error: round 3: not one client delivered a usable update.\n" in ended.stderr
+    go("run", 0, *METHODS["scaffold"], resume=True)
     assert outcome(Path("run")) == alone(*METHODS["scaffold"])
 
 
@@ -185,10 +179,3 @@ def test_an_engine_that_is_not_installed(
     scheduler = ["calfat.runtime.scheduler='tcp://10.0.0.1:8786'"] if executor == "dask" else []
     with snapshot.raises(RecipeError):
         checked_experiment(read_document("mortal.yaml"), [NAMED + executor, *scheduler])
-
-
-def test_a_run_continues_with_another_executor(factories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(factories / "mine"))
-    go("run", 0, *METHODS["scaffold"], "train_args.comm_round=1")
-    resumed, _ = go("run", 0, *METHODS["scaffold"], NAMED + "factories:processes", resume=True)
-    assert outcome(resumed) == alone(*METHODS["scaffold"])

@@ -17,7 +17,6 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
 from calfat_plugin.errors import OptionError, PluginError, RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
-from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import model_overrides
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat
@@ -222,10 +221,3 @@ def test_every_process_of_a_run_gets_it_and_a_resumed_run_too(warm: WarmServer, 
     moved = ("--plugin", "moved/my_net.py")
     done = warm.run("attack", "run", "--attacks", "fgsm", "--examples", "20", *moved, cwd=folder)
     assert (done.code, done.err) == (0, "")
-
-
-def test_the_document_that_workers_get_has_it(folder: Path) -> None:
-    experiment = with_file()
-    again = checked_experiment(experiment.document)
-    assert (again.plugins, again.model.name) == (experiment.plugins, "my_net:MyNet")
-    assert isinstance(again.document, Document)

@@ -54,18 +54,6 @@ def calfat_evaluators():
 def calfat_local_trainers():
     yield TrainerEntry("clean", build=Standard)
 """
-BYTES = """\
-import torch
-from calfat_plugin import Dataset, DatasetEntry, ImageData, hookimpl
-
-def load(root):
-    images = ImageData(torch.arange(256.0).expand(40, 1, 256, 256)[:, :, :8], torch.arange(40) % 4)
-    return Dataset("grey", images, images, 4)
-
-@hookimpl
-def calfat_datasets():
-    yield DatasetEntry("grey", build=load)
-"""
 FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
 SMALL = "train_args.comm_round=3"
 CROSS_SILO = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
@@ -106,11 +94,6 @@ def test_the_run_directory_says_which_file_it_was(finished: Path) -> None:
     assert recipe["calfat"]["plugins"] == {"my_fat": {"file": str(finished / FILE), "sha256": digest}}
     environment = json.loads((finished / "run" / "environment.json").read_text())
     assert f"{finished / FILE} sha256:{digest[:12]} (my_fat)" in environment["plugins"]
-
-
-def test_a_finished_run_is_attacked_without_naming_the_file(warm: WarmServer, finished: Path) -> None:
-    done = warm.run("attack", "run", "--attacks", "fgsm", "--examples", "20", cwd=finished)
-    assert (done.code, done.err) == (0, "")
 
 
 def test_a_finished_run_is_analysed_with_more_files(warm: WarmServer, folder: Path) -> None:
@@ -249,18 +232,3 @@ def test_a_stopped_run_says_how_to_resume_it_with_the_file(warm: WarmServer, tmp
         "Resume with:\n  calfat run tiny.yaml --set train_args.comm_round=3 --plugin mine/my_fat.py --resume "
         "--run-dir run\n"
     )
-
-
-def test_bytes_as_floats_are_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
-) -> None:
-    """They trained in silence, or the first attack was blamed."""
-    monkeypatch.chdir(tmp_path)
-    Path("grey.py").write_text(BYTES)
-    Path("tiny.yaml").write_text(
-        RECIPE.replace("dataset: digits", "dataset: grey").replace("'tiny_model:build'", "cnn")
-    )
-    done = calfat("run", "tiny.yaml", "--plugin", "grey.py", "--set", "calfat.evaluators=[natural]")
-    assert (done.code, done.out) == (2, "")
-    snapshot(done.err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.py", "tiny.yaml"]

@@ -108,13 +108,6 @@ def count() -> Iterator[int]:
     yield from (1, 2)
 
 
-def test_without_a_profile_nothing_is_made() -> None:
-    numbers = count()
-    assert timed_each("data", numbers) is numbers
-    assert timed("a") is timed("b")
-    begin_part("round 1")
-
-
 def test_spans_nest_and_count_and_wait_for_the_device() -> None:
     waits: list[float] = []
     profile = Profile(lambda: waits.append(time.perf_counter()))

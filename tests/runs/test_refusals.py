@@ -111,9 +111,6 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
         f"error: run: the data are not those this run was started with. {key} in partition.json: {then} when started, "
         f"{now} now. Resume with the same data and partition, or start again without --resume.\n"
     )
-    del content[key]  # as an earlier version wrote it
-    path.write_text(json.dumps(content))
-    assert warm.run(*RUN, "--resume", cwd=folder).code == 0
 
 
 class Late(RunDirectory):
@@ -205,14 +202,6 @@ def test_what_took_work_is_never_overwritten(tmp_path: Path, file: str) -> None:
     assert contents(tmp_path) == before
 
 
-def test_many_files_of_others_are_counted(tmp_path: Path) -> None:
-    directory = begun(tmp_path / "run")
-    for name in "abcde":
-        (directory.path / name).touch()
-    with pytest.raises(RunError, match=r"this directory has a, b, c and 2 more\. "):
-        directory.refuse_to_overwrite()
-
-
 def test_where_there_is_no_run_nothing_is_overwritten(tmp_path: Path) -> None:
     for name in ("log.txt", "results.json"):
         (tmp_path / name).write_text("of somebody")
@@ -286,12 +275,17 @@ def test_more_rounds_after_one_that_would_have_drawn_anew(
         run.check_same(longer)
 
 
-def test_another_number_of_threads(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2"))
+@pytest.mark.parametrize(
+    "change",
+    ["calfat.runtime.threads=2", "calfat.runtime.precision=bf16", "train_args.comm_round=1"],
+    ids=["threads", "arithmetic", "fewer rounds than are done"],
+)
+def test_another_setting(warm: WarmServer, folder: Path, snapshot: TextSnapshot, change: str) -> None:
+    snapshot(refused(warm, folder, *RUN, "--resume", "--set", change))
 
 
-def test_another_arithmetic(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.precision=bf16"))
+def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, *RUN))
 
 
 def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
@@ -314,20 +308,15 @@ def test_a_finished_run_that_cannot_go_further(warm: WarmServer, folder: Path, s
     snapshot(said)
 
 
-def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1"))
-
-
 def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
     rounds = folder / "run" / "rounds.csv"
-    header, first, second, *_ = rounds.read_text().splitlines(keepends=True)
+    header, first, *_ = rounds.read_text().splitlines(keepends=True)
     told = (
         "error: run/rounds.csv: the rows of rounds 1 to 2, which the checkpoint continues from, are not all there; "
         "the file was changed by hand. Start the run again without --resume.\n"
     )
-    for text in (header + first, header + second + second, header + first + second.rstrip(), first + second, ""):
-        rounds.write_text(text)
-        assert refused(warm, folder, *RUN, "--resume") == told
+    rounds.write_text(header + first)
+    assert refused(warm, folder, *RUN, "--resume") == told
     rounds.unlink()
     assert refused(warm, folder, *RUN, "--resume") == told
 
@@ -336,10 +325,6 @@ def test_a_recipe_yaml_changed_by_hand(warm: WarmServer, folder: Path) -> None:
     (folder / "run" / "recipe.yaml").write_text("calfat: [")
     error = refused(warm, folder, *RUN, "--resume")
     assert error.startswith("error: run: cannot be resumed: run/recipe.yaml:1: not valid YAML: ")
-
-
-def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    snapshot(refused(warm, folder, *RUN))
 
 
 def test_places_where_no_run_directory_can_be(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
@@ -383,12 +368,3 @@ def test_a_full_disk_is_reported_and_no_bug() -> None:
         RoundsFile(full, ["natural"], 1).append(record)
     told = "/dev/full: cannot be written (No space left on device). Make room, or choose another --run-dir."
     assert str(raised.value) == told
-
-
-def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:
-    """Rows are lines: a reason with a line break in it must not look like two rounds to a resume."""
-    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 2)
-    reason = 'bad, "very\r\nbad"\x0b\u2028news'
-    file.append(RoundRecord(1, (0,), {1: reason}, {0: 1.0}, {0: 1.0}, 0.0, {}, 1.0, 0, 0))
-    assert len(file.path.read_text().splitlines()) == 2
-    file.keep_until(1)

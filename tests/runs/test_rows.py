@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin import rounds_csv
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.federation.outliers import alarms_of
@@ -19,7 +18,6 @@ from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds
 from tests.report.made import evaluation, record
 from tests.snapshot import TextSnapshot
 
-LATER = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2,passes,overfitted"
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
     evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_release=0.51
@@ -80,30 +78,6 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path, snapshot
     assert (seconds_of(file.path), last_used(file.path)) == (4.5, {0: 2, 2: 2})
     file.keep_until(1)
     assert [row["round"] for row in read_rounds(file.path)] == ["1"]
-
-
-def test_a_file_of_a_version_without_the_last_columns_gets_them(tmp_path: Path) -> None:
-    lacks = f",{LATER}"
-    rounds = (of_three_clients(round, alarms=(), evaluations={}) for round in (1, 2))
-    file = written(tmp_path, *rounds)
-    now = file.path.read_text(encoding="utf-8").replace(",0\n", ",\n")
-    missing = lacks.count(",")
-    old = now.replace(f"{lacks}\n", "\n").replace("," * 14 + "\n", "," * (14 - missing) + "\n")
-    assert len(old) == len(now) - len(lacks) - 2 * missing
-    file.path.write_text(old, encoding="utf-8")
-    assert not any(row.get("alarms") for row in read_rounds(file.path))
-    assert alarms_of(file.path) == ()
-    file.keep_until(2)
-    assert file.path.read_text(encoding="utf-8") == now
-
-
-def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
-    file = RoundsFile(tmp_path / "rounds.csv", ["natural", "natural_strict"], 3)
-    other = dataclasses.replace(evaluation("natural_strict", 0.25), accuracy_release=0.75)
-    file.append(of_three_clients(1, evaluations={"natural": OF_TWO_CLASSES, "natural_strict": other}))
-    (row,) = read_rounds(file.path)
-    found = [row[f"natural{suffix}"] for suffix in ("", "_release", "_strict", "_strict_release")]
-    assert found == ["0.5", "0.51", "0.25", "0.75"]
 
 
 @pytest.mark.parametrize(
@@ -284,15 +258,3 @@ def test_a_damaged_value_of_a_client_is_named(tmp_path: Path, new: str, reason: 
     with pytest.raises(RunError) as error:
         read_rounds(file.path)
     assert str(error.value) == f"{clients}: row 2 is damaged ({reason}). {AGAIN}"
-
-
-def test_a_resumed_run_of_a_version_with_one_file_gets_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = of_many(tmp_path)
-    now = [path.read_text() for path in file.paths]
-    for path in file.paths:
-        path.unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(rounds_csv, "MOST_IN_COLUMNS", 11)
-        of_many(tmp_path)
-    file.keep_until(3)
-    assert [path.read_text() for path in file.paths] == now

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from calfat_plugin.host.executors import Workers
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.maths import precision
 from calfat_plugin.maths.precision import has_bf16_units
-from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.compute import pick_device
@@ -38,7 +38,7 @@ from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import calfat
 from tests.runs.mortals import METHODS, MORTAL, Fates, alone, go, outcome
-from tests.runs.processes import TIMEOUT, environment
+from tests.runs.processes import TIMEOUT, WarmServer, environment
 from tests.silo.federation import assert_they_sleep
 from tests.snapshot import TextSnapshot
 
@@ -111,22 +111,6 @@ def test_a_bug_in_a_worker_names_the_client_and_shows_where(folder: Path) -> Non
         go("run", 2)
     assert re.fullmatch(r"round 1: client \d: ZeroDivisionError: a bug", str(error.value))
     assert f'{MORTAL / "mortal_model.py"}", line ' in str(error.value.__cause__)
-
-
-def test_progress_of_all_workers_is_shown(folder: Path) -> None:
-    """Each client's last batch, after the round's beginning and before its end."""
-    seen: list[Any] = []
-
-    class Seen(RunObserver):
-        def round_started(self, round: int, clients: Sequence[int]) -> None:
-            seen.append(set(clients))
-
-        def client_progress(self, progress: BatchProgress) -> None:
-            if progress.batch == progress.num_batches and progress.loss > 0:
-                seen[-1].remove(progress.client)
-
-    go("run", 2, observer=Seen())
-    assert seen == [set()] * 3
 
 
 def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,90 +266,57 @@ def test_a_program_starts_workers_which_do_not_import_it(folder: Path, monkeypat
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", start)
-    with pytest.raises(HostError):
+    with pytest.raises(HostError, match=r"^worker processes cannot be started \(Resource temporarily unavailable\)\. "):
         calfat_plugin.run("mortal.yaml", run_dir="run", workers="auto", progress=False)
     (told,) = seen
     assert (told is main, getattr(told, "__file__", None), told.__spec__) == (False, None, None)
     assert sys.modules["__main__"] is main
 
 
-def test_processes_that_cannot_be_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
-) -> None:
-    def full(process: Any) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", full)
-    with snapshot.raises(HostError):
-        go("run", 2)
-
-
-def _stop_the_terminal(leader: subprocess.Popen[str]) -> None:
-    os.killpg(leader.pid, signal.SIGINT)
-
-
-def _close_the_terminal(leader: subprocess.Popen[str]) -> None:
-    os.killpg(leader.pid, signal.SIGHUP)
+def _until(what: Callable[[], bool], leader: int) -> None:
+    until = time.monotonic() + TIMEOUT
+    while not what():
+        assert psutil.pid_exists(leader)
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
-    ("stop", "status"),
+    ("send", "name", "status"),
     [
-        pytest.param(_stop_the_terminal, 130, marks=pytest.mark.slow),
-        pytest.param(_close_the_terminal, 130, marks=pytest.mark.slow),
-        pytest.param(subprocess.Popen.terminate, 130, marks=pytest.mark.slow),
-        (subprocess.Popen.kill, -signal.SIGKILL),
+        pytest.param(os.killpg, "SIGINT", 130, marks=pytest.mark.slow),  # Ctrl-C on a terminal
+        pytest.param(os.killpg, "SIGHUP", 130, marks=pytest.mark.slow),  # it is closed
+        pytest.param(os.kill, "SIGTERM", 130, marks=pytest.mark.slow),
+        (os.kill, "SIGKILL", -signal.SIGKILL),
     ],
 )
-def test_the_workers_end_with_the_run(folder: Path, stop: Any, status: int) -> None:
+def test_the_workers_end_with_the_run(
+    warm: WarmServer, folder: Path, send: Callable[[int, int], None], name: str, status: int
+) -> None:
     """In the middle of its training, and with nothing to do; the command that resumes has the workers, too."""
-    words = [
-        "run",
-        "mortal.yaml",
-        "--plain",
-        "--run-dir",
-        "run",
-        "--workers",
-        "2",
-        "--set",
-        "train_args.comm_round=9999",
-    ]
-    leader = subprocess.Popen(
-        [sys.executable, "-m", "calfat_plugin.cli.main", *words],
-        env=environment(folder / "home", MORTAL),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    words = ("run", "mortal.yaml", "--plain", "--run-dir", "run", "--workers", "2")
+    env = {"PYTHONPATH": environment(folder / "home", MORTAL)["PYTHONPATH"]}
+    leader = warm.start(*words, "--set", "train_args.comm_round=9999", cwd=folder, **env)
     try:
-        until = time.monotonic() + TIMEOUT
-        while not (folder / "run" / "checkpoints" / "last.safetensors").exists():
-            assert leader.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        _until((folder / "run" / "checkpoints" / "last.safetensors").exists, leader.pid)
         started = psutil.Process(leader.pid).children(recursive=True)
         assert len(started) >= 3, "two workers, and the server that they are forked from"
         (folder / "new").write_text("sleep")  # one worker; the other trains who is left of the round, and waits
         (folder / "new").rename(folder / "fate-0")
-        while (folder / "fate-0").exists():
-            assert leader.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        _until(lambda: not (folder / "fate-0").exists(), leader.pid)
         for process in started:
             process.send_signal(signal.SIGINT)  # a terminal's, which is for the leader to act on
         assert_they_sleep([leader.pid], seconds=1.0)  # the workers do what there is to do
-        stop(leader)
-        said = leader.communicate(timeout=TIMEOUT)[1]
-        said = re.sub(r".*resource_tracker.*\n.*\n", "", said)  # it clears up after a leader that could not
-        assert (leader.returncode, psutil.wait_procs(started, TIMEOUT)[1]) == (status, [])
+        send(leader.pid, getattr(signal, name))
+        ended = leader.wait()
+        assert (ended.code, psutil.wait_procs(started, TIMEOUT)[1]) == (status, [])
     finally:
-        leader.kill()
-        leader.wait()
-    hint = (
-        "stopped. Finished rounds are kept in run. Resume with:\n  "
-        f"{sys.executable} -m calfat_plugin.cli.main run mortal.yaml --set train_args.comm_round=9999 --plain "
-        "--workers 2 --resume --run-dir run\n"
-    )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(leader.pid, signal.SIGKILL)
+    said = re.sub(r".*resource_tracker.*\n.*\n", "", ended.err)  # it clears up after a leader that could not
     said = "".join(line for line in said.splitlines(keepends=True) if " workers of 1 thread share " not in line)
+    hint = (
+        "stopped. Finished rounds are kept in run. Resume with:\n"
+        "  calfat run mortal.yaml --set train_args.comm_round=9999 --plain --workers 2 --resume --run-dir run\n"
+    )
     assert said == (hint if status == 130 else "")  # beside that warning of a machine with one core

@@ -25,6 +25,7 @@ def import_everything() -> None:
 
 
 def child(order: dict[str, Any]) -> NoReturn:
+    os.setsid()  # a terminal of its own, as it were: whoever stops it stops nobody else
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

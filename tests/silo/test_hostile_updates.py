@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.transports.base import MODEL, RefusedError, decode, read_envelope
+from calfat_plugin.host.transports.message import MODEL, RefusedError, decode, read_envelope
 from calfat_plugin.results import RoundRecord
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation

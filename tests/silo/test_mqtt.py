@@ -28,8 +28,8 @@ from paho.mqtt.properties import Properties
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
-from calfat_plugin.host.transports.base import AnothersError, RefusedError, UnreachableError, encode
-from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.base import AnothersError, UnreachableError
+from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, TLSSettings
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
@@ -250,7 +250,20 @@ def test_one_that_sends_too_much_delays_nobody_else_and_loses_no_message(
         assert delivered.wait(PATIENCE)
 
 
-class BreaksOff(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@contextmanager
+def answering(handler: type[Handler]) -> Iterator[ObjectStore]:
+    """A store that answers so."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run")
+        server.shutdown()
+
+
+class BreaksOff(Handler):
     """A store that announces ten bytes and sends four; it has no object ``gone``."""
 
     def do_GET(self) -> None:
@@ -260,22 +273,17 @@ class BreaksOff(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(sent)
 
-    def log_message(self, *arguments: object) -> None: ...
-
 
 def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
     """The sender then stores it anew; a refusal would be its last word."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), BreaksOff) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        objects = ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run")
+    with answering(BreaksOff) as objects:
         with pytest.raises(UnreachableError, match="broke off after 4 of 10 bytes"):
             objects.fetch("rank-1.calfat", "id", 10, "")
         with pytest.raises(UnreachableError, match="says NoSuchKey"):
             objects.fetch("rank-1.calfat", "gone", 10, "")
-        server.shutdown()
 
 
-class Remembers(BaseHTTPRequestHandler):
+class Remembers(Handler):
     """A store at noon of some day, with an object of that morning and one of half an hour ago."""
 
     removed: ClassVar[list[str]] = []
@@ -294,15 +302,11 @@ class Remembers(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, *arguments: object) -> None: ...
-
 
 def test_only_what_is_old_is_swept() -> None:
     """The rest may be on its way, from another process of this name."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Remembers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run").sweep("rank-1.calfat")
-        server.shutdown()
+    with answering(Remembers) as objects:
+        objects.sweep("rank-1.calfat")
     assert Remembers.removed == ["/calfat/old"]
 
 
@@ -318,24 +322,24 @@ def test_a_second_process_of_a_rank_has_no_last_word(tmp_path: Path, monkeypatch
         with pytest.raises(RefusedError, match="it does not answer this client's session"):
             server.send_now(Message(MODEL, 0, 1), PATIENCE)
         with party(silo, 1) as first:
-            fetch, answer = first._store.fetch, second._answer
+            fetch, take = first._store.fetch, second._take
 
             def slow(*arguments: Any) -> bytes:
                 assert refused.wait(PATIENCE)
                 return fetch(*arguments)
 
             def report(*arguments: Any) -> None:
-                answer(*arguments)
+                take(*arguments)
                 refused.set()
 
             monkeypatch.setattr(first._store, "fetch", slow)
-            monkeypatch.setattr(second, "_answer", report)
+            monkeypatch.setattr(second, "_take", report)
             server.send_now(Message(MODEL, 0, 1, model_params={"w": torch.zeros(5000)}), PATIENCE)
             assert first.inbox.holds(frozenset({MODEL}))
         assert not second.inbox.holds(frozenset({MODEL}))
 
 
-class Drips(BaseHTTPRequestHandler):
+class Drips(Handler):
     """A store that gives a byte every 50 ms, of a million that were announced."""
 
     def do_GET(self) -> None:
@@ -347,19 +351,16 @@ class Drips(BaseHTTPRequestHandler):
                 self.wfile.write(b"x")
                 time.sleep(0.05)
 
-    def log_message(self, *arguments: object) -> None: ...
-
 
 def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No byte is late by itself."""
     monkeypatch.setattr(transports, "_FETCH", 0.0)
     monkeypatch.setattr(transports, "_BYTES_PER_SECOND", 1_000_000)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Drips) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        objects = ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run")
-        with pytest.raises(UnreachableError, match=r"the store gave \d+ of 1000000 bytes in 1 s"):
-            objects.fetch("rank-1.calfat", "id", 1_000_000, "")
-        server.shutdown()
+    with (
+        answering(Drips) as objects,
+        pytest.raises(UnreachableError, match=r"the store gave \d+ of 1000000 bytes in 1 s"),
+    ):
+        objects.fetch("rank-1.calfat", "id", 1_000_000, "")
 
 
 def test_a_party_ends_although_the_store_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,26 +406,27 @@ def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:
         assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
 
 
+def last_words(folder: Path, rank: int, silo: dict[str, Any]) -> str:
+    """What a party says at its end, which is an error of the user's."""
+    with Federation(folder, silo=silo, **OVER_MQTT) as federation:
+        federation.start(rank)
+        assert federation.exit_status(rank) == 2
+        assert "s3cret" not in federation.output(rank) + federation.log(rank)
+        return federation.output(rank).splitlines()[-1]
+
+
 def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
     nobody, at_store = free_ports(2)
     silo = {"mqtt": at(nobody), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
-    with Federation(tmp_path / "broker", silo=silo, **OVER_MQTT) as federation:
-        federation.start(0)
-        assert federation.exit_status(0) == 2
-        assert federation.output(0).splitlines()[-1] == (
-            f"error: the MQTT broker 127.0.0.1:{nobody} (calfat.silo.mqtt.broker) did not let rank 0 in before "
-            "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
-            "certificates."
-        )
-    with (
-        broker(tmp_path, nobody),
-        Federation(tmp_path / "store", silo=silo, **OVER_MQTT) as federation,
-    ):
-        federation.start(0)
-        assert federation.exit_status(0) == 2
-        found = federation.output(0).splitlines()[-1]
-        assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
-        assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
+    assert last_words(tmp_path / "broker", 0, silo) == (
+        f"error: the MQTT broker 127.0.0.1:{nobody} (calfat.silo.mqtt.broker) did not let rank 0 in before "
+        "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
+        "certificates."
+    )
+    with broker(tmp_path, nobody):
+        found = last_words(tmp_path / "store", 0, silo)
+    assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
+    assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
 
 
 def test_a_host_that_cannot_be_one_is_said() -> None:
@@ -454,30 +456,21 @@ def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
         f"user {getpass.getuser()}\n"  # as root, it would become one who cannot read the file
     )
     mine = {**at(port), "username": "party-{rank}", "password_file": str(tmp_path / "secret")}
-    with (
-        broker(tmp_path, port, config),
-        Federation(tmp_path / "run", silo={"mqtt": mine}, **OVER_MQTT) as federation,
-    ):
-        federation.start(1)
-        assert federation.exit_status(1) == 2
-        assert federation.output(1).splitlines()[-1] == (
+    with broker(tmp_path, port, config):
+        assert last_words(tmp_path / "run", 1, {"mqtt": mine}) == (
             f"error: the MQTT broker 127.0.0.1:{port} (calfat.silo.mqtt.broker) refuses rank 1: Not authorized. Check "
             "its access rules, and this party's certificate or password."
         )
-        assert "s3cret" not in federation.output(1) + federation.log(1)
 
 
 def test_bucket_that_is_not_there(tmp_path: Path) -> None:
     with broker_and_store(tmp_path / "services") as silo:
         silo["s3"]["bucket"] = "elsewhere"
-        with Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation:
-            federation.start(0)
-            assert federation.exit_status(0) == 2
-            assert federation.output(0).splitlines()[-1] == (
-                f"error: calfat.silo.s3: the store ({silo['s3']['endpoint']}, bucket elsewhere) says NoSuchBucket. "
-                "Check bucket and endpoint, and the credentials that boto3 finds (AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, or a profile)."
-            )
+        assert last_words(tmp_path / "run", 0, silo) == (
+            f"error: calfat.silo.s3: the store ({silo['s3']['endpoint']}, bucket elsewhere) says NoSuchBucket. "
+            "Check bucket and endpoint, and the credentials that boto3 finds (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or a profile)."
+        )
 
 
 @pytest.mark.slow

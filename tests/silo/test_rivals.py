@@ -8,7 +8,8 @@ import pytest
 
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.silo.server import Presence
-from calfat_plugin.host.transports.base import PostponedError, RefusedError
+from calfat_plugin.host.transports.base import PostponedError
+from calfat_plugin.host.transports.message import RefusedError
 from tests.silo.federation import Federation, assert_same_bits
 
 TAKEN = "rank 2 is already in use. Two processes cannot be one party: end one of them, or give this one its own --rank"

@@ -45,8 +45,8 @@ def test_the_plan_says_what_the_suite_runs(place, name, monkeypatch, tmp_path):
     }
     assert planned("pairs, main rows")[place] == f"{suite.seeds[0]} to {suite.seeds[-1]}"
     assert len(suite.seeds) == suite.seeds[-1] - suite.seeds[0] + 1
-    (grid,) = suite.choose.grid.values()
-    assert planned("learning rates")[place] == ", ".join(str(setting.value) for setting in grid)
+    (rates,) = suite.choose.grid.values()
+    assert planned("learning rates")[place] == ", ".join(map(str, rates))
     chosen = {str(seed) for seed in suite.choose.seeds}
     assert set(re.findall(r"\b5\d\d\d\b", planned("chosen on the pairs")[place])) <= chosen
     assert not chosen & set(map(str, suite.seeds))

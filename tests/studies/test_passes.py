@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -56,8 +55,9 @@ def test_the_recommended_recipe_is_that_of_the_row(tmp_path: Path, monkeypatch: 
     file = pages.ROOT / "recipes" / f"{best.method}_{best.attack}_fmnist.yaml".lower()
     assert f"`{file.relative_to(pages.ROOT)}`" in tables.PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    suite, record = load_suite(tables.HERE / "passes_fmnist.yaml"), tables.HERE / "passes_fmnist.csv"
-    plan = make_plan(replace(suite, record=record), registry := Registry.load(entry_points=False))
+    record = tables.HERE / "passes_fmnist.csv"
+    suite = load_suite(tables.HERE / "passes_fmnist.yaml", record=record)
+    plan = make_plan(suite, registry := Registry.load(entry_points=False))
     known = {run.key for run in (*plan.choosing.runs, *plan.runs) if run.recorded is not None}
     assert known == set(read_record(record))
     trained = next(run.experiment for run in plan.runs if run.cell.name == row.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -44,8 +43,9 @@ def test_readmes_figure_is_what_the_records_say(tmp_path: Path) -> None:
 def test_a_record_continues_its_suite(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row is of a run that the suite has today, with the recipe that it has today."""
     monkeypatch.chdir(tmp_path)
-    suite, record = load_suite(tables.HERE / f"study_{name}.yaml"), tables.HERE / f"study_{name}_runs.csv"
-    plan = make_plan(replace(suite, record=record), Registry.load(entry_points=False))
+    record = tables.HERE / f"study_{name}_runs.csv"
+    suite = load_suite(tables.HERE / f"study_{name}.yaml", record=record)
+    plan = make_plan(suite, Registry.load(entry_points=False))
     known = {run.key for run in (*plan.choosing.runs, *plan.runs) if run.recorded is not None}
     assert known == set(read_record(record))
     chosen = {row[1] if row[0] == "0.1" else None: row[2] for row in tables.accuracies(name)[1][1:]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +61,7 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str =
 
 def recorded(folder: Path, text: str, registry: Registry, of: Callable[[PlannedRun], Recorded | None]) -> SuiteSummary:
     """A suite in the working directory ``folder`` whose runs are nowhere but in its record; None: not there either."""
-    suite = dataclasses.replace(load_suite(write_suite(folder, text)), record=Path("runs.csv"))
+    suite = load_suite(write_suite(folder, text), record=Path("runs.csv"))
     rows = {run.key: row for run in make_plan(suite, registry).runs if (row := of(run)) is not None}
     add_to_record(Path("runs.csv"), rows)
     return summarise(make_plan(suite, registry))

@@ -19,7 +19,6 @@ from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markd
 from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.files import CHOOSING
 
-OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
 CALFAT = ("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
 
 
@@ -110,19 +109,11 @@ def test_equal_values_are_told_apart_by_their_order_in_the_file(plan_of):
     assert [choice.best.name for choice in plan_of().choices.values()] == ["learning_rate 0.05", "learning_rate 0.02"]
 
 
-@pytest.mark.parametrize(
-    ("by", "metric", "best"),
-    [
-        ("last", "pgd20", 0.02),
-        ("best", "pgd20", 0.05),
-        ("last", "mean(natural, pgd20)", 0.1),
-        ("best", "mean(natural, pgd20)", 0.05),
-    ],
-)
-def test_the_last_or_the_best_round_and_one_evaluator_or_the_mean_of_several(by, metric, best, plan_of):
-    text = CHOOSING.replace("metric: pgd20", f"metric: {metric}\n  by: {by}").replace("comm_round: 1", "comm_round: 2")
+@pytest.mark.parametrize(("metric", "best"), [("pgd20", 0.02), ("mean(natural, pgd20)", 0.1)])
+def test_the_last_round_counts_of_one_evaluator_or_the_mean_of_several(metric, best, plan_of):
+    text = CHOOSING.replace("metric: pgd20", f"metric: {metric}").replace("comm_round: 1", "comm_round: 2")
     plan = plan_of(text)
-    assert {run.experiment.monitor.every for run in plan.choosing.runs} == {1 if by == "best" else 1_000_000}
+    assert {run.experiment.monitor.every for run in plan.choosing.runs} == {1_000_000}
     rounds = {  # of 2 rounds (natural, PGD-20)
         0.02: [(0.1, 0.3), (0.2, 0.35)],
         0.05: [(0.6, 0.5), (0.1, 0.1)],
@@ -214,11 +205,7 @@ def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of
 def test_json_has_the_choices_and_the_values_of_all_choice_runs(plan_of):
     measured(plan_of(), {"CalFAT": rates(0.6, None, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
     content = json.loads(json.dumps(as_json(summarise(plan_of())), allow_nan=False))
-    assert {key: content["choose"][key] for key in ("metric", "by", "seeds")} == {
-        "metric": ["pgd20"],
-        "by": "last",
-        "seeds": [100, 101],
-    }
+    assert {key: content["choose"][key] for key in ("metric", "seeds")} == {"metric": ["pgd20"], "seeds": [100, 101]}
     choice = content["cells"][0]["choice"]
     assert choice["chosen"] == {"train_args.learning_rate": 0.02}
     assert choice["text"] == "learning_rate 0.02, lower edge of the grid"
@@ -236,25 +223,19 @@ def test_json_has_the_choices_and_the_values_of_all_choice_runs(plan_of):
     assert content["cells"][0]["settings"]["train_args.learning_rate"] == 0.02
 
 
-def test_a_cell_may_have_a_grid_of_its_own_and_the_table_says_that_tries_differ(plan_of):
-    plan = plan_of(CHOOSING.replace(*CALFAT) + OWN)
-    assert {name: len(choice.tries) for name, choice in plan.choices.items()} == {"CalFAT": 6, "FedPGD": 3}
-    first = plan.choices["CalFAT"].tries[1]
-    assert first.name == "learning_rate 0.02, scale 10"
-    assert first.runs[0].directory.parent.name == "learning_rate=0.02,scale=10"
-    assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in markdown(summarise(plan))
-    for run in plan.choosing.runs:
-        scale = getattr(run.experiment.trainer.options, "scale", 1)
+def test_several_keys_are_tried_in_every_combination(plan_of):
+    text = CHOOSING.replace("0.1]}", "0.1], calfat.trainer.scale: [1, 10]}").replace(*CALFAT)
+    text = text.replace("    FedPGD: {calfat.trainer: fedpgd}\n", "")
+    tries = plan_of(text).choices["CalFAT"].tries
+    assert [each.name for each in tries[:3]] == [
+        f"learning_rate {each}" for each in ("0.02, scale 1", "0.02, scale 10", "0.05, scale 1")
+    ]
+    assert tries[1].runs[0].directory.parent.name == "learning_rate=0.02,scale=10"
+    for run in plan_of(text).choosing.runs:
+        scale = run.experiment.trainer.options.scale
         finish(run, {"pgd20": run.experiment.train.learning_rate * (2 if scale == 1 else 1)})
-    plan = plan_of(CHOOSING.replace(*CALFAT) + OWN)
-    assert "learning_rate 0.1, upper edge of the grid; scale 1, lower edge of the grid" in markdown(summarise(plan))
-
-
-def test_a_grid_of_its_own_may_replace_the_values_of_a_key_so_that_tries_stay_equal(plan_of):
-    own = "  own: {CalFAT: {train_args.learning_rate: [0.02], calfat.trainer.scale: [1, 3, 10]}}\n"
-    plan = plan_of(CHOOSING.replace(*CALFAT) + own)
-    assert {name: len(choice.tries) for name, choice in plan.choices.items()} == {"CalFAT": 3, "FedPGD": 3}
-    assert {run.experiment.train.learning_rate for run in plan.choices["CalFAT"].runs} == {0.02}
+    chosen = "learning_rate 0.1, upper edge of the grid; scale 1, lower edge of the grid"
+    assert chosen in markdown(summarise(plan_of(text)))
 
 
 def test_tables_with_the_same_cell_share_its_choice_runs(plan_of):

@@ -19,7 +19,7 @@ RATES = "grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}"
         ("metric: pgd20", "metric: mean(a, a)", "11: choose.metric"),
         ("  metric: pgd20\n", "", "10: choose.metric"),
         ("metric: pgd20", "metric: fgsm", "11: choose.metric"),
-        ("metric: pgd20", "metric: pgd20\n  by: first", "12: choose.by"),
+        ("metric: pgd20", "metric: pgd20\n  by: last", "12: choose.by"),
         ("seeds: [100, 101]", "seeds: [100, 100]", "12: choose.seeds[1]"),
         (RATES, "grid: {}", "13: choose.grid"),
         (RATES, "grid: {train_args.learning_rate: 0.1}", "13: choose.grid.train_args.learning_rate"),
@@ -53,12 +53,6 @@ RATES = "grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}"
         (RATES, RATES + "\n  set: {calfat.threat.eps: 0.2}", "14: choose.set.calfat.threat.eps"),
         (RATES, RATES + "\n  set: {train_args.learning_rate: 0.2}", "13: choose.grid.train_args.learning_rate"),
         (RATES, RATES + "\n  set: {common_args.random_seed: 3}", "14: choose.set.common_args.random_seed"),
-        (RATES, RATES + "\n  own: {CalFTA: {calfat.trainer.scale: [1, 10]}}", "14: choose.own.CalFTA"),
-        (
-            RATES,
-            RATES + "\n  own: {FedPGD: {calfat.trainer.start_noise: [0.1], calfat.trainer: [fedpgd]}}",
-            "14: choose.own.FedPGD.calfat.trainer",
-        ),
     ],
 )
 def test_a_bad_section_is_refused_with_its_place(old, new, place, plan_of, snapshot):

@@ -236,7 +236,7 @@ def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
 
 
 def test_a_suite_without_a_plan_has_no_such_part(summary: SuiteSummary) -> None:
-    plan = dataclasses.replace(summary.plan, suite=dataclasses.replace(summary.suite, compare=None))
+    plan = dataclasses.replace(summary.plan, suite=summary.suite.model_copy(update={"compare": None}))
     without = dataclasses.replace(summary, plan=plan)
     assert "Planned" not in markdown(without)
     assert "comparisons" not in as_json(without)

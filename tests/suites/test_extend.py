@@ -134,7 +134,11 @@ def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("rate: 1.7", "rate: 1"), ("rate: 1.7", "rate: yes"), ("rate: 1.7", "rat: 1.7"), ("[0.02,", "[0,")]
+    ("old", "new"),
+    [
+        *(("rate: 1.7", new) for new in ("rate: 1", "rate: yes", "rat: 1.7")),
+        *(("[0.02,", new) for new in ("[0,", "[yes,")),
+    ],
 )
 def test_what_is_refused(old, new, plan_of, snapshot):
     with snapshot.raises(RecipeError, "tiny.yaml:14: choose.extend.train_args.learning_rat"):

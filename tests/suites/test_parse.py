@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.parse import check_selector, grid
-from calfat_plugin.suites.schema import Selector, Setting, slug
+from calfat_plugin.suites.parse import Setting
+from calfat_plugin.suites.schema import matches, slug
 from tests.suites.files import SUITE, write_suite
 
 REPORTED = SUITE + "reported:\n  source: arXiv:2205.14926, Table 1\n"
@@ -51,26 +51,30 @@ def test_a_suite_file_becomes_typed(tmp_path):
 skip: {fed*: no time}
 """,
     )
-    assert (suite.name, suite.title, suite.runs, str(suite.base)) == ("tiny", "Two methods", "tiny", "base.yaml")
+    assert (suite.name, suite.title, suite.base_document.file) == ("tiny", "Two methods", "base.yaml")
+    assert (str(suite.directory), str(suite.runs_directory)) == ("runs/suites/tiny", "runs/suites/tiny")
     assert suite.seeds == (0, 1)
     assert list(suite.metrics.items()) == [("natural", "natural"), ("pgd20", "PGD-20")]
-    assert grid(suite.axes) == [("CalFAT",), ("FedPGD",)]
+    assert suite.grid() == [("CalFAT",), ("FedPGD",)]
     assert [(setting.key, setting.value, setting.place) for setting in suite.settings] == [
         ("train_args.comm_round", 1, "tiny.yaml:3")
     ]
-    assert suite.axes["method"]["FedPGD"][0].override == "calfat.trainer=fedpgd"
-    assert suite.reported["CalFAT"].accuracy == {"natural": pytest.approx(0.6469), "pgd20": pytest.approx(0.3112)}
-    assert suite.reported["CalFAT"].source == "arXiv:2205.14926, Table 1"
-    assert suite.reported["FedPGD"].source == "my own run"
-    assert suite.tolerance == {"natural": 3.0}
-    assert suite.skip == {Selector("fed*"): "no time"}
+    assert [setting.override for setting in suite.settings_of(["FedPGD"])] == [
+        "train_args.comm_round=1",
+        "calfat.trainer=fedpgd",
+    ]
+    assert suite.reported.percent["CalFAT"].percent == {"natural": 64.69, "pgd20": 31.12}
+    assert suite.reported.source_of("CalFAT") == "arXiv:2205.14926, Table 1"
+    assert suite.reported.source_of("FedPGD") == "my own run"
+    assert suite.reported.tolerance == {"natural": 3.0}
+    assert suite.skip == {"fed*": "no time"}
 
 
 def test_the_base_is_relative_to_the_suite_file(tmp_path):
     write_suite(tmp_path, SUITE)
     (tmp_path / "suites").mkdir()
     (tmp_path / "suites" / "mine.yaml").write_text(SUITE.replace("base.yaml", "../base.yaml"), encoding="utf-8")
-    assert str(load_suite("suites/mine.yaml").base) == "base.yaml"
+    assert load_suite("suites/mine.yaml").base_document.file == "base.yaml"
 
 
 def test_metrics_may_be_a_plain_list(tmp_path):
@@ -142,6 +146,7 @@ BAD = {
         "tiny.yaml:11: reported.percent.CalFAT",
     ),
     "skip without reason": (SUITE + "skip: {FedPGD: }\n", "tiny.yaml:10: skip.FedPGD"),
+    "skip with a blank reason": (SUITE + "skip: {FedPGD: ' '}\n", "tiny.yaml:10: skip.FedPGD"),
     "skip nothing": (SUITE + "skip: {FedMART: slow}\n", "tiny.yaml:10: skip.FedMART"),
     "runs elsewhere": (SUITE + "runs: ../table1\n", "tiny.yaml:10: runs"),
 }
@@ -168,13 +173,14 @@ def test_what_is_wrong_with_a_suite_is_reported_whole(case, tmp_path, snapshot):
 )
 def test_selectors(text, matching):
     cells = [("CIFAR-10", "CalFAT"), ("CIFAR-10", "FedPGD"), ("SVHN", "CalFAT"), ("SVHN", "FedPGD")]
-    assert [cell for cell in cells if Selector(text).matches(cell)] == matching
+    assert [cell for cell in cells if matches(text, cell)] == matching
 
 
 def test_a_selector_of_another_shape_is_reported(tmp_path):
-    axes = parse(tmp_path, SUITE).axes
-    assert check_selector(Selector("a/b"), axes) == "'a/b' has 2 parts, but a cell of this suite has the form method."
-    assert check_selector(Selector("zzz"), axes) == "'zzz' matches no cell. Labels: CalFAT, FedPGD."
+    suite, known = parse(tmp_path, SUITE), "Cells are method, with the labels CalFAT, FedPGD."
+    assert suite.problem_of("a/b") == f"'a/b' matches no cell. {known}"
+    assert suite.problem_of("zzz") == f"'zzz' matches no cell. {known}"
+    assert suite.problem_of("FedPGD") == ""
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,7 @@ plain = st.recursive(
 @given(value=plain)
 def test_an_override_says_the_same_as_the_suite_file(value):
     """What `calfat run --set` reads is what the suite's YAML said, whatever it is."""
-    setting = Setting(("train_args", "x"), value, "here")
+    setting = Setting("train_args.x", value)
     key, _, text = setting.override.partition("=")
     assert key == "train_args.x"
     assert yaml.safe_load(text) == value
@@ -213,7 +219,7 @@ def test_an_override_says_the_same_as_the_suite_file(value):
 
 @pytest.mark.parametrize("value", ["8/255", "1e-3", 0.00001, "off", "010", [1, {"a": "b: c"}], {}])
 def test_overrides_survive_the_recipe_reader(value):
-    setting = Setting(("calfat", "x"), value, "here")
+    setting = Setting("calfat.x", value)
     assert Document("base", {}).with_overrides([setting.override]).get(("calfat", "x")) == value
 
 

@@ -32,7 +32,7 @@ ROW = Recorded("finished", "0123456789ab", {"natural": 0.5}, "1.0", "a processor
 
 @pytest.fixture
 def planned(registry: Registry) -> Callable[[], SuitePlan]:
-    return lambda: make_plan(dataclasses.replace(load_suite("tiny.yaml"), record=RECORD), registry)
+    return lambda: make_plan(load_suite("tiny.yaml", record=RECORD), registry)
 
 
 def rows() -> list[dict[str, str]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.cli.suite_view import PlainSuiteProgress
+from calfat_plugin.cli.progress import Lines
+from calfat_plugin.cli.suite_view import SuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
@@ -81,7 +82,7 @@ def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, caps
     now = [0.0]
     monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
     run = plan_of().runs[0]
-    progress = PlainSuiteProgress(4)
+    progress = SuiteProgress(Lines(), 4)
     progress.run_started(run)
     for second in range(0, 151, 5):
         now[0] = float(second)
@@ -103,10 +104,10 @@ def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, caps
 
 
 def test_what_runs_print_reaches_the_suites_lines(plan_of, monkeypatch, capsys):
-    monkeypatch.setattr(PlainSuiteProgress, "patience", 0.0)
+    monkeypatch.setattr(Lines, "patience", 0.0)
     plan = plan_of(only=["CalFAT"], seeds=[0])
-    run_all(plan, 1, PlainSuiteProgress(1), [])
-    assert capsys.readouterr().out.splitlines()[1:3] == [
+    run_all(plan, 1, SuiteProgress(Lines(), 1), [])
+    assert capsys.readouterr().out.splitlines()[2:4] == [
         "CalFAT seed 0: running with 4 threads",
         "CalFAT seed 0: round 1/1  ETA 0:00",
     ]

@@ -18,6 +18,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import RunOutcome
+from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, beside, caption, latex, markdown, measured, write_tables
 from tests.suites.files import SUITE, write_suite
@@ -117,8 +118,13 @@ def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
         summary,
         plan=replace(
             summary.plan,
-            suite=replace(
-                summary.suite, title=NASTY, metrics={"natural": NASTY}, tolerance={}, axes={NASTY: {}, "method": {}}
+            suite=summary.suite.model_copy(
+                update={
+                    "title": NASTY,
+                    "metrics": {"natural": NASTY},
+                    "reported": Reported(),
+                    "axes": {NASTY: {}, "method": {}},
+                }
             ),
         ),
         cells=(
@@ -179,7 +185,7 @@ def test_what_was_chosen_and_the_verdict_stand_whole_beneath_the_name_of_a_row(s
 
 
 def test_brackets_in_a_title_are_no_markup_of_the_terminal(summary, capsys):
-    plan = replace(summary.plan, suite=replace(summary.suite, title="a [/b] :dog:"))
+    plan = replace(summary.plan, suite=summary.suite.model_copy(update={"title": "a [/b] :dog:"}))
     verbatim_console().print(suite_table(replace(summary, plan=plan)))
     assert capsys.readouterr().out.startswith("a [/b] :dog:")
 

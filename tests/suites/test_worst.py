@@ -71,7 +71,7 @@ def test_the_worst_are_columns(tmp_path: Path) -> None:
 def test_the_caption_says_what_they_are(tmp_path: Path) -> None:
     found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)})
     assert WORST_DEFINED in caption(found)
-    only = replace(found.plan.suite, metrics={"pgd20": "PGD-20"})
+    only = found.plan.suite.model_copy(update={"metrics": {"pgd20": "PGD-20"}})
     assert WORST_DEFINED not in caption(replace(found, plan=replace(found.plan, suite=only)))
 
 

@@ -20,12 +20,7 @@ Says = Callable[[Context], Mapping[str, Any]]
 
 
 def app_that(trains: Trains, says: Says | None = None) -> ClientApp:
-    """A ``ClientApp`` around a function that trains; what goes wrong in it is the answer, too.
-
-    Args:
-        trains: answers a round's message.
-        says: who the node is, for a server that asks.
-    """
+    """A ``ClientApp`` around a function that trains; what goes wrong in it is the answer, too."""
 
     def train(message: Message, context: Context) -> Message:
         return answered(message, lambda: update(message, trains(message, context)))
@@ -50,22 +45,13 @@ def app_that(trains: Trains, says: Says | None = None) -> ClientApp:
 
 
 def any_client_app(start: Callable[[], Worker]) -> ClientApp:
-    """A ``ClientApp`` for processes that train any client, whose state comes and goes with the messages.
-
-    Args:
-        start: makes a process's worker, once; it must be picklable.
-    """
+    """A ``ClientApp`` for processes that train any client, whose state comes and goes with the messages."""
     pickled = pickle.dumps(start)
     return app_that(lambda message, context: any_client(pickled, message))
 
 
 def any_client(start: bytes, message: Message) -> Answer:
-    """Train the client that a message names, from the state that it brings.
-
-    Args:
-        start: a pickled function that makes this process's worker; it is called for the first message.
-        message: of the server.
-    """
+    """Train the client that a message names, from the state that it brings."""
     worker = started(start)
     fields = fields_of(message)
     client, round = fields["client"], fields["round"]

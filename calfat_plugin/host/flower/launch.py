@@ -76,7 +76,6 @@ class Engine:
         self._thread.join(_GRACE)  # it shuts Ray down itself; doing that here, too, would leave it waiting for clients
 
     def check(self) -> None:
-        """Let a failure of the engine end the run."""
         if not self._thread.is_alive():
             raise HostError(f"Flower's engine has ended: {self._error}. log.txt of the run says more.") from self._error
 

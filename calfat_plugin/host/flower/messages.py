@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from calfat_plugin.federation.wire import Wire, pack_refusal
-from calfat_plugin.host.transports.base import RefusedError, bytes_of, tensors_in
+from calfat_plugin.host.transports.message import RefusedError, bytes_of, tensors_in
 from calfat_plugin.peer_text import peer_text
 
 MODEL, STATE = "model", "state"
@@ -24,19 +24,12 @@ _FORMAT = "safetensors"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client sent.
+    """What a client sent."""
 
-    Attributes:
-        num_examples: as it says.
-        wire: its update, or a refusal.
-        state: what it keeps, where that travels.
-        trouble: why it could not train, and whether that is the user's to fix; empty if it could.
-    """
-
-    num_examples: int
-    wire: Wire
-    state: dict[str, Tensor]
-    trouble: tuple[str, bool] | None = None
+    num_examples: int  # as it says
+    wire: Wire  # its update, or a refusal
+    state: dict[str, Tensor]  # what it keeps, where that travels
+    trouble: tuple[str, bool] | None = None  # why it could not train, and whether that is the user's to fix
 
 
 def packed(tensors: Mapping[str, Tensor]) -> Array:
@@ -46,12 +39,10 @@ def packed(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
-    """A message's content: arrays of :func:`packed`, and fields."""
     return RecordDict({_TENSORS: ArrayRecord(dict(arrays)), _FIELDS: ConfigRecord(fields)})
 
 
 def fields_of(message: Message) -> Mapping[str, Any]:
-    """The fields of a message."""
     fields: Mapping[str, Any] = message.content.config_records[_FIELDS]
     return fields
 
@@ -67,23 +58,19 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
 
 
 def update(message: Message, answer: Answer) -> Message:
-    """The reply to ``message`` that brings ``answer``."""
     arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
     return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
 
 
 def trouble(message: Message, text: str, *, is_users: bool) -> Message:
-    """The reply to ``message`` of a client that could not train."""
     return Message(content({}, trouble=text, is_users=is_users), reply_to=message)
 
 
 def answer_in(reply: Message, limit: int | None) -> Answer:
     """What a client sent, or a refusal in its place.
 
-    Args:
-        reply: of a node.
-        limit: bytes of tensors that are accepted from a party; None: it comes from a process of ours, where what a
-            client keeps comes along.
+    ``limit`` is the most bytes of tensors that are accepted from a party; None: it comes from a process of ours, and
+    what the client keeps comes along.
     """
     try:
         fields = fields_of(reply)

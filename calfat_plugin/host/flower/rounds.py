@@ -25,15 +25,10 @@ class RemoteTrainingError(RuntimeError):
 def run_rounds(
     task: ServerTask, grid: Grid, nodes: Mapping[int, int], check: Callable[[], None], *, states_travel: bool
 ) -> None:
-    """All remaining rounds.
+    """All remaining rounds; ``nodes`` has the node of each client, ``check`` raises what ends the run while it waits.
 
-    Args:
-        task: the server and what it needs.
-        grid: reaches the nodes.
-        nodes: client id to node id.
-        check: raises what ends the run while it waits.
-        states_travel: whether any node trains any client, so that what a client keeps is kept here and goes to and fro
-            with the models; the next round is then trained while this one is evaluated. Otherwise nodes keep it.
+    Where states travel, any node trains any client: what a client keeps is kept here and goes to and fro with the
+    models, and the next round is trained while this one is evaluated. Otherwise nodes keep it.
     """
     server = task.server
     left = server.experiment.num_rounds - server.round
@@ -89,7 +84,6 @@ class _Rounds:
         return dict(zip(sent, clients, strict=True))
 
     def collect(self, sent: Mapping[str, int]) -> dict[int, Answer]:
-        """Wait for the answers to all that was sent: client id to answer."""
         waiting, answers = dict(sent), dict[int, Answer]()
         while waiting:
             self._check()

@@ -28,12 +28,7 @@ _REMIND = 30.0  # seconds between two reports of who or how many are missing
 
 
 def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds in Flower's simulation, then the final evaluation.
-
-    Args:
-        task: the server and what it needs.
-        grid: of the simulation that has started this process; None: start one.
-    """
+    """Run all remaining rounds in Flower's simulation, then the final evaluation."""
     server = task.server
     if server.round < server.experiment.num_rounds:  # else the run was stopped in its final evaluation
         assert task.start_elsewhere is not None

@@ -11,7 +11,6 @@ from calfat_plugin.host.launch import run_host  # before all else of fedml, whos
 
 # isort: split
 
-
 import torch
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
 from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
@@ -20,8 +19,8 @@ from fedml.cross_silo.client.message_define import MyMessage
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.transports.base import FAILED, AnothersError, RefusedError, Transport, UnreachableError
-from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.base import FAILED, AnothersError, Transport, UnreachableError
+from calfat_plugin.host.transports.message import Message, RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 
@@ -32,8 +31,6 @@ _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMess
 
 class SiloClient(OnTransport, ClientMasterManager):
     """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours."""
-
-    com_manager: Transport
 
     def __init__(self, args: Any, transport: Transport, task: ClientTask) -> None:
         worker, client = task.worker, task.rank - 1
@@ -85,16 +82,13 @@ class SiloClient(OnTransport, ClientMasterManager):
         """Train a round and answer. A model that is older than one that waits is not worth training."""
         if self.com_manager.inbox.holds(MODEL_TYPES):
             return
-        fields = msg_params.get_params()
-        round, used = fields["round"], fields["used"]
-        worker, client = self._trainer.worker, self.rank - 1
-        downlink = fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS]
+        fields, worker, client = msg_params.get_params(), self._trainer.worker, self.rank - 1
+        round, used, downlink = fields["round"], fields["used"], fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS]
         try:
             worker.check_downlink(downlink)
         except UpdateError as error:
-            raise HostError(
-                f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
-            ) from None
+            text = f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
+            raise HostError(text) from None
         begin_part(f"round {round}")
         self._task.on_round(round, "training")
         worker.client_states[client] = self._task.state_after(used)
@@ -139,20 +133,18 @@ class SiloClient(OnTransport, ClientMasterManager):
                 self._fail(f"{self._server} refused rank {self.rank}: {refused}")
                 return
             except UnreachableError as error:
-                key, verb = (
-                    ("server_deadline", "has not answered for") if came else ("start_deadline", "did not come within")
-                )
+                key = "server_deadline" if came else "start_deadline"
                 deadline = getattr(self._settings, key)
                 if time.monotonic() - last_seen > deadline:
+                    verb = "has not answered for" if came else "did not come within"
                     self._fail(f"{self._server} {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
                     return
             self._beat_now.wait(BEAT)
             self._beat_now.clear()
 
     def _fail(self, reason: str) -> None:
-        if self.com_manager.stopped:
-            return
-        self.com_manager.inbox.put(self.com_manager.local_message(FAILED, reason=reason))
+        if not self.com_manager.stopped:
+            self.com_manager.inbox.put(Message(FAILED, self.rank, self.rank, reason=reason))
 
     def _handle_failed(self, message: Message) -> None:
         raise HostError(str(message.get("reason")))

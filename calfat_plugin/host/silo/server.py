@@ -23,14 +23,19 @@ from calfat_plugin.federation.wire import Wire, num_bytes
 from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
 from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
-from calfat_plugin.host.transports.base import ALARM, PostponedError, RefusedError, Transport
-from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.base import ALARM, PostponedError, Transport
+from calfat_plugin.host.transports.message import Message, RefusedError
 from calfat_plugin.results import EvaluationResult
 
 log = logging.getLogger(__name__)
 
 _GONE = 3 * BEAT  # a party that is silent for so long has ended, and may be started again
 _PROOF = 2  # signs of life that a party gives beside another of its rank, before that one is refused for good
+_TO_LEAVE = 5.0  # seconds in which a client that is alive takes the goodbye
+RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end may be started again and ask
+TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
+_SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
+_NOTICE = 5.0  # seconds in which a notice must arrive
 
 
 @dataclass
@@ -47,8 +52,7 @@ class _Holder:
 class Presence:
     """Signs of life by rank. Callable from any thread.
 
-    Args:
-        on_rival: called with (rank, session of the process that is this party) when another is refused.
+    When a process is refused, ``on_rival`` is given its rank and the session of the one that is this party.
     """
 
     def __init__(self, on_rival: Callable[[int, str], object], now: Callable[[], float] = time.monotonic) -> None:
@@ -77,11 +81,6 @@ class Presence:
         )
 
 
-_TO_LEAVE = 5.0  # seconds in which a client that is alive takes the goodbye
-RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end may be started again and ask
-TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
-
-
 def check_sign_of_life(envelope: Message, fingerprint: str) -> str:
     """The session of a client that says it is there."""
     session = envelope.get("session")
@@ -105,13 +104,7 @@ class Shutdown:
         self._changed = threading.Condition()
 
     def say(self, sessions: Mapping[int, str], awaited: Iterable[int], seconds: float) -> None:
-        """Begin; returns at once.
-
-        Args:
-            sessions: rank to session of the clients that are known, who are informed now.
-            awaited: ranks for which :meth:`wait` stays.
-            seconds: for how long, from now on.
-        """
+        """Begin: inform the clients that are known, by rank, and stay ``seconds`` for those that are awaited."""
         self._awaited, self._until = set(awaited), time.monotonic() + seconds
         self._transport.admit = self._admit
         for rank, session in sessions.items():
@@ -135,49 +128,31 @@ class Shutdown:
         self._inform(envelope.get_sender_id(), check_sign_of_life(envelope, self._fingerprint))
 
     def _inform(self, rank: int, session: str) -> None:
+        def note() -> None:
+            with self._changed:
+                self._informed.add(rank)
+                self._changed.notify_all()
+
         message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session)
-        self._transport.send_message(message, RECONNECT_SECONDS, lambda: self._note(rank))
-
-    def _note(self, rank: int) -> None:
-        with self._changed:
-            self._informed.add(rank)
-            self._changed.notify_all()
-
-
-_SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
-_NOTICE = 5.0  # seconds in which a notice must arrive
-_STATUS = MyMessage.MSG_TYPE_C2S_CLIENT_STATUS
-_UPDATE = MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER
+        self._transport.send_message(message, RECONNECT_SECONDS, note)
 
 
 @dataclass
 class Round:
-    """A round under way. Parties go by rank here, clients (rank - 1) only in ``answers``.
-
-    Attributes:
-        number: 1-based.
-        tickets: rank to the ticket that its update has to show.
-        deadline: monotonic time at which it ends.
-        sent: rank to the session that was sent the model.
-        received: sessions that have confirmed that it arrived.
-        answers: client to (number of examples, message).
-        stale: rank to the older round that it answered meanwhile.
-    """
+    """A round under way. Parties go by rank here, clients (rank - 1) only in ``answers``."""
 
     number: int
     ranks: tuple[int, ...]
-    tickets: Mapping[int, str]
-    deadline: float
-    sent: dict[int, str] = field(default_factory=dict)
-    received: set[str] = field(default_factory=set)
-    answers: dict[int, tuple[int, Wire]] = field(default_factory=dict)
-    stale: dict[int, int] = field(default_factory=dict)
+    tickets: Mapping[int, str]  # by rank; an update has to show its own
+    deadline: float  # monotonic
+    sent: dict[int, str] = field(default_factory=dict)  # rank to the session that was sent the model
+    received: set[str] = field(default_factory=set)  # sessions that have confirmed that it arrived
+    answers: dict[int, tuple[int, Wire]] = field(default_factory=dict)  # client to (number of examples, message)
+    stale: dict[int, int] = field(default_factory=dict)  # rank to the older round that it answered meanwhile
 
 
 class SiloServer(OnTransport, FedMLServerManager):
     """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours."""
-
-    com_manager: Transport
 
     def __init__(self, args: Any, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
         self.server, self._on_round, self._used, self._shutdown = task.server, task.on_round, dict(task.used), shutdown
@@ -240,12 +215,10 @@ class SiloServer(OnTransport, FedMLServerManager):
 
         All are messages of one type, so that a new one takes the place of one whose receiver has died with it.
         """
-        now = self._current
-        session = self._sessions.get(rank)
-        if session is None or now.sent.get(rank) == session:
-            return
-        now.sent[rank] = session
-        self.send_message_init_config(rank, self.server.downlink(), rank - 1)
+        now, session = self._current, self._sessions.get(rank)
+        if session is not None and now.sent.get(rank) != session:
+            now.sent[rank] = session
+            self.send_message_init_config(rank, self.server.downlink(), rank - 1)
 
     def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
         """Take an answer of this round; :meth:`_admit` let no other in."""
@@ -351,17 +324,13 @@ class SiloServer(OnTransport, FedMLServerManager):
         certificates, too, a stranger cannot answer in its place.
         """
         fields, rank, now = envelope.get_params(), envelope.get_sender_id(), self._round
-        if envelope.get_type() == _STATUS:
+        if envelope.get_type() == MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
             self._presence.sign_of_life(rank, check_sign_of_life(envelope, self._fingerprint))
             return
-        if envelope.get_type() != _UPDATE:
+        if envelope.get_type() != MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER:
             raise RefusedError(f"a message of type {envelope.get_type()} is not for a server")
-        ticket = str(fields.get("ticket"))
-        if (
-            now is None
-            or rank not in now.ranks
-            or not secrets.compare_digest(ticket.encode(), now.tickets[rank].encode())
-        ):
+        ticket, given = str(fields.get("ticket")), "" if now is None else now.tickets.get(rank, "")
+        if now is None or not given or not secrets.compare_digest(ticket.encode(), given.encode()):
             stale = self._old_tickets.get(ticket)
             if stale is None or now is None:
                 raise RefusedError(f"an update of rank {rank} without the ticket that this rank was sent")

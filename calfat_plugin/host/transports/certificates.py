@@ -16,12 +16,7 @@ _HINT = "`calfat certs DIR` makes a test set."
 
 @dataclass(frozen=True)
 class Certificates:
-    """A party's certificate and key, and the certificate of the authority it trusts. They fit together.
-
-    Attributes:
-        ca, cert, key: the files' content (PEM), for gRPC.
-        client_context: for a client that trusts only servers of the authority, under the name it connects to.
-    """
+    """A party's certificate and key, and the certificate of the authority it trusts. They fit together."""
 
     ca: bytes
     cert: bytes

@@ -32,8 +32,9 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, PostponedError, RefusedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, PostponedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.message import RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
@@ -64,16 +65,11 @@ def connections_allowed(num_parties: int) -> int:
 
 
 class ConnectionGuard:
-    """Closes the oldest connections of whoever has too many: a party, or those that were never one, by their address.
-
-    Args:
-        room: from :func:`connections_allowed`; a quarter is kept free for those who come next.
-        on_close: called with (peer as ``host:port``, reason).
-    """
+    """Closes the oldest connections of whoever has too many: a party, or those that were never one, by address."""
 
     def __init__(self, port: int, num_parties: int, room: int, on_close: Callable[[str, str], object]) -> None:
-        self._port, self._on_close = port, on_close
-        self._of_address, self._in_all = _STRANGERS + num_parties, room * 3 // 4
+        self._port, self._on_close = port, on_close  # the latter is given (peer as host:port, reason)
+        self._of_address, self._in_all = _STRANGERS + num_parties, room * 3 // 4  # a quarter is for who comes next
         self._seen: dict[Peer, None] = {}  # in the order of their coming
         self._parties: dict[Peer, tuple[str, int]] = {}  # (party, how many connections it may have)
         self._lock = threading.Lock()
@@ -81,17 +77,13 @@ class ConnectionGuard:
     def is_a_partys(self, peer: str, party: str, ranks: int) -> None:
         """A party has called over this connection: it counts for that party alone. Callable from any thread.
 
-        Args:
-            peer: ``host:port``.
-            party: what is known of it: its certificate's ranks, or its address, which may be that of several.
-            ranks: how many it may speak for.
+        ``party`` is what is known of it: its certificate's ranks, or its address, which may be that of several.
         """
         host, _, port = peer.rpartition(":")
         with self._lock:
             self._parties[_plain(host.strip("[]")), int(port)] = party, ranks + _SPARE_OF_A_PARTY
 
     def sweep(self) -> None:
-        """Look at all connections, and close what is too much."""
         handles = dict(self._connections())
         with self._lock:
             self._parties = {peer: whose for peer, whose in self._parties.items() if peer in handles}
@@ -113,7 +105,6 @@ class ConnectionGuard:
                 self._close(handles[peer], peer, f"more than {self._in_all} connections do nothing")
 
     def _close(self, handle: int, peer: Peer, reason: str) -> None:
-        """End a connection; gRPC, whose descriptor it is, then finds it ended."""
         with suppress(OSError), _socket(handle) as connection:
             if _peer_of(connection, self._port) == peer:  # the number may be another file's by now
                 connection.shutdown(socket.SHUT_RDWR)
@@ -171,19 +162,12 @@ class Call:
     problem: str = ""
 
     def end(self, problem: str) -> None:
-        """Cancel it."""
         self.problem = problem
         self.cancel()
 
 
 class CallGuard:
-    """Ends calls that wait too long for their message, or are too many, so that there is always a thread for the next.
-
-    Args:
-        capacity: calls that may wait at the same time.
-        per_caller: of one caller.
-        seconds: that a call may wait.
-    """
+    """Ends calls that wait too long for their message, or are too many: there is always a thread for the next."""
 
     def __init__(self, capacity: int, per_caller: int, seconds: float) -> None:
         self._capacity, self._per_caller, self._seconds = capacity, per_caller, seconds
@@ -196,7 +180,15 @@ class CallGuard:
         call = Call(caller, cancel, time.monotonic() + self._seconds)
         with self._lock:
             self._waiting.append(call)
-            self._make_room(caller)
+            live = [each for each in self._waiting if not each.problem]
+            callers = Counter(each.caller for each in live)
+            greediest, problem = caller, ""
+            if callers[caller] > self._per_caller:
+                problem = f"more than {self._per_caller} calls at once without a message"
+            elif len(live) > self._capacity:
+                greediest, problem = callers.most_common(1)[0][0], "too many calls at once without a message"
+            if problem:
+                next(each for each in live if each.caller == greediest).end(problem)
         try:
             yield call
         finally:
@@ -204,22 +196,10 @@ class CallGuard:
                 self._waiting.remove(call)
 
     def sweep(self) -> None:
-        """End the calls whose time is over."""
         with self._lock:
             for call in self._waiting:
                 if not call.problem and time.monotonic() > call.deadline:
                     call.end(f"no whole message within {self._seconds:.0f} s")
-
-    def _make_room(self, caller: str) -> None:
-        live = [call for call in self._waiting if not call.problem]
-        callers = Counter(call.caller for call in live)
-        if callers[caller] > self._per_caller:
-            greediest, problem = caller, f"more than {self._per_caller} calls at once without a message"
-        elif len(live) > self._capacity:
-            greediest, problem = callers.most_common(1)[0][0], "too many calls at once without a message"
-        else:
-            return
-        next(call for call in live if call.caller == greediest).end(problem)
 
 
 # --- the transport ----------------------------------------------------------------------------------------------------
@@ -342,7 +322,6 @@ class GRPCTransport(Transport):
         return self._channels[peer]
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
-        """Serve one call, in one of gRPC's threads."""
         sender = unquote(str(context.peer()).partition(":")[2])  # host:port
         ranks = self._ranks_of(context)
         proved = ranks if self._certificates else ()

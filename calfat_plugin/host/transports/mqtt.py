@@ -34,15 +34,9 @@ from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import (
-    AnothersError,
-    Outgoing,
-    PostponedError,
-    RefusedError,
-    Transport,
-    UnreachableError,
-)
+from calfat_plugin.host.transports.base import AnothersError, Outgoing, PostponedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.message import RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_rank
 
@@ -61,9 +55,6 @@ class ObjectStore:
 
     Keys are ``prefix/run/sender's name/message id``, so that a receiver derives them from what it knows already and
     nobody can send it to read anything else.
-
-    Args:
-        settings: endpoint, bucket and so on; credentials come from where boto3 looks for them.
     """
 
     def __init__(self, settings: S3Settings, run: str) -> None:
@@ -90,7 +81,6 @@ class ObjectStore:
         return f"{self._settings.endpoint or 'https://s3.amazonaws.com'}, bucket {self._settings.bucket}"
 
     def put(self, sender: str, message_id: str, data: bytes) -> None:
-        """Leave an object."""
         self._call("put_object", Key=self._key(sender, message_id), Body=data)
 
     def fetch(self, sender: str, message_id: str, num_bytes: int, sha256: str) -> bytes:
@@ -116,7 +106,6 @@ class ObjectStore:
         return bytes(data)
 
     def remove(self, sender: str, message_id: str) -> None:
-        """Take an object away."""
         self._call("delete_object", Key=self._key(sender, message_id))
 
     def sweep(self, sender: str) -> None:
@@ -171,21 +160,15 @@ _FAILURE = 0x80  # MQTT 5: reason codes from here on are errors
 
 
 class Broker:
-    """The connection; it comes back by itself.
+    """The connection; it comes back by itself. ``is_there`` says whether messages can be sent and received now.
 
     Topics are ``calfat/<run>/<sender>/<receiver>`` with the names of the parties' certificates, so that two access
     rules keep everyone in their place.
-
-    Args:
-        on_message: called with (sender's name, message) in the library's thread; must not wait.
-
-    Attributes:
-        is_there: whether messages can be sent and received now.
     """
 
     def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
         self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
-        self._on_message = on_message
+        self._on_message = on_message  # is given (sender's name, message) in the library's thread, and must not wait
         self.is_there, self._lost = threading.Event(), threading.Event()
         self._denied, self._failure = "", "no answer"
         self._closing = False
@@ -209,7 +192,6 @@ class Broker:
         return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
 
     def wait(self, until: float) -> None:
-        """Wait for the connection."""
         where = f"{self} (calfat.silo.mqtt.broker)"
         while not self.is_there.wait(0.05):
             if self._denied:
@@ -295,7 +277,6 @@ class Broker:
 
 
 def _client(silo: Silo, rank: int) -> Any:
-    """The library's client, with what proves who we are."""
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
@@ -338,7 +319,7 @@ class MQTTTransport(Transport):
         self._max_message = max_message
         self._name = certificate_name(rank)
         self._senders = {certificate_name(each): each for each in range(num_parties)}
-        self._answers: dict[str, SimpleQueue[Answer]] = {}
+        self._answers: dict[str, SimpleQueue[Answer]] = {}  # by message id
         self._verdicts: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._verdicts_lock = threading.Lock()
         super().__init__(rank, num_parties)
@@ -441,13 +422,6 @@ class MQTTTransport(Transport):
                 at_work.append(thread)
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
-        """Check a message and send the receipts."""
-        try:
-            self._answer(rank, sender, kind, message_id, payload)
-        except Exception:  # our bug, for the log
-            log.exception("a message could not be processed")
-
-    def _answer(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         known = (sender, message_id)
         with self._verdicts_lock:
             verdict = self._verdicts.get(known)

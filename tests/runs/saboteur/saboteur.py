@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import report
-from calfat_plugin.cli.progress import LiveProgress, PlainProgress
+from calfat_plugin.cli.progress import ShownProgress
 from calfat_plugin.hookspecs import hookimpl
 
 TIMEOUT = 300.0  # seconds; longer than what is waited for takes on any machine
@@ -67,9 +67,8 @@ class Saboteur:
 
     def arm_training(self) -> None:
         """While the third client of the round trains."""
-        for progress in (PlainProgress, LiveProgress):
-            _after(progress, "round_started", self._note_round)
-            _after(progress, "client_progress", self._during_training)
+        _after(ShownProgress, "round_started", self._note_round)
+        _after(ShownProgress, "client_progress", self._during_training)
 
     def arm_row(self) -> None:
         """When the round's row is on disk and its checkpoint is not."""
@@ -120,10 +119,9 @@ class Saboteur:
 
     def arm_evaluation(self) -> None:
         """In the final evaluation: the round is then the last one, and over."""
-        for progress in (PlainProgress, LiveProgress):
-            _after(progress, "round_finished", lambda _, record: setattr(self, "now", record.round))
-            _after(progress, "run_started", lambda _, run: setattr(self, "now", run.start_round - 1))
-            _after(progress, "evaluation_progress", lambda *_: self.now == self.round and self.strike())
+        _after(ShownProgress, "round_finished", lambda _, record: setattr(self, "now", record.round))
+        _after(ShownProgress, "run_started", lambda _, run: setattr(self, "now", run.start_round - 1))
+        _after(ShownProgress, "evaluation_progress", lambda *_: self.now == self.round and self.strike())
 
     def arm_refusals(self) -> None:
         """No client has an update in the round."""
@@ -146,7 +144,7 @@ class Saboteur:
             if round == self.round:
                 raise ZeroDivisionError("a bug")
 
-        _after(PlainProgress, "round_started", break_down)
+        _after(ShownProgress, "round_started", break_down)
 
     def arm_page(self) -> None:
         """While the page is made, in its scratch folder."""

@@ -1,0 +1,51 @@
+"""Which runs are seeds of one setting, and which settings have accuracies that compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
+from calfat_plugin.recipe.clients import CHOOSING
+
+_NOT_A_SETTING = (
+    "common_args.random_seed",
+    "data_args.data_cache_dir",
+    "common_args.host",
+    "calfat.dataset.download",
+    "calfat.flower.",
+    "calfat.loggers",
+    "calfat.name",
+    "calfat.reported.",
+    "calfat.runtime.",
+    "device_args.",
+    "tracking_args.",
+)
+_PROBLEM = (
+    "data_args.",
+    "model_args.",
+    "train_args.client_num_in_total",
+    "calfat.dataset.",
+    "calfat.model.",
+    "calfat.partition.",
+    "calfat.threat.",
+)
+_OF_A_GROUP = ("name", *CHOOSING, "seed", "threat", "attacker")
+
+
+def settings_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key to value of a recipe as run, for all that parts runs into settings."""
+    found = comparable(recipe).items()
+    return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
+
+
+def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat.
+
+    Of groups of clients it is who attacks and who has a threat of its own; by what others train is a method.
+    """
+    found = {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
+    written = recipe.get("calfat", {}).get("clients") or ()
+    groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in written]
+    other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
+    return {**found, "calfat.clients": other} if other else found
