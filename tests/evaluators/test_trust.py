@@ -406,27 +406,6 @@ def started(words: tuple[object, ...]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path, quick: None) -> None:
-    words = own("Quantised", "plain", examples=10)
-    with started(words) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "random noise" in line:
-                process.send_signal(signal.SIGKILL)
-                break
-    killed = judged("plain-trust.json")
-    before = [check["check"] for check in killed["checks"]]
-    assert before[:3] == ["answers", "gradients", "pgd"]
-    assert (len(before) < 10, killed["finished"]) == (True, False)
-    code, out, err = call(*words)
-    assert (code, err) == (0, "")
-    assert "the number on trial" not in out.partition("verdict:")[0]
-    resumed = judged("plain-trust.json")
-    assert call(*words, "--output", "whole.json")[0] == 0
-    assert numbers(resumed) == numbers(judged("whole.json"))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("check", "attack", "words"),
