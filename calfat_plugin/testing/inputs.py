@@ -21,7 +21,7 @@ from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.session import Listeners
 from calfat_plugin.testing.tiny import NUM_CLASSES, require, same_bits, tiny_experiment, unchanged
 
-_ROUNDED = {"atol": 1e-5, "rtol": 1e-4}  # logits computed in another layout or with other images
+_ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
@@ -120,11 +120,11 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
             logits = model(x)
         require(bool(logits.isfinite().all()), f"{name} must give finite logits.")
         alone = torch.cat([model(one[None]) for one in x])
-        alike = torch.allclose(alone, logits, **_ROUNDED)
+        alike = torch.allclose(alone, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
         require(alike, f"{name}: in evaluation mode, an image's logits must not depend on the others of its batch.")
         last = torch.channels_last
         turned = model.to(memory_format=last)(x.to(memory_format=last))  # type: ignore[call-overload]
-    alike = torch.allclose(turned, logits, **_ROUNDED)
+    alike = torch.allclose(turned, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
     require(alike, f"{name}: the memory layout must not matter; use flatten, not view.")
     return model
 
