@@ -277,13 +277,11 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
 
 
 def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
-    """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
+    """Numbers of examples and accuracies, in both conventions of robust accuracy (methods.md 9).
 
-    An example is robust when it is classified correctly both clean and at its final adversarial point. The *release* of
-    CalFAT leaves the clean image out of account, so its accuracy may exceed the natural one.
-
-    Args:
-        adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
+    An example is robust when it is classified correctly both clean and at its final adversarial point: ``adv_correct``,
+    (N,) bool on the CPU. The *release* of CalFAT leaves the clean image out of account, so its accuracy may exceed the
+    natural one.
     """
     y = task.data.y.cpu()
     examples = y.bincount(minlength=task.num_classes).tolist()

@@ -19,7 +19,6 @@ from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.modifiers.plain import ENTRY as PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device
-from calfat_plugin.testing.attacks import around
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
     SETTINGS,
@@ -33,6 +32,7 @@ from calfat_plugin.testing.tiny import (
     tiny_task,
     unchanged,
 )
+from calfat_plugin.testing.trainers import around
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 
