@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from calfat_plugin.analyses.on_tensors import experiment_of, images_of
 from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
@@ -32,7 +30,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
-from calfat_plugin.recipe.document import Document, parse_document, read_document
+from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
@@ -146,8 +144,8 @@ def run(
     """
     from calfat_plugin.runs import session
 
-    document = Document("recipe", _as_read(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
-    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(_as_read(set or {}), document)}
+    document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
+    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(from_python(set or {}), document)}
     if seed is not None:
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
@@ -394,7 +392,7 @@ def load_dataset(
     document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
     if root is not None:
         document = document.with_value(("data_args", "data_cache_dir"), str(root), f"root={str(root)!r}")
-    for key, value in _as_read(options).items():
+    for key, value in from_python(options).items():
         document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
     return assemble(document, Registry.for_recipe(document)).load_dataset()
 
@@ -411,16 +409,6 @@ def _dotted(values: Mapping[str, Any], document: Document, within: str = "") -> 
             yield from _dotted(value, document, f"{path}.")
         else:
             yield path, value
-
-
-def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of Python values that is held to the rules of a recipe file."""
-    try:
-        text = yaml.safe_dump(dict(values), sort_keys=False)
-    except yaml.YAMLError as error:
-        found = f"; got {one_line(error.args[-1])}" if error.args else ""
-        raise RecipeError(f"expected numbers, texts, lists and mappings, as in a recipe file{found}.") from None
-    return parse_document(text, "recipe").data
 
 
 def load_run(directory: str | Path) -> Run:

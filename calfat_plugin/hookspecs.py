@@ -9,7 +9,7 @@ Register a module or object that implements some of them under the entry-point g
 Hooks that offer something are called once, while the registry is built. Hooks of a run's life are called in the
 process that holds the global model, in the order ``run_started``, ``round_finished`` (once a round), then
 ``run_finished`` or ``run_stopped``. If a plugin raises an exception there, it is reported once, and the plugin is not
-called again for that run; the run itself continues.
+called again for that run; the run itself continues. docs/hooks.md has an example of each.
 """
 
 from __future__ import annotations
@@ -45,119 +45,47 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def calfat_local_trainers() -> Iterable[TrainerEntry]:
-    """Offer local trainers: yield one ``TrainerEntry`` per method.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_local_trainers():
-            yield TrainerEntry("my-fat", build=MyFAT, config=MyFATOptions, citation=Citation("arXiv:2601.00001"))
-        ```
-    """
+    """Offer local trainers: yield one ``TrainerEntry`` per method."""
 
 
 @hookspec
 def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
-    """Offer loss modifiers: yield one ``ModifierEntry`` per way to change the losses of other methods.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_loss_modifiers():
-            yield ModifierEntry("focal", build=Focal, config=FocalOptions)
-        ```
-    """
+    """Offer loss modifiers: yield one ``ModifierEntry`` per way to change the losses of other methods."""
 
 
 @hookspec
 def calfat_inner_attacks() -> Iterable[InnerAttackEntry]:
-    """Offer inner attacks: yield one ``InnerAttackEntry`` per way to find the images that methods train on.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_inner_attacks():
-            yield InnerAttackEntry("two-step", build=TwoSteps, steps=lambda options: 2)
-        ```
-    """
+    """Offer inner attacks: yield one ``InnerAttackEntry`` per way to find the images that methods train on."""
 
 
 @hookspec
 def calfat_aggregators() -> Iterable[AggregatorEntry]:
-    """Offer aggregators: yield one ``AggregatorEntry`` per way to combine client updates.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_aggregators():
-            yield AggregatorEntry("meamed", build=MeanAroundMedian)
-        ```
-    """
+    """Offer aggregators: yield one ``AggregatorEntry`` per way to combine client updates."""
 
 
 @hookspec
 def calfat_evaluators() -> Iterable[EvaluatorEntry]:
-    """Offer evaluators: yield one ``EvaluatorEntry`` per attack or measurement of the global model.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_evaluators():
-            yield EvaluatorEntry("mim", build=MomentumAttack, config=MomentumOptions, number_option="steps")
-        ```
-    """
+    """Offer evaluators: yield one ``EvaluatorEntry`` per attack or measurement of the global model."""
 
 
 @hookspec
 def calfat_datasets() -> Iterable[DatasetEntry]:
-    """Offer data sets: yield one ``DatasetEntry`` per name that ``data_args.dataset`` may take.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_datasets():
-            yield DatasetEntry("chest-xray", build="my_fat.data:load_chest_xray", num_classes=14)
-        ```
-    """
+    """Offer data sets: yield one ``DatasetEntry`` per name that ``data_args.dataset`` may take."""
 
 
 @hookspec
 def calfat_models() -> Iterable[ModelEntry]:
-    """Offer models: yield one ``ModelEntry`` per name that ``model_args.model`` may take.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_models():
-            yield ModelEntry("wrn-34-10", build="my_fat.models:WideResNet")
-        ```
-    """
+    """Offer models: yield one ``ModelEntry`` per name that ``model_args.model`` may take."""
 
 
 @hookspec
 def calfat_partitions() -> Iterable[PartitionEntry]:
-    """Offer partitions: yield one ``PartitionEntry`` per name that ``data_args.partition_method`` may take.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_partitions():
-            yield PartitionEntry("by-hospital", build=split_by_hospital)
-        ```
-    """
+    """Offer partitions: yield one ``PartitionEntry`` per name that ``data_args.partition_method`` may take."""
 
 
 @hookspec
 def calfat_attackers() -> Iterable[AttackerEntry]:
-    """Offer attackers: yield one ``AttackerEntry`` per kind of client that sends what harms the others.
-
-    Example:
-        ```python
-        @hookimpl
-        def calfat_attackers():
-            yield AttackerEntry("zero", build=SendsTheGlobalModel)
-        ```
-    """
+    """Offer attackers: yield one ``AttackerEntry`` per kind of client that sends what harms the others."""
 
 
 @hookspec
@@ -166,21 +94,6 @@ def calfat_loggers() -> Iterable[LoggerEntry]:
 
     What ``build(options)`` returns implements hooks of a run's life, as a plugin does; it is called only in runs whose
     recipe names the logger.
-
-    Example:
-        ```python
-        class Chat:
-            def __init__(self, options):
-                self.options = options
-
-            @hookimpl
-            def calfat_run_finished(self, run, result):
-                post(self.options.channel, f"{run.name} is done")
-
-        @hookimpl
-        def calfat_loggers():
-            yield LoggerEntry("chat", build=Chat, config=ChatOptions)
-        ```
     """
 
 

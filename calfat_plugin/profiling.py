@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Spans = dict[tuple[str, ...], list[float]]
+Spans = dict[tuple[str, ...], list[float]]  # names from the outermost inwards -> [seconds, inner ones included; calls]
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -26,7 +26,7 @@ class Part:
 
     name: str
     started: float
-    seconds: float = 0.0
+    seconds: float = 0.0  # what no span covers included; 0 while it lasts
     spans: Spans = field(default_factory=dict)
 
 
@@ -35,7 +35,7 @@ class Profile:
 
     def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
         self.parts: list[Part] = []
-        self._wait = wait
+        self._wait = wait  # lets a device finish its work, so that this counts where it was ordered
         self._open: tuple[str, ...] = ()
 
     def begin(self, name: str) -> None:

@@ -49,14 +49,10 @@ _TORCH = {
 
 @contextmanager
 def attribute_errors_to(who: str, options: type) -> Iterator[None]:
-    """Let errors about a plugin begin with its name; one that has a name keeps it.
+    """Let errors about a plugin begin with its kind, name and distribution; one that has a name keeps it.
 
     An option that the code reads and the entry does not declare is the plugin's mistake, too, and no bug of ours; so
     are an attempt to end the process and what torch refuses on behalf of the plugin's code (:data:`_TORCH`).
-
-    Args:
-        who: kind, name and distribution of the plugin.
-        options: its entry's ``config``.
     """
     try:
         yield
@@ -94,12 +90,7 @@ def attribute_errors_to(who: str, options: type) -> Iterator[None]:
 
 @contextmanager
 def stateless(plugin: object, who: str, reported: set[str]) -> Iterator[None]:
-    """Warn of a plugin whose attributes change inside: other clients see them, and a resumed run does not.
-
-    Args:
-        who: as messages name it.
-        reported: what was warned of before, to which ``who`` is added.
-    """
+    """Warn once of a plugin whose attributes change inside: other clients see them, and a resumed run does not."""
     before = _attributes(plugin)
     yield
     after = _attributes(plugin)
@@ -130,10 +121,8 @@ def _attributes(plugin: object) -> dict[str, tuple[Any, int]]:
 def overrides(made: object, entry: Entry | None = None) -> None:
     """Refuse a class of a plugin that misspells what it means to override, or overrides nothing.
 
-    Args:
-        made: what the plugin builds: an object, or its class. Functions, and objects of other classes than the
-            contract's, are let through.
-        entry: the plugin's; its own options and presets change a built-in class, too.
+    Functions, and objects of other classes than the contract's, are let through; an entry's own options and presets
+    change a built-in class, too.
     """
     configured = entry is not None and bool(entry.presets or not entry.config.__module__.startswith(_OURS))
     if problem := _misses(made if isinstance(made, type) else type(made), configured):
@@ -210,14 +199,7 @@ def described(value: object) -> str:
 
 
 def instance(value: Any, wanted: Callable[..., T], what: str, hint: str = "") -> T:
-    """``value`` as a ``wanted``.
-
-    Args:
-        value: what came back.
-        wanted: the class it should be of.
-        what: which call, as a message begins: ``combine returned``.
-        hint: what to do, a sentence.
-    """
+    """``value`` as a ``wanted``; ``what``: which call, as a message begins: ``combine returned``."""
     assert isinstance(wanted, type)  # typed as what it makes, so that it may be an abstract class
     if not isinstance(value, wanted):
         article = "an" if wanted.__name__[0].lower() in "aeiou" else "a"
@@ -326,13 +308,9 @@ def shares(value: Any, clients: Collection[int], what: str) -> dict[int, float]:
 
 @contextmanager
 def untouched(given: Mapping[str, Mapping[str, Tensor]], what: str) -> Iterator[None]:
-    """Hold a plugin to leaving tensors as they are.
+    """Hold a plugin to leaving tensors, by whose they are and their names, as they are.
 
     What it writes by torch shows in any of them, and what it writes by numpy in the first mapping.
-
-    Args:
-        given: whose they are to tensors by name.
-        what: which call.
     """
     before = [(whose, name, each, each._version) for whose, own in given.items() for name, each in own.items()]
     first = next(iter(given), "")
@@ -345,14 +323,7 @@ def untouched(given: Mapping[str, Mapping[str, Tensor]], what: str) -> Iterator[
 
 
 def metrics(value: Any, declared: Mapping[str, str], what: str, also: Collection[str] = ()) -> dict[str, float]:
-    """Numbers under names that the entry declares.
-
-    Args:
-        value: what came back.
-        declared: the entry's ``metrics``.
-        what: as in :func:`instance`.
-        also: names that no entry can declare, which the package's own code gives.
-    """
+    """Numbers under names that the entry declares, or that the package's own code gives (``also``)."""
     checked = mapping(value, what)
     for name, number in checked.items():
         if name not in declared and name not in also:

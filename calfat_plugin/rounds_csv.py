@@ -336,17 +336,6 @@ def clients_csv(path: Path) -> Path:
     return path.with_name("clients.csv")
 
 
-def _text_of(path: Path) -> str:
-    """What is in the file; nothing before the first round is finished."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
-
-
 def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
     """The rows of the file's lines, each with as many values as there are columns, and numbers where they belong."""
     rows: list[dict[str, str]] = []
@@ -388,4 +377,11 @@ def _add_clients(rows: Sequence[dict[str, str]], path: Path) -> None:
 
 def _whole_lines(path: Path) -> list[str]:
     """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
-    return [line for line in _text_of(path).splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:  # before the first round is finished
+        return []
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

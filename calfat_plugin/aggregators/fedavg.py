@@ -27,9 +27,7 @@ class FedAvgOptions:
 class FedAvg(Aggregator):
     """theta <- sum_i w_i theta_i over parameters and buffers."""
 
-    def __init__(self, options: Any) -> None:
-        """options: with ``weights``, as :class:`FedAvgOptions`."""
-        self.options = options
+    options: Any  # with ``weights``, as :class:`FedAvgOptions`
 
     def client_weights(self, task: AggregationTask) -> Mapping[int, float]:
         """Client id to its share of the average; shares sum to 1."""

@@ -21,11 +21,11 @@ class FedProxOptions(FedAvgOptions):
     mu: float = option(0.01, low=0, help="weight of the proximal term; 0 is FedAvg. CalFAT's paper does not give it")
 
 
+@dataclass(frozen=True)
 class Proximal(LocalCorrection):
     """Adds mu (theta - theta_t) to the gradient: the proximal term is squared, and no attack climbs it."""
 
-    def __init__(self, mu: float) -> None:
-        self.mu = mu
+    mu: float
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
         return _ActiveProximal(task, self.mu) if self.mu > 0 else ActiveCorrection()

@@ -52,11 +52,11 @@ class ScaffoldOptions:
     server_lr: float = option(1.0, low=0, open_low=True, help="eta_g, step of the server along the clients' mean")
 
 
+@dataclass(frozen=True)
 class ControlVariates(LocalCorrection):
     """Moves each local step by c - c_i."""
 
-    def __init__(self, options: ScaffoldOptions) -> None:
-        self.options = options
+    options: ScaffoldOptions
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
         return _ActiveVariates(task, self.options)
@@ -69,16 +69,14 @@ class _ActiveVariates(ActiveCorrection):
         self.task, self.options = task, options
         self.parameters = task.shared_parameters()
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        self.own = self._received(task.client_state)
-        self.server = self._received(task.broadcast)
+        self.own, self.server = (  # by name of the parameter, on its device
+            {name: _variate(extras, name, like=weights).to(weights.device) for name, weights in self.start.items()}
+            for extras in (task.client_state, task.broadcast)
+        )
         self.shift = {name: self.server[name] - own for name, own in self.own.items()}  # c - c_i
         self.steps = 0
         self.wants_full_gradient = options.variant == "I"
         self.gradient: Mapping[str, Tensor] | None = None
-
-    def _received(self, extras: State) -> dict[str, Tensor]:
-        """A variate by parameter name, zeros where there is none yet; on the parameters' device."""
-        return {name: _variate(extras, name, like=weights).to(weights.device) for name, weights in self.start.items()}
 
     def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
         self.gradient = gradient
@@ -96,25 +94,23 @@ class _ActiveVariates(ActiveCorrection):
                 parameter.data.sub_(self.shift[name], alpha=learning_rate)
 
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        new = self._new_variate()
+        settings = self.task.settings
+        if not self.wants_full_gradient:
+            count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
+            walked = count * settings.learning_rate
+            new = {
+                name: self.own[name] - self.server[name] + (self.start[name] - parameter.detach()) / walked
+                for name, parameter in self.parameters.items()
+            }
+        elif self.gradient is not None:
+            new = {name: self.gradient[name].clone() for name in self.parameters}
+        else:
+            raise UpdateError(
+                "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does not "
+                "give; use variant II."
+            )
         extras = {_CHANGE + name: (variate - self.own[name]).cpu() for name, variate in new.items()}
         return extras, {_VARIATE + name: variate.cpu() for name, variate in new.items()}
-
-    def _new_variate(self) -> dict[str, Tensor]:
-        if self.wants_full_gradient:
-            if self.gradient is None:
-                raise UpdateError(
-                    "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does "
-                    "not give; use variant II, or train through trainers.loop.train_locally."
-                )
-            return {name: self.gradient[name].clone() for name in self.parameters}
-        settings = self.task.settings
-        count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
-        walked = count * settings.learning_rate
-        return {
-            name: self.own[name] - self.server[name] + (self.start[name] - parameter.detach()) / walked
-            for name, parameter in self.parameters.items()
-        }
 
 
 def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = False) -> float:
@@ -124,12 +120,6 @@ def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = F
     divides by K; ``gradient``, where momentum amplifies the correction too, divides by
     a = (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), with rho^2 for the first rho where momentum has Nesterov's form.
     Without momentum both are K. (Mixing them over-corrects up to 1 / (1 - rho) times and tends to diverge.)
-
-    Args:
-        steps: K, this client's local steps this round.
-        momentum: rho in [0, 1), with a buffer that started at zero this round.
-        pairing: where the correction is applied.
-        nesterov: whether momentum has Nesterov's form.
     """
     if steps < 1:
         raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")
@@ -148,8 +138,7 @@ def _variate(state: State, name: str, *, like: Tensor) -> Tensor:
 class Scaffold(Aggregator):
     """x <- x + eta_g mean_S (y_i - x); c <- c + (|S| / N) mean_S (c_i+ - c_i)."""
 
-    def __init__(self, options: ScaffoldOptions) -> None:
-        self.options = options
+    options: ScaffoldOptions
 
     def correction(self) -> LocalCorrection:
         return ControlVariates(self.options)
@@ -192,17 +181,16 @@ def _moved(tensor: Tensor, changes: Sequence[Tensor], factor: float) -> Tensor:
 
 def _check(options: ScaffoldOptions, recipe: Recipe) -> None:
     """Variates cancel while each step is linear in the client's gradients; the server cannot undo any other scale."""
-    train = recipe.train
-    found = {
-        "client_optimizer": "" if train.client_optimizer == "sgd" else train.client_optimizer,
-        "max_grad_norm": "" if train.max_grad_norm is None else f"{train.max_grad_norm:g}",
-    }
-    for key, value in found.items():
-        if value:
-            raise OptionError(
-                f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{key} is {value}, which scales the "
-                "steps of each client in another way. Remove that key, or choose another aggregator, such as fedavg."
-            )
+    train, found = recipe.train, ""
+    if train.client_optimizer != "sgd":
+        found = f"client_optimizer is {train.client_optimizer}"
+    elif train.max_grad_norm is not None:
+        found = f"max_grad_norm is {train.max_grad_norm:g}"
+    if found:
+        raise OptionError(
+            f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{found}, which scales the steps of each "
+            "client in another way. Remove that key, or choose another aggregator, such as fedavg."
+        )
 
 
 ENTRY = AggregatorEntry(

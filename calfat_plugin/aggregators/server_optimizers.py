@@ -6,19 +6,19 @@ in torch, and unlike in the paper, Adam and Yogi correct the moments' bias, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, Citation
-from calfat_plugin.interfaces import Aggregate, AggregationTask, State
+from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 _CITATION = Citation(
     "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
@@ -52,7 +52,6 @@ class ServerOptimizer(FedAvg):
     """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
 
     def __init__(self, make: Callable[[list[nn.Parameter], Any], torch.optim.Optimizer], options: Any) -> None:
-        """make: the optimiser of these parameters, fresh, from the options."""
         super().__init__(options)
         self._make = make
 
@@ -64,26 +63,17 @@ class ServerOptimizer(FedAvg):
         for name, parameter in parameters.items():
             parameter.grad = task.global_state[name] - mean.state[name]
         optimizer = self._make(list(parameters.values()), self.options)
-        _restore(optimizer, parameters, task.server_state)
+        for key, tensor in task.server_state.items():  # empty in a first round
+            _, kind, name = key.split("/", 2)
+            optimizer.state[parameters[name]][kind] = tensor.clone()
         optimizer.step()
+        memory = {
+            f"optimizer/{kind}/{name}": tensor
+            for name, parameter in parameters.items()
+            for kind, tensor in optimizer.state[parameter].items()
+        }
         moved = {name: parameter.detach() for name, parameter in parameters.items()}
-        return Aggregate({**mean.state, **moved}, server_state=_memory(optimizer, parameters), weights=mean.weights)
-
-
-def _memory(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimiser's tensors as ``optimizer/<kind>/<parameter>``."""
-    return {
-        f"optimizer/{kind}/{name}": tensor
-        for name, parameter in parameters.items()
-        for kind, tensor in optimizer.state[parameter].items()
-    }
-
-
-def _restore(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], memory: State) -> None:
-    """The inverse of :func:`_memory`; a first round, without memory, leaves the optimiser fresh."""
-    for key, tensor in memory.items():
-        _, kind, name = key.split("/", 2)
-        optimizer.state[parameters[name]][kind] = tensor.clone()
+        return Aggregate({**mean.state, **moved}, server_state=memory, weights=mean.weights)
 
 
 def _adam(parameters: list[nn.Parameter], options: MomentOptions) -> torch.optim.Optimizer:
@@ -105,9 +95,7 @@ def _adagrad(parameters: list[nn.Parameter], options: ServerOptimizerOptions) ->
     return torch.optim.Adagrad(parameters, lr=options.server_lr, eps=options.tau, foreach=False)
 
 
-def _entry(
-    name: str, make: Callable[..., torch.optim.Optimizer], config: type, moments: str, step: str
-) -> AggregatorEntry:
+def _entry(name: str, make: Callable[..., Any], config: type, moments: str, step: str) -> AggregatorEntry:
     return AggregatorEntry(
         f"fed{name.lower()}",
         build=partial(ServerOptimizer, make),

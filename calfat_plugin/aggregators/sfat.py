@@ -40,27 +40,17 @@ class SFAT(FedAvg):
         weights = super().client_weights(task)
         if task.round < self.options.start_round:
             return weights
-        losses = [
-            None if client in task.unattacked else update.metrics.get("loss", math.nan)
-            for client, update in task.updates.items()
-        ]
+        losses = [None if c in task.unattacked else u.metrics.get("loss", math.nan) for c, u in task.updates.items()]
         slack = slack_weights(list(weights.values()), losses, self.options.ratio, self.options.top)
         return dict(zip(weights, slack, strict=True))
 
 
 def slack_weights(weights: Sequence[float], losses: Sequence[float | None], ratio: float, top: int) -> list[float]:
-    """The ``top`` clients' weights times ``ratio``, then all normalised to sum 1.
+    """The weights, those of the ``top`` clients by adversarial loss times ``ratio``, then all normalised to sum 1.
 
-    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form.
-
-    Args:
-        weights: base weights, equal or numbers of examples.
-        losses: adversarial training loss of each client, last local epoch, batch mean. Ties go to the first client; a
-            nan counts as the largest loss, and one of None, which has no adversarial loss, is never favoured.
-        ratio: >= 1; 1 leaves the weights as they are. 1.4 means alpha = 1/6.
-        top: how many clients are favoured.
+    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form. Ties go to
+    the first client; a nan counts as the largest loss, and None, no adversarial loss, is never favoured.
     """
-
     ranked = {index: math.inf if math.isnan(loss) else loss for index, loss in enumerate(losses) if loss is not None}
     favoured = sorted(ranked, key=ranked.__getitem__)[:top]
     slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]

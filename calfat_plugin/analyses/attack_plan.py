@@ -7,7 +7,7 @@ recipe parser checks it, and its errors name the flag.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,53 +30,30 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """The command line, apart from which model to attack.
+    """The command line, apart from which model to attack; None: what the recipe says."""
 
-    Attributes:
-        attacks: evaluators, each ``NAME`` or ``LABEL=NAME``.
-        settings: ``LABEL.OPTION=VALUE`` texts.
-        eps: budgets as texts; empty: the recipe's.
-        norm: or None for the recipe's.
-        step_size: as text; None: the recipe's; ``eps/4`` in another norm than the recipe's.
-        examples: how many test examples, or None for all.
-        batch_size: or None for the recipe's.
-        seed: or None for the recipe's.
-        device: ``cpu``, ``cuda`` or ``cuda:N``; None: as the recipe says.
-        data_dir: where data sets are; None: as the recipe says.
-        download: whether a missing data set may be fetched.
-        plugins: files with plugins, beside those of the recipe.
-        trust: is asked about each plugin file of the run that this user has not run before.
-    """
-
-    attacks: tuple[str, ...]
-    settings: tuple[str, ...] = ()
-    eps: tuple[str, ...] = ()
+    attacks: tuple[str, ...]  # evaluators, each ``NAME`` or ``LABEL=NAME``
+    settings: tuple[str, ...] = ()  # ``LABEL.OPTION=VALUE``
+    eps: tuple[str, ...] = ()  # budgets as texts; empty: the recipe's
     norm: str | None = None
-    step_size: str | None = None
-    examples: int | None = None
+    step_size: str | None = None  # as text; None in another norm than the recipe's: ``eps/4``
+    examples: int | None = None  # None: all
     batch_size: int | None = None
     seed: int | None = None
     device: str | None = None
     data_dir: str | None = None
-    download: bool = False
-    plugins: tuple[Path, ...] = ()
-    trust: Trust = distrust
+    download: bool = False  # whether a missing data set may be fetched
+    plugins: tuple[Path, ...] = ()  # files beside those of the recipe
+    trust: Trust = distrust  # is asked about each plugin file of the run that this user has not run before
 
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """Everything resolved, nothing loaded.
+    """Everything resolved, nothing loaded."""
 
-    Attributes:
-        weights: a checkpoint of a run, or a state dict.
-        run: the run's directory; None for a model of the user's own.
-        experiments: one for each eps, ascending; they differ in the threat model alone.
-        request: what of the command line the experiments do not say: the number of examples, and the device.
-    """
-
-    weights: Path
-    run: Path | None
-    experiments: tuple[Experiment, ...]
+    weights: Path  # a checkpoint of a run, or a state dict
+    run: Path | None  # None: a model of the user's own
+    experiments: tuple[Experiment, ...]  # one for each eps, ascending; they differ in the threat model alone
     request: AttackRequest
 
 
@@ -89,13 +66,7 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> At
 def plan_model(
     model: str | None, weights: Path, dataset: str, request: AttackRequest, model_file: Sequence[str] = ()
 ) -> AttackPlan:
-    """Attack a model of the user's own.
-
-    Args:
-        model: ``package.module:factory``, or the name of a model that a recipe can name.
-        weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
-        model_file: instead of ``model``, what ``--model-file`` means (``recipe.plugin_files.model_overrides``).
-    """
+    """Attack a model of the user's own: a name or ``package.module:factory``, or what ``--model-file`` means."""
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
     document = Document("calfat attack", {}, {}).with_overrides(model_file)
@@ -145,7 +116,19 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
 def _with_attacks(document: Document, request: AttackRequest) -> Document:
     """The attacks as the recipe's evaluators, with ``natural`` among them."""
     place = f"--attacks {','.join(request.attacks)}"
-    named = _labelled(request.attacks, place)
+    named: dict[str, str] = {}  # by label
+    for attack in request.attacks:
+        label, equals, name = (part.strip() for part in attack.partition("="))
+        name = name if equals else label
+        if not name or not _LABEL.fullmatch(label):
+            raise OptionError(
+                f"{place}: expected names such as fgsm,pgd20,autoattack, or LABEL=NAME to have one twice."
+            )
+        if label in named:
+            raise OptionError(f"{place}: '{label}' is named twice; name one of them: again={name}.")
+        named[label] = name
+    if NATURAL not in named.values():
+        named[NATURAL] = NATURAL
     choices: list[dict[str, Any]] = [
         {"name": name, **({} if label == name else {"label": label})} for label, name in named.items()
     ]
@@ -157,22 +140,6 @@ def _with_attacks(document: Document, request: AttackRequest) -> Document:
     document = document.with_value(("calfat", "evaluators"), choices, place)
     document.places.update(places)
     return document
-
-
-def _labelled(attacks: Iterable[str], place: str) -> dict[str, str]:
-    """Label to name, in order; ``natural`` at the end unless it is there already."""
-    named: dict[str, str] = {}
-    for attack in attacks:
-        label, equals, name = (part.strip() for part in attack.partition("="))
-        name = name if equals else label
-        if not name or not _LABEL.fullmatch(label):
-            raise OptionError(
-                f"{place}: expected names such as fgsm,pgd20,autoattack, or LABEL=NAME to have one twice."
-            )
-        if label in named:
-            raise OptionError(f"{place}: '{label}' is named twice; name one of them: again={name}.")
-        named[label] = name
-    return named if NATURAL in named.values() else {**named, NATURAL: NATURAL}
 
 
 def _setting(setting: str, labels: Sequence[str]) -> tuple[int, str, object]:

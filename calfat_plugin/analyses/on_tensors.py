@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
-from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.options import to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
@@ -236,8 +234,8 @@ def experiment_of(
     for path, value, place in (
         (("calfat", "evaluators"), picks, f"evaluators {one_line(picks)}"),
         (("calfat", "threat", "norm"), norm, f"norm={one_line(norm)}"),
-        (("calfat", "threat", "eps"), exact_text(threat.eps), f"eps={one_line(eps)}"),
-        (("calfat", "threat", "step_size"), to_plain(threat.step_size), f"step_size={one_line(step_size)}"),
+        (("calfat", "threat", "eps"), threat.eps, f"eps={one_line(eps)}"),
+        (("calfat", "threat", "step_size"), threat.step_size, f"step_size={one_line(step_size)}"),
         (("calfat", "evaluation", "batch_size"), batch_size, f"batch_size={one_line(batch_size)}"),
         (("common_args", "random_seed"), seed, f"seed={one_line(seed)}"),
     ):
@@ -320,7 +318,7 @@ def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
 
 
 def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
-    """What evaluators of this model are set up with, on the device where it is; ``trust`` as for ``model_loader``."""
+    """What evaluators of this model are set up with, on the device where it is."""
     import torch
     from torch import nn
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 from calfat_plugin.attackers.own_update import with_parameters
 from calfat_plugin.entries import AttackerEntry, Citation
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.options import option
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,14 +23,12 @@ class ALIEOptions:
 class ALittleIsEnough(Attacker):
     """mean - z std of the honest models in each coordinate (Baruch et al., NeurIPS 2019, algorithm 3)."""
 
-    def __init__(self, options: ALIEOptions) -> None:
-        self.options = options
+    options: ALIEOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        honest = list(task.honest().values())
-        z = self.options.z
+        honest, z = task.honest().values(), self.options.z
         if z is None:
             z = hidden_deviations(len(honest) + task.num_attackers, task.num_attackers)
         sent = {}
@@ -65,14 +59,12 @@ class IPMOptions:
 class InnerProduct(Attacker):
     """theta - epsilon (mean of the honest models - theta) (Xie et al., UAI 2019, section 4)."""
 
-    def __init__(self, options: IPMOptions) -> None:
-        self.options = options
+    options: IPMOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        honest = list(task.honest().values())
-        sent: dict[str, Tensor] = {}
+        honest, sent = task.honest().values(), {}
         for name in task.parameter_names:
             start = task.global_state[name].double()
             mean = torch.stack([state[name].double() for state in honest]).mean(0)

@@ -35,8 +35,7 @@ class LabelFlipOptions:
 class LabelFlip(Attacker):
     """Trains on y <- C - 1 - y (Karimireddy et al. 2021, section 6), or on chosen labels in the place of others."""
 
-    def __init__(self, options: LabelFlipOptions) -> None:
-        self.options = options
+    options: LabelFlipOptions
 
     def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
         import torch

@@ -58,18 +58,14 @@ class GaussianOptions:
 class GaussianNoise(Attacker):
     """theta + N(0, std^2) in each coordinate; buffers as trained."""
 
-    def __init__(self, options: GaussianOptions) -> None:
-        self.options = options
+    options: GaussianOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        drawn = {}
-        for name in task.parameter_names:
-            start = task.global_state[name].double()
-            noise = torch.randn(start.shape, generator=task.generator, dtype=torch.float64)
-            drawn[name] = start + self.options.std * noise
-        return with_parameters(task, drawn)
+        start = {name: task.global_state[name].double() for name in task.parameter_names}
+        noise = {n: torch.randn(s.shape, generator=task.generator, dtype=torch.float64) for n, s in start.items()}
+        return with_parameters(task, {name: start[name] + self.options.std * noise[name] for name in start})
 
 
 @dataclass(frozen=True)
@@ -82,17 +78,15 @@ class UntrainedOptions:
 class Untrained(Attacker):
     """0, or U[-1, 1), in each coordinate; buffers as trained."""
 
-    def __init__(self, options: UntrainedOptions) -> None:
-        self.options = options
+    options: UntrainedOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        made = {}
-        for name in task.parameter_names:
-            made[name] = torch.zeros(task.own[name].shape, dtype=torch.float64)
-            if self.options.values == "uniform":
-                made[name].uniform_(-1, 1, generator=task.generator)
+        made = {name: torch.zeros(task.own[name].shape, dtype=torch.float64) for name in task.parameter_names}
+        if self.options.values == "uniform":
+            for values in made.values():
+                values.uniform_(-1, 1, generator=task.generator)
         return with_parameters(task, made)
 
 
@@ -106,14 +100,9 @@ class MaskedOptions:
 
 
 class MaskedGradients(Attacker):
-    """The last linear layer times a factor: a softmax so sure that its gradients vanish in float32.
+    """The last linear layer times a factor: gradients vanish in float32 (Carlini and Wagner 2017, section 7.2)."""
 
-    Against white-box attacks by gradients its model then looks robust (Carlini and Wagner 2017, section 7.2 on
-    distillation); what it trains, and so how well it answers, is its trainer's matter.
-    """
-
-    def __init__(self, options: MaskedOptions) -> None:
-        self.options = options
+    options: MaskedOptions
 
     def sent(self, task: AttackTask) -> State:
         matrices = [name for name in task.parameter_names if task.own[name].dim() == 2]

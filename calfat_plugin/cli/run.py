@@ -66,6 +66,7 @@ from calfat_plugin.shipped import located
     help="Train the clients of a round in N processes of this machine, with the same result; auto: as many as fit.",
 )
 @click.option("--profile", is_flag=True, help="Measure where a round's time goes, and show it at the end.")
+@click.option("--no-page", is_flag=True, help="Draw no report.html at the end; calfat report draws it later.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
 @json_option
 def run(
@@ -84,6 +85,7 @@ def run(
     local: bool,
     workers: str | None,
     profile: bool,
+    no_page: bool,
     plain: bool,
     as_json: bool,
 ) -> None:
@@ -95,7 +97,7 @@ def run(
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]
-    flags = (("--download", download), ("--profile", profile), ("--plain", plain))
+    flags = (("--download", download), ("--profile", profile), ("--no-page", no_page), ("--plain", plain))
     command += [flag for flag, given in flags if given]
     command += [] if workers is None else ["--workers", workers]
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
@@ -108,7 +110,7 @@ def run(
         warn(*experiment.warnings)
         runtime = runtime_of(experiment)
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        request = Request(experiment, run_dir, resume, typed, profile=profile, overwrite=overwrite)
+        request = Request(experiment, run_dir, resume, typed, profile=profile, overwrite=overwrite, page=not no_page)
         if workers is not None:
             request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
         elif role is not None or rank is not None or local or runtime.num_processes > 1:

@@ -28,9 +28,10 @@ from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
-from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
+from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_out, markdown, write_tables
@@ -66,7 +67,7 @@ SOME_FAILED = 1
     "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
-@click.option("--latex-chosen", is_flag=True, help="A column of table.tex with the values that each row chose, too.")
+@click.option("--pages", is_flag=True, help="Draw the page of each run, too; else calfat report RUN does.")
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -83,7 +84,7 @@ def suite(
     record: Path | None,
     trust: bool,
     out: Path | None,
-    latex_chosen: bool,
+    pages: bool,
     table: bool,
     dry_run: bool,
     download: bool,
@@ -97,8 +98,6 @@ def suite(
     with json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
         check_out(loaded, out)
-        if latex_chosen and loaded.choose is None:
-            raise OptionError(f"--latex-chosen: {loaded.document.file} has no section 'choose'. Leave the option out.")
         registry = registry_of(loaded, overrides)
         asked = None if seeds is None else _seeds(seeds)
 
@@ -114,12 +113,12 @@ def suite(
             show(_plan_as_json(plan, workers))
             return
         if table:
-            _show_and_write(plan, [], out, latex_chosen, show)
+            _show_and_write(plan, [], out, show)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, trust, out, latex_chosen, show)
+        _run(now, jobs, workers, trust, pages, out, show)
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
@@ -138,8 +137,8 @@ def _run(
     jobs: int | None,
     workers: str | None,
     trust: bool,
+    pages: bool,
     out: Path | None,
-    latex_chosen: bool,
     show: Callable[[Any], None],
 ) -> None:
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
@@ -159,14 +158,14 @@ def _run(
         seen: set[Key] = set()
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
-            finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
+            finished = _run_all(plan.choosing, "choice run", jobs, workers, pages, console, outcomes)
             plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
-    finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
+    finished = finished and _run_all(plan, "run", jobs, workers, pages, console, outcomes)
     if finished and trust:
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, latex_chosen, show)
+    _show_and_write(plan, outcomes, out, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -183,7 +182,13 @@ def _run(
 
 
 def _run_all(
-    plan: SuitePlan, what: str, jobs: int | None, workers: str | None, console: Console, outcomes: list[RunOutcome]
+    plan: SuitePlan,
+    what: str,
+    jobs: int | None,
+    workers: str | None,
+    pages: bool,
+    console: Console,
+    outcomes: list[RunOutcome],
 ) -> bool:
     """Run what is left of the plan; False where the user stopped it."""
     total = len(plan.left)
@@ -202,7 +207,7 @@ def _run_all(
     )
     with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
         try:
-            run_all(plan, at_a_time, observer, outcomes, workers)
+            run_all(plan, at_a_time, observer, outcomes, workers, pages)
         except KeyboardInterrupt:
             return False
     return True
@@ -260,11 +265,10 @@ def _show_and_write(
     plan: SuitePlan,
     outcomes: list[RunOutcome],
     out: Path | None,
-    latex_chosen: bool,
     show: Callable[[Any], None],
 ) -> None:
     console, summary = verbatim_console(), summarise(plan, outcomes)
-    folders = write_tables(summary, out, latex_chosen)
+    folders = write_tables(summary, out)
     if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):

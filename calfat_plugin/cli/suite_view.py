@@ -10,9 +10,9 @@ from rich.text import Text
 from calfat_plugin.cli.progress import Pace, Quiet
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.report.numbers import clock, counted, interval_of
-from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.cells import PlannedRun, RunOutcome
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
+from calfat_plugin.suites.runner import SuiteObserver
 from calfat_plugin.suites.summary import SuiteSummary
 from calfat_plugin.suites.tables import (
     NOTHING,

@@ -15,30 +15,17 @@ from calfat_plugin.datasets.data import NO_AUGMENTATION, Augmentation, ImageData
 
 @dataclass(frozen=True)
 class Examples:
-    """Which of a client's examples a mini-batch has, and how they were augmented: to keep something for each of them.
+    """Which of a client's examples a mini-batch has, and how they were augmented, to keep something for each."""
 
-    Attributes:
-        index: (N,) int64 positions in the client's data.
-        draws: (N, 3) int64, top and left of the crop in the padded image and 1 where it is flipped; None: as they are.
-    """
-
-    index: Tensor
-    draws: Tensor | None = None
+    index: Tensor  # (N,) int64 positions in the client's data
+    draws: Tensor | None = None  # (N, 3) int64: top and left of the crop in the padded image, and 1 where it is flipped
 
     def rows(self, which: slice | Tensor) -> Examples:
         """Some of them."""
         return Examples(self.index[which], None if self.draws is None else self.draws[which])
 
     def cut(self, kept: Tensor, height: int, width: int) -> Tensor:
-        """Crop and flip, as the images were, what is kept for each example.
-
-        Args:
-            kept: (n, C, H, W) of all examples of the client, each padded as its image was.
-            height, width: of the mini-batch's images.
-
-        Returns:
-            (N, C, height, width), a copy.
-        """
+        """Crop and flip, as the images were, what is kept for all n examples, padded: (N, C, height, width), a copy."""
         return kept[self._where(kept, height, width)]
 
     def put_back(self, kept: Tensor, values: Tensor) -> None:
@@ -69,53 +56,28 @@ def batches(
 ) -> Iterator[Batch]:
     """Go through ``data`` once: in order and unchanged, or shuffled and augmented where there is a generator.
 
-    Order and augmentation of the whole pass are drawn here, in one go, on the generator's own device: a CPU generator
-    gives the same batches on every device, and no batch waits for a copy.
-
-    Args:
-        data: images on any device; they are converted batch by batch.
-        batch_size: >= 1.
-        device: where the batches are wanted.
-        generator: source of all draws; ``None`` means in order, and then nothing may be augmented.
-        augment: random crop and flip.
-        merge_single: join a final batch of one example to the one before it (batch normalisation cannot train on one
-            example). Without a batch before it, it stays.
-
-    Returns:
-        An iterator of mini-batches; their positions in ``data`` are on its device.
+    Order and augmentation of the whole pass are drawn in one go, on the generator's own device: a CPU generator gives
+    the same batches on every device, and no batch waits for a copy. ``merge_single`` joins a final batch of one example
+    to the one before it, if there is one: batch normalisation cannot train on one example.
     """
-    if augment and generator is None:
-        raise ValueError("augmentation needs a generator to draw from")
-    n = len(data)
-    bounds = _bounds(n, batch_size, merge_single)
-    draws = None
+    n, draws = len(data), None
     if generator is None:
         order = torch.arange(n, device=data.x.device)
     else:
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
         draws = _draws(n, augment, generator).to(device) if augment else None
-
-    def one_pass() -> Iterator[Batch]:
-        for start, stop in bounds:
-            where = order[start:stop]
-            x = data.x[where].to(device)  # a copy, so that no caller can write into the data
-            drawn = None if draws is None else draws[start:stop]
-            if drawn is not None:
-                x = _augmented(x, drawn, augment.crop_padding)
-            yield Batch(pixels(x), data.y[where].to(device), Examples(where, drawn))
-
-    return one_pass()
+    for start, stop in batch_bounds(n, batch_size, merge_single=merge_single):
+        where = order[start:stop]
+        x = data.x[where].to(device)  # a copy, so that no caller can write into the data
+        drawn = None if draws is None else draws[start:stop]
+        if drawn is not None:
+            padded = torch.nn.functional.pad(x, (augment.crop_padding,) * 4)
+            x = padded[_places(torch.arange(len(x), device=x.device), drawn, padded, *x.shape[2:])]
+        yield Batch(pixels(x), data.y[where].to(device), Examples(where, drawn))
 
 
-def num_batches(num_examples: int, batch_size: int, *, merge_single: bool = False) -> int:
-    """Count the batches that :func:`batches` gives for these arguments."""
-    return len(_bounds(num_examples, batch_size, merge_single))
-
-
-def _bounds(num_examples: int, batch_size: int, merge_single: bool) -> list[tuple[int, int]]:
-    """Cut 0..num_examples into (start, stop) pairs."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
+def batch_bounds(num_examples: int, batch_size: int, *, merge_single: bool = False) -> list[tuple[int, int]]:
+    """(start, stop) of each batch that :func:`batches` gives for these arguments."""
     starts = list(range(0, num_examples, batch_size))
     if merge_single and len(starts) > 1 and num_examples - starts[-1] == 1:
         starts.pop()
@@ -130,12 +92,6 @@ def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:
 
     offsets = 2 * augment.crop_padding + 1
     return torch.stack((integers(offsets), integers(offsets), integers(1 + augment.flip)), dim=1)
-
-
-def _augmented(x: Tensor, draws: Tensor, padding: int) -> Tensor:
-    """Crop and flip each image of x, (B, C, H, W), by its row of draws, (B, 3); same shape."""
-    padded = torch.nn.functional.pad(x, (padding, padding, padding, padding))
-    return padded[_places(torch.arange(len(x), device=x.device), draws, padded, *x.shape[2:])]
 
 
 def _places(image: Tensor, draws: Tensor, padded: Tensor, height: int, width: int) -> tuple[Tensor, ...]:

@@ -63,11 +63,9 @@ class ImageData:
         import numpy as np  # here, not above: recipes are checked without both
         import torch
 
+        given = (self.x, self.y)
         try:
-            x, y = (
-                each if isinstance(each, torch.Tensor) else torch.tensor(np.ascontiguousarray(each))
-                for each in (self.x, self.y)
-            )
+            x, y = (t if isinstance(t, torch.Tensor) else torch.tensor(np.ascontiguousarray(t)) for t in given)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"x and y must be tensors or arrays of numbers: {error}.") from None
         whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
@@ -131,31 +129,23 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.class_names:
             object.__setattr__(self, "class_names", tuple(map(str, range(self.num_classes))))
-        shapes = tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:])
+        who, shapes = f"data set {self.name}", (tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:]))
         if shapes[0] != shapes[1]:
             raise DataError(
-                f"data set {self.name}: training images are {shapes[0]}, test images {shapes[1]}; "
-                "expected one shape (C, H, W)."
+                f"{who}: training images are {shapes[0]}, test images {shapes[1]}; expected one shape (C, H, W)."
             )
         if len(self.class_names) != self.num_classes:
-            raise DataError(
-                f"data set {self.name}: {len(self.class_names)} class names for {self.num_classes} classes."
-            )
+            raise DataError(f"{who}: {len(self.class_names)} class names for {self.num_classes} classes.")
         for name in self.class_names:
             if not isinstance(name, str) or not name.isprintable():
-                raise DataError(
-                    f"data set {self.name}: got the class name {name!r}, expected a text of printable characters."
-                )
+                raise DataError(f"{who}: got the class name {name!r}, expected a text of printable characters.")
         for split, data in (("training", self.train), ("test", self.test)):
             if len(data) == 0:
-                raise DataError(f"data set {self.name}: no {split} images.")
-            check_pixels(data, f"data set {self.name}: {split} ")
-            low, high = int(data.y.min()), int(data.y.max())
-            if low < 0 or high >= self.num_classes:
-                raise DataError(
-                    f"data set {self.name}: {split} labels run from {low} to {high}; "
-                    f"expected 0 to {self.num_classes - 1}."
-                )
+                raise DataError(f"{who}: no {split} images.")
+            check_pixels(data, f"{who}: {split} ")
+            low, high, last = int(data.y.min()), int(data.y.max()), self.num_classes - 1
+            if low < 0 or high > last:
+                raise DataError(f"{who}: {split} labels run from {low} to {high}; expected 0 to {last}.")
 
     @property
     def monitored(self) -> ImageData:
@@ -174,12 +164,7 @@ class Dataset:
 
 
 def check_pixels(data: ImageData, whose: str = "") -> None:
-    """Refuse images of 0..255 in floating point, normalised ones, and values that are no numbers.
-
-    Args:
-        data: at least one image.
-        whose: what the message begins with.
-    """
+    """Refuse images of 0..255 in floating point, normalised ones, and nan; ``whose``: what the message begins with."""
     if data.x.is_floating_point():
         low, high = (float(end) for end in data.x.aminmax())
         if not (low >= 0 and high <= 1):
@@ -190,8 +175,5 @@ def check_pixels(data: ImageData, whose: str = "") -> None:
 
 
 def pixels(x_batch: Tensor) -> Tensor:
-    """Turn stored images into what models and attacks see: float32 in [0, 1], on the same device.
-
-    uint8 is divided by 255; floating point is passed on as it is.
-    """
+    """Stored images as models and attacks see them, float32 in [0, 1]: uint8 by 255, floating point as it is."""
     return x_batch if x_batch.is_floating_point() else x_batch.float().div_(255)

@@ -13,7 +13,7 @@ from calfat_plugin.options import option
 
 @dataclass(frozen=True)
 class DownloadOptions:
-    """Options of a data set that its publisher offers for download."""
+    """Of a data set that its publisher offers for download."""
 
     download: bool = option(False, help="download missing files from the publisher to data_args.data_cache_dir")
     verify: bool = option(True, help="compare files with the published checksums; false reads any file of the format")
@@ -85,7 +85,7 @@ MEMORY = "memory"
 
 
 def class_folders(classes: str | None) -> tuple[str, ...] | None:
-    """The option ``classes`` as folder names, in the order of the labels; None: it is not given."""
+    """The option ``classes`` as folder names, in the order of the labels."""
     if classes is None:
         return None
     names = tuple(name.strip() for name in classes.split(","))
@@ -99,18 +99,9 @@ def class_folders(classes: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def _published(
-    name: str, summary: str, num_classes: int, image_shape: tuple[int, int, int], citation: Citation
-) -> DatasetEntry:
-    return DatasetEntry(
-        name,
-        build=f"calfat_plugin.datasets.published:load_{name}",
-        config=DownloadOptions,
-        summary=summary,
-        citation=citation,
-        num_classes=num_classes,
-        image_shape=image_shape,
-    )
+def _published(name: str, summary: str, num_classes: int, shape: tuple[int, int, int], paper: Citation) -> DatasetEntry:
+    build = f"calfat_plugin.datasets.published:load_{name}"
+    return DatasetEntry(name, build, DownloadOptions, summary, "", paper, num_classes=num_classes, image_shape=shape)
 
 
 _CIFAR = Citation(

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
 from calfat_plugin.datasets.entries import check_crop, class_folders
 from calfat_plugin.datasets.files import naming_file
 from calfat_plugin.disk import expanded
-from calfat_plugin.errors import DataError, OptionError
+from calfat_plugin.errors import DataError
 from calfat_plugin.options import yaml_text
 
 if TYPE_CHECKING:
@@ -47,33 +46,24 @@ IMAGENET_SUBSET = {
 }
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 _GREY = ("1", "L", "LA", "La")  # Pillow's modes without colours; a palette has colours
-_SHOWN = 3  # sizes that a message lists
-_AT_ONCE = 4096  # files that wait for a thread
 
 
 def load_imagenet_subset(root: Path, *, size: int = 64) -> Dataset:
-    """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
+    """Our 12 classes of ImageNet (Russakovsky et al. 2015), resized and cropped as :func:`load_image_folder` does.
 
-    Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; other
-    classes may lie beside them. :data:`IMAGENET_SUBSET` names the twelve. Images are resized and cropped as
-    :func:`load_image_folder` does. Augmented by a crop with padding 8 and a flip.
-
-    Args:
-        root: data root.
-        size: height and width in pixels.
+    Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; others may
+    lie beside them.
     """
     root = expanded(root)
     places = [root, root / "imagenet_subset"]
     base = max(places, key=lambda place: (place / "train" / next(iter(IMAGENET_SUBSET))).is_dir())
-    for split in ("train", "val"):
-        for wnid in IMAGENET_SUBSET:
-            if not (base / split / wnid).is_dir():
-                raise DataError(
-                    f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
-                    f"in {places[0]} and {places[1]}). Get ImageNet (ILSVRC 2012) from https://image-net.org "
-                    "(it requires an account) and put the class folders "
-                    f"{', '.join(IMAGENET_SUBSET)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
-                )
+    for folder in (base / split / wnid for split in ("train", "val") for wnid in IMAGENET_SUBSET):
+        if not folder.is_dir():
+            raise DataError(
+                f"data set imagenet_subset: there is no folder {folder} (looked in {places[0]} and {places[1]}). Get "
+                "ImageNet (ILSVRC 2012) from https://image-net.org (it requires an account) and put the class folders "
+                f"{', '.join(IMAGENET_SUBSET)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
+            )
     return _load("imagenet_subset", base / "train", base / "val", IMAGENET_SUBSET, size, 3, IMAGENET_AUGMENTATION)
 
 
@@ -87,46 +77,27 @@ def load_image_folder(
     classes: str | None = None,
     only: str | None = None,
 ) -> Dataset:
-    """Load your own images from ``root/train/<class>`` and ``root/test/<class>``.
+    """Your own images from ``root/train/<class>`` and ``root/test/<class>``, by the options of ``FolderOptions``.
 
-    The classes are the folders below ``train``, sorted by name, unless ``classes`` names them. With ``size``, each
-    image is resized so that its shorter side has so many pixels, smoothing while it shrinks, and cropped to the centre
-    square. A palette is read as its colours, and transparency is dropped.
+    With ``size``, each image is resized so that its shorter side has so many pixels, smoothing while it shrinks, and
+    cropped to the centre square. A palette is read as its colours, and transparency is dropped.
 
     Args:
-        root: folder that holds ``train`` and ``test``.
-        size: height and width in pixels, >= 1; None: the images' own, which must be that of all in both splits.
-        channels: 3 for colour, 1 for grey; None: likewise.
-        crop_padding: training augmentation, see :class:`Augmentation`.
-        flip: likewise.
-        classes: folder names in the order of the labels, separated by commas.
         only: ``train`` or ``test``: read this split alone, in which classes may be missing, and return it in the place
             of the other one too. Needs ``classes``, ``size`` and ``channels``, for no party sees what the others have.
     """
-    root = expanded(root)
-    if channels not in (None, 1, 3):
-        raise OptionError(f"data set image_folder: channels is {channels}; expected 1 or 3.")
-    train, test = root / "train", root / "test"
-    augment = Augmentation(crop_padding=crop_padding, flip=flip)
-    named = class_folders(classes)
-    if only is not None:
-        return _load_one(root / only, named, size, channels, augment)
-    found = {split: _folder_names(split) for split in (train, test)}
-    unknown = sorted(set(found[test]) - set(found[train]))
-    if unknown:
-        raise DataError(
-            f"data set image_folder: {test / unknown[0]} is a class without training images; "
-            f"classes are the folders below {train}: {', '.join(found[train])}."
-        )
-    names = {name: name for name in named or found[train]}
-    return _load("image_folder", train, test, names, size, channels, augment)
-
-
-def _load_one(
-    folder: Path, classes: tuple[str, ...] | None, size: int | None, channels: int | None, augment: Augmentation
-) -> Dataset:
-    """One party's split, in the place of both."""
-    if classes is None:
+    root, augment, named = expanded(root), Augmentation(crop_padding, flip), class_folders(classes)
+    if only is None:
+        train, test = root / "train", root / "test"
+        found = _folder_names(train)
+        for name in _folder_names(test):
+            if name not in found:
+                raise DataError(
+                    f"data set image_folder: {test / name} is a class without training images; classes are the folders "
+                    f"below {train}: {', '.join(found)}."
+                )
+        return _load("image_folder", train, test, {n: n for n in named or found}, size, channels, augment)
+    if named is None:
         raise DataError(
             "data set image_folder: with partition_method: silo, name the class folders in calfat.dataset.classes, "
             "such as classes: cat,dog; otherwise parties could number them differently."
@@ -136,13 +107,14 @@ def _load_one(
             "data set image_folder: with partition_method: silo, write calfat.dataset.size and channels (1 for grey, 3 "
             "for colour), such as size: 64, channels: 3; otherwise parties could have images of other shapes."
         )
-    unknown = sorted(set(_folder_names(folder)) - set(classes))
-    if unknown:
-        raise DataError(
-            f"data set image_folder: {folder / unknown[0]} is not one of calfat.dataset.classes ({', '.join(classes)})."
-        )
-    split = _read_split("image_folder", folder, _listed(folder, classes), size, (channels, size, size))
-    return Dataset("image_folder", split, split, len(classes), classes, augment)
+    for name in _folder_names(root / only):
+        if name not in named:
+            raise DataError(
+                f"data set image_folder: {root / only / name} is not one of calfat.dataset.classes "
+                f"({', '.join(named)})."
+            )
+    split = _read_split("image_folder", root / only, _listed(root / only, named), size, (channels, size, size))
+    return Dataset("image_folder", split, split, len(named), named, augment)
 
 
 def _folder_names(parent: Path) -> list[str]:
@@ -165,32 +137,24 @@ def _load(
     channels: int | None,
     augment: Augmentation,
 ) -> Dataset:
-    """Read both splits; ``classes``: folder name to class name, in the order of the labels."""
-    if size is not None and size < 1:
-        raise OptionError(f"data set {name}: size is {size}; expected 1 pixel or more.")
-    listed = {split: _listed(split, list(classes)) for split in (train, test)}
-    filled = {y for _, y in listed[train]}
+    """Both splits; ``classes``: folder name to class name, in the order of the labels."""
+    training, tested = _listed(train, classes), _listed(test, classes)
+    filled = {y for _, y in training}
     for y, folder in enumerate(classes):
         if y not in filled:
             raise DataError(
                 f"data set {name}: {train / folder} holds no images (files ending in {', '.join(IMAGE_SUFFIXES)})."
             )
     if size is None or channels is None:
-        shape = _own_shape(name, [path for split in listed.values() for path, _ in split], size, channels)
+        shape = _own_shape(name, [path for path, _ in (*training, *tested)], size, channels)
         check_crop(augment.crop_padding, min(shape[1:]))
     else:
         shape = channels, size, size
-    return Dataset(
-        name=name,
-        train=_read_split(name, train, listed[train], size, shape),
-        test=_read_split(name, test, listed[test], size, shape),
-        num_classes=len(classes),
-        class_names=tuple(classes.values()),
-        augment=augment,
-    )
+    x, x_test = (_read_split(name, *split, size, shape) for split in ((train, training), (test, tested)))
+    return Dataset(name, x, x_test, len(classes), tuple(classes.values()), augment)
 
 
-def _listed(parent: Path, folders: Sequence[str]) -> list[tuple[Path, int]]:
+def _listed(parent: Path, folders: Iterable[str]) -> list[tuple[Path, int]]:
     """(file, label) of each image, by label and name; a class without test images has no folder."""
     return [
         (path, y)
@@ -204,40 +168,39 @@ def _listed(parent: Path, folders: Sequence[str]) -> list[tuple[Path, int]]:
 def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int | None) -> tuple[int, int, int]:
     """(channels, height, width) of all images, by their headers; ``size`` and ``channels`` where they are given."""
 
-    def header(path: Path) -> tuple[tuple[int, int], int]:
+    def header(path: Path) -> tuple[int, int, int]:
         with _opened(name, path) as image:
-            return (size or image.height, size or image.width), channels or (1 if image.mode in _GREY else 3)
+            return channels or (1 if image.mode in _GREY else 3), size or image.height, size or image.width
 
-    found: Counter[tuple[tuple[int, int], int]] = Counter()
-    first: dict[tuple[tuple[int, int], int], Path] = {}
-    for path, shape in zip(paths, _in_threads(header, paths), strict=True):
-        found[shape] += 1
-        first.setdefault(shape, path)
-    ((height, width), depth), _ = found.most_common(1)[0]
+    shapes = list(_in_threads(header, paths))
+    found = Counter(shapes)
+    usual, _ = found.most_common(1)[0]
     differs: dict[str, int] = {}
-    if any(side != (height, width) for side, _ in found):
-        differs["size"] = min(64, max(8, min(height, width)))
-    if any(other != depth for _, other in found):
+    if any(shape[1:] != usual[1:] for shape in found):
+        differs["size"] = min(64, max(8, min(usual[1:])))
+    if any(shape[0] != usual[0] for shape in found):
         differs["channels"] = 3
     if differs:
         shown = []
-        for ((h, w), c), number in found.most_common(_SHOWN):
-            kind = [f"{w}x{h}"] * (size is None) + ["grey" if c == 1 else "colour"] * (channels is None)
-            shown.append(f"{' '.join(kind)} ({number:,}, such as {first[(h, w), c]})")
-        more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+        for shape, number in found.most_common(3):
+            depth, height, width = shape
+            kind = [f"{width}x{height}"] * (size is None) + ["grey" if depth == 1 else "colour"] * (channels is None)
+            shown.append(f"{' '.join(kind)} ({number:,}, such as {paths[shapes.index(shape)]})")
+        more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
         legend = " (1 is grey, 3 colour)" if "channels" in differs else ""
         raise DataError(
             f"data set {name}: the images are not alike: {', '.join(shown)}{more}. Write what they are "
             f"made to have, such as calfat.dataset: {yaml_text(differs)}{legend}."
         )
-    return depth, height, width
+    return usual
 
 
 def _read_split(
     name: str, parent: Path, listed: Sequence[tuple[Path, int]], size: int | None, shape: tuple[int, int, int]
 ) -> ImageData:
-    """Read images, resized to ``size`` if there is one, as (channels, height, width) of ``shape``."""
+    """Images, resized to ``size`` if there is one, as (channels, height, width) of ``shape``."""
     import torch
+    from PIL.Image import Resampling
 
     try:
         x = np.empty((len(listed), *shape), dtype=np.uint8)
@@ -249,19 +212,25 @@ def _read_split(
         ) from None
 
     def read(position: int) -> None:
-        x[position] = _read_image(name, listed[position][0], size, shape[0])
+        with _opened(name, listed[position][0]) as file:
+            image = file.convert("RGB" if shape[0] == 3 else "L")
+        if size is not None:
+            width, height = (max(size, round(side * size / min(image.size))) for side in image.size)
+            left, top = (width - size) // 2, (height - size) // 2
+            image = image.resize((width, height), Resampling.BILINEAR).crop((left, top, left + size, top + size))
+        x[position] = np.asarray(image).reshape(image.height, image.width, shape[0]).transpose(2, 0, 1)
 
     for _ in _in_threads(read, range(len(listed))):
         pass
-    y = np.array([y for _, y in listed], dtype=np.int64)
-    return ImageData(torch.from_numpy(x), torch.from_numpy(y))
+    return ImageData(torch.from_numpy(x), torch.tensor([y for _, y in listed], dtype=torch.int64))
 
 
 def _in_threads(function: Callable[[T], S], items: Sequence[T]) -> Iterator[S]:
     """What the function gives for each item, in order: reading waits for the disk, and decoding releases the GIL."""
+    at_once = 4096  # items that wait for a thread
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(items), _AT_ONCE):
-            yield from pool.map(function, items[start : start + _AT_ONCE])
+        for start in range(0, len(items), at_once):
+            yield from pool.map(function, items[start : start + at_once])
 
 
 @contextmanager
@@ -277,17 +246,3 @@ def _opened(name: str, path: Path) -> Iterator[Image.Image]:
                 "first: how to scale its values is your decision."
             )
         yield image
-
-
-def _read_image(name: str, path: Path, size: int | None, channels: int) -> npt.NDArray[np.uint8]:
-    """Read one image as (channels, height, width), its own or ``size``."""
-    from PIL import Image
-
-    with _opened(name, path) as file:
-        image = file.convert("RGB" if channels == 3 else "L")
-    if size is not None:
-        width, height = (max(size, round(side * size / min(image.size))) for side in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.crop((left, top, left + size, top + size))
-    return np.asarray(image).reshape(image.height, image.width, channels).transpose(2, 0, 1)

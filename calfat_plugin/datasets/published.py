@@ -16,19 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
-from calfat_plugin.datasets.files import (
-    NpmPackage,
-    PublishedFiles,
-    SystemPackage,
-    naming_file,
-    uncompressed,
-)
+from calfat_plugin.datasets.files import PublishedFiles, naming_file, uncompressed
 
 CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
+_READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
+_MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
 
 # Of the files whose images and labels are those of torchvision's; the authors publish the archive's sum alone.
 _BINARY_CIFAR10_MD5 = {
@@ -58,136 +53,109 @@ _IDX_MD5 = {
 
 
 def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Load CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes.
+    """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes; its pickles, or its binary files."""
+    files = _cifar10_files(root)
+    if files.md5 is not _BINARY_CIFAR10_MD5:
+        return _load_cifar("cifar10", 10, root, download, verify)
+    folder = files.locate(root, verify=verify, download=False)
 
-    Augmented by a crop with padding 4 and a flip. Both layouts of the authors are read: the pickles, as torchvision
-    has them, or where these are missing the binary files (``cifar-10-batches-bin``).
-    """
-    if (files := _cifar10_files(root)).md5 is _BINARY_CIFAR10_MD5:
-        return _load_binary_cifar10(files.locate(root, verify=verify, download=False))
-    return _load_cifar("cifar10", 10, root, download, verify)
+    def read(names: Iterable[str]) -> ImageData:
+        parts = []
+        for file in names:
+            with naming_file("cifar10", folder / file):  # records: the label, then each colour's values row by row
+                parts.append(np.fromfile(folder / file, np.uint8).reshape(-1, 1 + 3 * 32 * 32))
+        records = np.concatenate(parts)
+        return ImageData(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
+
+    *train, test, meta = _BINARY_CIFAR10_MD5
+    with naming_file("cifar10", folder / meta):
+        class_names = tuple((folder / meta).read_text(encoding="ascii").split())
+    return Dataset("cifar10", read(train), read([test]), 10, class_names, augment=CIFAR_AUGMENTATION)
 
 
 def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Load CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 100 fine classes.
-
-    Augmented like CIFAR-10. Raises like :func:`load_cifar10`.
-    """
+    """CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 100 fine classes."""
     return _load_cifar("cifar100", 100, root, download, verify)
 
 
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Load SVHN, cropped (Netzer et al. 2011): 73,257 + 26,032 images of 3x32x32, 10 digits.
-
-    The "extra" split is not used. Not augmented. Raises like :func:`load_cifar10`.
-    """
+    """SVHN, cropped (Netzer et al. 2011): 73,257 + 26,032 images of 3x32x32, 10 digits; without the "extra" split."""
     svhn = _reader("svhn")
-    splits = {split: svhn.split_list[split] for split in ("train", "test")}
-    folder = _svhn_files().locate(root, verify=verify, download=download)
-    # torchvision would compute the checksums again, and without the file's name
-    unchecked = {split: [url, file, None] for split, (url, file, _) in splits.items()}
-    reader = type("SVHN", (svhn,), {"split_list": unchecked})
+    folder = FILES["svhn"](root).locate(root, verify=verify, download=download)
 
     def read(split: str) -> ImageData:
-        with naming_file("svhn", folder / splits[split][1]):
-            part = reader(folder, split=split)
-            return _image_data(part.data, part.labels)
+        url, file, _ = svhn.split_list[split]
+        # torchvision would compute the checksums again, and without the file's name
+        unchecked = type("SVHN", (svhn,), {"split_list": {split: [url, file, None]}})
+        with naming_file("svhn", folder / file):
+            part = unchecked(folder, split=split)
+            return ImageData(part.data, part.labels)
 
     return Dataset("svhn", read("train"), read("test"), 10)
 
 
 def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Load MNIST (LeCun et al. 1998): 60,000 + 10,000 images of 1x28x28, 10 digits.
-
-    Not augmented. Raises like :func:`load_cifar10`.
-    """
+    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images of 1x28x28, 10 digits."""
     return _load_idx("mnist", root, download, verify)
 
 
 def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Load Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images of 1x28x28, 10 classes.
-
-    Not augmented. Raises like :func:`load_cifar10`.
-    """
+    """Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images of 1x28x28, 10 classes."""
     return _load_idx("fmnist", root, download, verify)
 
 
 def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify: bool) -> Dataset:
-    """Load with one of torchvision's two CIFAR classes."""
-    cifar, meta = _reader(name), _reader(name).meta
+    """Load with one of torchvision's two CIFAR classes, file by file, for then an error can name it."""
+    cifar = _reader(name)
     folder = _cifar_files(name).locate(root, verify=verify, download=download)
 
     def read(file: str) -> Any:
-        """Let torchvision read one file at a time, for then an error can name it."""
-        unchecked = {"train_list": [[file, None]], "test_list": [], "meta": {**meta, "md5": None}}
+        unchecked = {"train_list": [[file, None]], "test_list": [], "meta": {**cifar.meta, "md5": None}}
         with naming_file(name, folder / file):
             return type(cifar.__name__, (cifar,), unchecked)(folder.parent)
 
     def split(listed: list[list[str]]) -> ImageData:
         parts = [read(file) for file, _ in listed]
         x = np.concatenate([part.data for part in parts])  # (N, H, W, C)
-        y = np.concatenate([part.targets for part in parts])
-        return _image_data(x.transpose(0, 3, 1, 2), y)
+        return ImageData(x.transpose(0, 3, 1, 2), np.concatenate([part.targets for part in parts]))
 
-    return Dataset(
-        name=name,
-        train=split(cifar.train_list),
-        test=split(cifar.test_list),
-        num_classes=num_classes,
-        class_names=tuple(read(cifar.test_list[0][0]).classes),
-        augment=CIFAR_AUGMENTATION,
-    )
-
-
-def _load_binary_cifar10(folder: Path) -> Dataset:
-    """Records of 3,073 bytes: the label, then the 1,024 values of each colour row by row."""
-
-    def read(files: Iterable[str]) -> ImageData:
-        parts = []
-        for file in files:
-            with naming_file("cifar10", folder / file):
-                parts.append(np.fromfile(folder / file, np.uint8).reshape(-1, 1 + 3 * 32 * 32))
-        records = np.concatenate(parts)
-        return _image_data(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
-
-    *train, test, names = _BINARY_CIFAR10_MD5
-    with naming_file("cifar10", folder / names):
-        class_names = tuple((folder / names).read_text(encoding="ascii").split())
-    return Dataset("cifar10", read(train), read([test]), 10, class_names, augment=CIFAR_AUGMENTATION)
+    class_names = tuple(read(cifar.test_list[0][0]).classes)
+    train, test = split(cifar.train_list), split(cifar.test_list)
+    return Dataset(name, train, test, num_classes, class_names, augment=CIFAR_AUGMENTATION)
 
 
 def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
     """Load with torchvision's readers of MNIST's file format."""
-    mnist = _reader(name)
+    mnist, files = _reader(name), _idx_files(name)
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
-    files = _idx_files(name)
     folder = files.locate(root, verify=verify, download=download)
 
-    def read(split: str, kind: str, reader: Callable[[str], Any]) -> Any:
-        path = files.stored(folder, f"{split}-{kind}-ubyte")
+    def read(file: str, reader: Callable[[str], Any]) -> Any:
+        path = files.stored(folder, file)
         with naming_file(name, path), uncompressed(path) as plain:
             return reader(str(plain))
 
-    def image_data(split: str) -> ImageData:
-        x = read(split, "images-idx3", read_image_file)  # (N, H, W) uint8
-        return ImageData(x.unsqueeze(1), read(split, "labels-idx1", read_label_file))
+    def split(prefix: str) -> ImageData:
+        x = read(f"{prefix}-images-idx3-ubyte", read_image_file)  # (N, H, W) uint8
+        return ImageData(x.unsqueeze(1), read(f"{prefix}-labels-idx1-ubyte", read_label_file))
 
-    class_names = () if name == "mnist" else tuple(mnist.classes)
-    return Dataset(name, image_data("train"), image_data("t10k"), 10, class_names)
+    return Dataset(name, split("train"), split("t10k"), 10, () if name == "mnist" else tuple(mnist.classes))
+
+
+def _reader(name: str) -> Any:
+    """torchvision's class for the data set ``name``."""
+    make_torchvision_importable()
+    from torchvision import datasets
+
+    return getattr(datasets, _READERS[name])
 
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
-_READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
-_MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
-_NPM = {"cifar10": NpmPackage("convnetjs@0.1.4", "package/demo/cifar10")}
-_PACKAGES = {"fmnist": SystemPackage("dataset-fashion-mnist", "datasets/fashion-mnist")}
-
 
 def _cifar_files(name: str) -> PublishedFiles:
     cifar = _reader(name)
-    listed = [*cifar.train_list, *cifar.test_list, (cifar.meta["filename"], cifar.meta["md5"])]
     return PublishedFiles(
         name=name,
         source=cifar.url.removesuffix(cifar.filename),
@@ -195,25 +163,28 @@ def _cifar_files(name: str) -> PublishedFiles:
         megabytes=_MEGABYTES[name],
         unpack_in="",
         folders=(cifar.base_folder, f"{name}/{cifar.base_folder}"),
-        md5=dict(listed),
+        md5=dict([*cifar.train_list, *cifar.test_list, (cifar.meta["filename"], cifar.meta["md5"])]),
         fetch=lambda into: cifar(into, download=True),
-        npm=_NPM.get(name),
+        npm=("convnetjs@0.1.4", "package/demo/cifar10") if name == "cifar10" else None,
     )
 
 
 def _cifar10_files(root: Path) -> PublishedFiles:
     """The pickles, or where only these are below ``root``, the binary files, which have the same images."""
-    name, folder = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-    pickles = _cifar_files("cifar10")
+    pickles, folder = _cifar_files("cifar10"), "cifar-10-batches-bin"
     binary = dataclasses.replace(
-        pickles, downloads=(name,), folders=(folder, f"cifar10/{folder}"), md5=_BINARY_CIFAR10_MD5, npm=None
+        pickles,
+        downloads=("cifar-10-binary.tar.gz",),
+        folders=(folder, f"cifar10/{folder}"),
+        md5=_BINARY_CIFAR10_MD5,
+        npm=None,
     )
     return binary if pickles.seen(root) is None and binary.seen(root) is not None else pickles
 
 
 def _svhn_files() -> PublishedFiles:
     svhn = _reader("svhn")
-    splits = {split: svhn.split_list[split] for split in ("train", "test")}
+    splits = {split: svhn.split_list[split] for split in ("train", "test")}  # (address, file, checksum) of each
     return PublishedFiles(
         name="svhn",
         source=splits["train"][0].removesuffix(splits["train"][1]),
@@ -238,7 +209,7 @@ def _idx_files(name: str) -> PublishedFiles:
         folders=(raw, f"{name}/{raw}", name, ""),
         md5=_IDX_MD5[name],
         fetch=lambda into: mnist(into, download=True),
-        package=_PACKAGES.get(name),
+        debian=("dataset-fashion-mnist", "datasets/fashion-mnist") if name == "fmnist" else None,
         compressed=True,
     )
 
@@ -251,18 +222,3 @@ FILES: Mapping[str, Callable[[Path], PublishedFiles]] = {
     "mnist": lambda root: _idx_files("mnist"),
     "fmnist": lambda root: _idx_files("fmnist"),
 }
-
-
-def _reader(name: str) -> Any:
-    """torchvision's class for the data set ``name``."""
-    make_torchvision_importable()
-    from torchvision import datasets
-
-    return getattr(datasets, _READERS[name])
-
-
-def _image_data(x: npt.NDArray[np.uint8], y: npt.ArrayLike) -> ImageData:
-    """x: (N, C, H, W) in any memory layout."""
-    import torch
-
-    return ImageData(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.asarray(y, dtype=np.int64)))

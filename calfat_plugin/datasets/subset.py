@@ -14,32 +14,16 @@ if TYPE_CHECKING:
 
 
 def stratified(labels: npt.ArrayLike, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Choose ``count`` examples; of each class the same share, to less than one example.
-
-    Args:
-        labels: (N,) class ids.
-        count: 0 .. N.
-        seed: any integer >= 0; another purpose needs another one.
-
-    Returns:
-        (count,) positions, ascending.
-    """
+    """Choose ``count`` of N examples, (count,) ascending positions; of each class the same share, to within one."""
     import numpy as np  # here, not above: recipes are checked without numpy
 
     array = np.asarray(labels)
     ids, totals = np.unique(array, return_counts=True)
-    wanted = _shares(totals, count)
+    wanted, remainders = divmod(totals * count, max(1, int(totals.sum())))  # rounded down
+    wanted[(-remainders).argsort(kind="stable")[: count - int(wanted.sum())]] += 1
     rng = np.random.RandomState(seed % 2**32)  # its streams never change with numpy's version
     chosen = [rng.permutation(np.flatnonzero(array == label))[:n] for label, n in zip(ids, wanted, strict=True)]
     return np.sort(np.concatenate([*chosen, np.empty(0, np.int64)]).astype(np.int64))
-
-
-def _shares(totals: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Split ``count`` in proportion to ``totals``: rounded down, and one more for the largest remainders."""
-    shares, remainders = divmod(totals * count, max(1, int(totals.sum())))
-    largest = (-remainders).argsort(kind="stable")[: count - int(shares.sum())]
-    shares[largest] += 1
-    return shares
 
 
 def at_most(data: ImageData, limit: int | None, seed: int, purpose: str) -> ImageData:
@@ -68,15 +52,10 @@ def prepared(
     validate_on_test: bool,
     seed: int,
 ) -> Dataset:
-    """The data set that a run uses.
+    """The data set that a run uses: at most so many examples, the validation split (a share, 0 .. 0.5) among them.
 
-    Args:
-        max_train: most training examples, the validation split included; None: all.
-        max_test: most test examples, likewise.
-        validation_share: 0 .. 0.5.
-        validate_on_test: whether the validation split is a share of the test examples, where each party has data of its
-            own and the server has no others; else of the training examples.
-        seed: of the partition.
+    That is a share of the training examples, or (``validate_on_test``) of the test examples, where each party has data
+    of its own and the server no others. ``seed`` is the partition's.
     """
     train = at_most(dataset.train, max_train, seed, "train examples")
     test = at_most(dataset.test, max_test, seed, "test examples")

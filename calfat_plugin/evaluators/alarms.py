@@ -46,11 +46,7 @@ def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:
 
 
 def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:
-    """All findings about one model.
-
-    Args:
-        results: of one model on one data set, in any order, at one eps or several.
-    """
+    """All findings about one model, from its results on one data set, in any order, at one eps or several."""
     every = tuple(results)
     kinds = (_autoattack_above, _flattened_logits, _robust_above_natural, _rises_with_eps, _zero_gradients, _warnings)
     return tuple(alarm for find in kinds for alarm in find(every))
@@ -178,12 +174,7 @@ def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) 
 
 
 def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
-    """Whether an accuracy is below another by more than a share of the examples, and by more than one if share > 0.
-
-    Args:
-        low, high: shares of the same examples.
-        share: in [0, 1].
-    """
+    """Whether an accuracy is below another by more than a share of the examples, and by more than one if share > 0."""
     return round((high - low) * examples) > max(share * examples, 1 if share else 0)
 
 

@@ -277,16 +277,11 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
 
 
 def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes: int) -> dict[str, Any]:
-    """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
+    """Numbers of examples and accuracies, in both conventions of robust accuracy (methods.md 9).
 
-    An example is robust when it is classified correctly both clean and at its final adversarial point. The *release* of
-    CalFAT leaves the clean image out of account, so its accuracy may exceed the natural one.
-
-    Args:
-        y: (N,) labels, N >= 1.
-        clean_correct: (N,) bool on the CPU, verdict on the clean image.
-        adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
-        num_classes: C.
+    An example is robust when it is classified correctly both clean and at its final adversarial point: ``adv_correct``,
+    (N,) bool on the CPU, like ``clean_correct``. The *release* of CalFAT leaves the clean image out of account, so its
+    accuracy may exceed the natural one.
     """
     y = y.cpu()
     examples = y.bincount(minlength=num_classes).tolist()

@@ -114,17 +114,10 @@ def _check(options: DeepFoolOptions, recipe: Recipe) -> None:
 
 
 def _to_nearest(threat: ThreatModel, x_adv: Tensor, logits: Tensor, y: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
-    """The way to the nearest boundary of the model linearised at x_adv.
+    """The way to the nearest boundary of the model linearised at x_adv, (N, ...), which the logits, (N, C), are of.
 
-    Args:
-        threat: its norm measures lengths.
-        x_adv: (N, ...), requires its gradient.
-        logits: (N, C), computed from x_adv.
-        y: (N,) true classes.
-        rivals: (N, K) classes, the true one among them or not.
-
-    Returns:
-        (N,) lengths in the norm, and (N, ...) directions of length 1; 0 where no boundary has a slope.
+    Of the classes only ``rivals``, (N, K), count. Returns (N,) lengths in the threat's norm, and (N, ...) directions of
+    length 1; 0 where no boundary has a slope.
     """
     import torch
 

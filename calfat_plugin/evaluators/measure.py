@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import ModelError, PluginError, one_line
+from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
@@ -48,21 +47,15 @@ def measure(
     clients: RoundClients | None = None,
     collector: Collector | None = None,
 ) -> dict[str, EvaluationResult]:
-    """Evaluate ``model`` in evaluation mode on ``device``.
+    """Label to result of evaluators, (label, evaluator) pairs that are set up, on ``model`` in evaluation mode.
 
     Args:
-        evaluators: (label, evaluator) pairs, set up; labels are unique.
-        round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
-        targets: see ``EvaluationTask``.
+        targets, on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
-        on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
-        clients: of the round, for evaluators that look at them; None: there are none.
+        clients: of the round, for evaluators that look at them.
         collector: keeps adversarial images of attacks within ``threat``; for untargeted ones alone.
-
-    Returns:
-        Label to result, in the order given.
     """
     refuse_training_mode(model)
     if correct is None:
@@ -100,7 +93,6 @@ def measure(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
                     "no number after it would be about the same model."
                 )
-            result = _checked(result, label)
             if task.targets is None and evaluator.has_budget:
                 found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
@@ -232,14 +224,3 @@ def _versions(model: nn.Module) -> list[object]:
     tensors = (*model.parameters(), *model.buffers())
     versions = ((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
     return [*versions, *(module.training for module in model.modules())]
-
-
-def _checked(result: object, label: str) -> EvaluationResult:
-    """Refuse what the rest of the run could not work with."""
-    if not isinstance(result, EvaluationResult):
-        raise PluginError(f"evaluator '{label}' returned a {type(result).__name__}; expected an EvaluationResult.")
-    for name in ("accuracy", "accuracy_release"):
-        value = getattr(result, name)
-        if not (isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1):
-            raise PluginError(f"evaluator '{label}' returned {name} {one_line(value)}; expected a fraction in [0, 1].")
-    return result

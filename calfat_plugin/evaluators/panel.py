@@ -79,7 +79,18 @@ class Panel(Evaluator):
             },
             implementation=f"calfat-plugin {__version__}",
             seconds=time.perf_counter() - started,
-            details=_details(results),
+            details={
+                "threats": {
+                    name: {"accuracy": result.accuracy, "seconds": result.seconds, **result.details}
+                    for name, result in results.items()
+                },
+                "zero_gradients": max(result.details.get("zero_gradients", 0) for result in results.values()),
+                "warnings": [
+                    {**warning, "text": f"{name}: {warning['text']}"}
+                    for name, result in results.items()
+                    for warning in result.details.get("warnings", ())
+                ],
+            },
             metrics={MEAN: sum(figures.values()) / len(figures), **figures},
         )
 
@@ -121,22 +132,6 @@ def _part(task: EvaluationTask, position: int, count: int, robust: Tensor) -> Ev
         on_progress=progress,
         on_examples=judge,
     )
-
-
-def _details(results: dict[str, EvaluationResult]) -> dict[str, Any]:
-    """What each threat found, and the findings of all."""
-    return {
-        "threats": {
-            name: {"accuracy": result.accuracy, "seconds": result.seconds, **result.details}
-            for name, result in results.items()
-        },
-        "zero_gradients": max(result.details.get("zero_gradients", 0) for result in results.values()),
-        "warnings": [
-            {**warning, "text": f"{name}: {warning['text']}"}
-            for name, result in results.items()
-            for warning in result.details.get("warnings", ())
-        ],
-    }
 
 
 def _check(options: PanelOptions, recipe: Recipe) -> None:

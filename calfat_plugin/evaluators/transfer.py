@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class FromModel(PGD):
-    """PGD on a source; whatever else counts is of the model that is measured.
-
-    Args:
-        options: of PGD.
-        source: in evaluation mode, on the device of what is measured.
-    """
+    """PGD on a source, in evaluation mode on the device of what is measured; all else is as of PGD."""
 
     takes_targets = False
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from calfat_plugin import returned
-from calfat_plugin.errors import PluginError
+from calfat_plugin.errors import PluginError, one_line
 from calfat_plugin.interfaces import (
     ActiveCorrection,
     Aggregate,
@@ -156,6 +156,10 @@ def checked(plugin: T, entry: Any, who: str) -> T:
 
 def _evaluation(entry: EvaluatorEntry, result: Any, task: EvaluationTask, label: str) -> EvaluationResult:
     found = returned.instance(result, EvaluationResult, "evaluate returned")
+    for name in ("accuracy", "accuracy_release"):
+        value = getattr(found, name)
+        if not (isinstance(value, float) and 0 <= value <= 1):
+            raise PluginError(f"its result has {name} {one_line(value)}; expected a fraction in [0, 1].")
     metrics = returned.metrics(found.metrics, entry.metrics, "its result has the metric")
     found = dataclasses.replace(found, metrics=metrics)
     evaluation_as_json(found)

@@ -14,7 +14,6 @@ from calfat_plugin.options import describe
 from calfat_plugin.recipe.clients import BESIDE, CHOOSING, CLIENTS, OTHERS, TRAINED, GroupOptions, parsed_ids
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
-from calfat_plugin.recipe.sections import options_at
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.seeds import derive_seed
 
@@ -41,8 +40,7 @@ def read_groups(
     groups: list[ClientGroup] = []
     for index, given in enumerate(raw):
         path: KeyPath = (*CLIENTS, index)
-        options = options_at(
-            document,
+        options = document.options(
             path,
             GroupOptions,
             {key: value for key, value in given.items() if key not in BESIDE},

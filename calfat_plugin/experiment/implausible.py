@@ -157,24 +157,19 @@ def _unused_budgets(experiment: Experiment) -> Iterator[str]:
 
 
 def _too_many_attackers(experiment: Experiment) -> Iterator[str]:
-    options, per_round = experiment.aggregator.options, experiment.clients_per_round
-    attackers = min(per_round, sum(_size(experiment, group) for group in experiment.clients if group.attacker))
+    options, per_round, attackers = experiment.aggregator.options, experiment.clients_per_round, 0
+    for group in experiment.clients:
+        if group.attacker:  # fewer where it names some that a group above has drawn
+            chosen, drawn = group.options, round((group.options.share or 0) * experiment.num_clients)
+            attackers += len(group.ids) if group.ids is not None else chosen.smallest or chosen.largest or drawn
+    attackers = min(per_round, attackers)
     if isinstance(options, TolerantOptions) and options.f < attackers:
-        yield _at(
-            experiment,
-            (*experiment.aggregator.path, "f"),
+        text = (
             f"'{experiment.aggregator.name}' is to bear {options.f} of a round's {per_round} clients, and up to "
             f"{attackers} of them attack (calfat.clients), which may then decide the model. Write f: {attackers}, "
-            "which may take more clients a round, or have fewer attackers.",
+            "which may take more clients a round, or have fewer attackers."
         )
-
-
-def _size(experiment: Experiment, group: ClientGroup) -> int:
-    """The clients of a group; fewer where it names some that a group above has drawn."""
-    if group.ids is not None:
-        return len(group.ids)
-    options = group.options
-    return options.smallest or options.largest or round((options.share or 0) * experiment.num_clients)
+        yield _at(experiment, (*experiment.aggregator.path, "f"), text)
 
 
 def _few_examples(experiment: Experiment) -> Iterator[str]:
@@ -182,18 +177,16 @@ def _few_examples(experiment: Experiment) -> Iterator[str]:
     monitor = experiment.monitor
     if experiment.num_rounds <= monitor.every or not monitor.evaluators:
         return
-    asked: dict[KeyPath, int | None] = {("calfat", "monitor", "max_examples"): monitor.max_examples}
-    asked |= {
-        (*plugin.path, "max_examples"): getattr(plugin.options, "max_examples", None) for plugin in monitor.evaluators
-    }
-    for path, number in asked.items():
+    asked: list[tuple[KeyPath, object]] = [(("calfat", "monitor"), monitor)]
+    asked += [(plugin.path, plugin.options) for plugin in monitor.evaluators]
+    for path, options in asked:
+        number = getattr(options, "max_examples", None)
         if number is not None and number < _FEW:
-            yield _at(
-                experiment,
-                path,
+            text = (
                 f"the checkpoints best-natural and best-robust are chosen by these {number} images, of which each is "
-                f"{100 / number:.3g} points of accuracy. Take {_FEW} or more, or do not use those checkpoints.",
+                f"{100 / number:.3g} points of accuracy. Take {_FEW} or more, or do not use those checkpoints."
             )
+            yield _at(experiment, (*path, "max_examples"), text)
 
 
 def _fractions(experiment: Experiment) -> Iterator[str]:

@@ -15,7 +15,7 @@ from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.experiment.implausible import implausible
-from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
+from calfat_plugin.options import describe, describe_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.additions import ADDED, Additions
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -33,8 +33,7 @@ from calfat_plugin.recipe.keys import (
     keys_of,
 )
 from calfat_plugin.recipe.plugin_files import plugin_files
-from calfat_plugin.recipe.sections import failing_at, options_at, section_at
-from calfat_plugin.recipe.training import check_training
+from calfat_plugin.recipe.training import useless
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import WORST_CASE
 from calfat_plugin.rounds_csv import owner_of
@@ -43,7 +42,6 @@ E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # what it is better not: some is no UTF-8, too
-_INNER: KeyPath = ("calfat", "threat", "inner")
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
@@ -68,12 +66,14 @@ def assemble(
             f"{document.file}: there is no section 'calfat'. The shortest recipe has two lines, "
             "model_args: {model: cnn_small} and calfat: {trainer: {name: calfat}}."
         )
-    for name in section_at(document, ("calfat",)):
+    for name in document.section(("calfat",)):
         if name not in schema.CALFAT_KEYS:
             refuse_misplaced(document, ("calfat", name))
             hint = did_you_mean(name, schema.CALFAT_KEYS) or f" Known: {listed(schema.CALFAT_KEYS)}."
             raise document.error(("calfat", name), f"unknown key.{hint}")
-    check_training(document, host["train_args"], warnings)
+    for name, needed in useless(host["train_args"]):
+        path = ("train_args", name)
+        warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: it needs {needed}.")
     reader = _Reader(document, registry, finished)
     sections = {schema.HOST_ATTRIBUTES[name]: section for name, section in host.items()}
     values = {name: reader.value(("calfat", name), what) for name, what in keys_of(schema.CalfatSection).items()}
@@ -134,7 +134,7 @@ class _Reader:
 
     def section(self, path: KeyPath, config: type, raw: Mapping[str, Any] | None = None) -> Any:
         """The section with the keys of ``config``; ``raw``: its values, where they are not all that is at ``path``."""
-        raw, given = dict(section_at(self.document, path) if raw is None else raw), dict[str, Any]()
+        raw, given = dict(self.document.section(path) if raw is None else raw), dict[str, Any]()
         for name, what in keys_of(config).items():
             if isinstance(what, Others):
                 own = {info.name for info in describe_options(config)}
@@ -147,7 +147,7 @@ class _Reader:
             else:
                 raw.pop(name, None)
                 given[name] = self.value((*path, name), what)
-        return options_at(self.document, path, config, raw, given)
+        return self.document.options(path, config, raw, given)
 
     def plugins(self, path: KeyPath, what: Plugins, raw: Any) -> tuple[Plugin[Any], ...]:
         """A list of plugins of one kind, each with a label of its own."""
@@ -171,7 +171,7 @@ class _Reader:
             )
         name = self.document.get(what.named_by)
         name = getattr(schema.HOST_SECTIONS[section], key) if name is None else name
-        options = section_at(self.document, path)
+        options = self.document.section(path)
         if what.kind is entries.ModelEntry:
             module, colon, network = name.partition(":")
             if file := self.registry.model_files.get(module):
@@ -198,8 +198,8 @@ class _Reader:
             return factory(**arguments)
 
         entry = entries.ModelEntry("own", build=build, summary=f"built by {name}")
-        fail = failing_at(self.document, path)
-        return Plugin(entry, parse_options(entry.config, options, owner=f"model '{name}'", fail=fail), name, name, path)
+        typed: Any = self.document.options(path, entry.config, options, owner=f"model '{name}'")
+        return Plugin(entry, typed, name, name, path)
 
     def trainer(self, path: KeyPath, default: str) -> Plugin[entries.TrainerEntry]:
         """The local trainer with its loss modifier and what is added to it."""
@@ -280,12 +280,12 @@ class _Reader:
             hint = did_you_mean(preset, entry.presets) or known
             raise document.error((*path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{preset}'.{hint}")
         defaults = {} if preset is None else entry.presets[preset].options
-        options: Any = parse_options(
+        options: Any = document.options(
+            path,
             entry.config,
             {**defaults, **named, **given},
-            owner=f"{kind.kind} '{entry.name}'",
-            fail=failing_at(document, path),
             also=also if name_at is None else (),
+            owner=f"{kind.kind} '{entry.name}'",
         )
         return Plugin(entry, options, name, label or name, path)
 

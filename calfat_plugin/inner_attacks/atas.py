@@ -43,17 +43,11 @@ class ATASOptions:
 
 @dataclass
 class _Memory:
-    """Of a client's n examples.
+    """Of a client's n examples."""
 
-    Attributes:
-        change: (n, C, H, W) float32, last perturbation of each, its image padded as augmentation pads it.
-        squares: (n,) float32, moving average of the squared L2 norm of each one's gradient.
-        adaptive: whether the lengths of this round follow ``squares``.
-    """
-
-    change: Tensor
-    squares: Tensor
-    adaptive: bool
+    change: Tensor  # (n, C, H, W) float32, last perturbation of each, its image padded as augmentation pads it
+    squares: Tensor  # (n,) float32, moving average of the squared L2 norm of each one's gradient
+    adaptive: bool  # whether the lengths of this round follow ``squares``
 
 
 class ATAS(InnerAttack):

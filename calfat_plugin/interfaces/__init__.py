@@ -7,7 +7,7 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 """
 
 from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
-from calfat_plugin.interfaces.attack import Attacker, AttackTask
+from calfat_plugin.interfaces.attackers import Attacker, AttackTask
 from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator, RoundClients, SetUpTask
 from calfat_plugin.interfaces.training import (
     ActiveCorrection,

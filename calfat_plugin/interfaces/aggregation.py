@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces.training import LocalCorrection
@@ -96,6 +96,9 @@ class Aggregate:
 
 class Aggregator(ABC):
     """Combines client updates into the next global model."""
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options
 
     def correction(self) -> LocalCorrection:
         """The aggregator's part of local training."""

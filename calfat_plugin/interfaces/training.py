@@ -400,6 +400,9 @@ class LocalTrainer(ABC):
 class LossModifier(ABC):
     """A change to the logits and the classification loss that composes with many methods."""
 
+    def __init__(self, options: Any = None) -> None:
+        self.options = options
+
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture where the modifier needs it; ``model`` as in ``LocalTrainer.adapt_model``."""
         return model

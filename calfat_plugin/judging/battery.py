@@ -8,10 +8,18 @@ from itertools import pairwise
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
-from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Attack, Check, Symptom
-from calfat_plugin.judging.checks import SCALE_FREE, AutoAttackCheck, BudgetCurve, DeadUnits, Surrogate, Transfer
+from calfat_plugin.judging.checks import (
+    SCALE_FREE,
+    Answers,
+    AutoAttackCheck,
+    BudgetCurve,
+    DeadUnits,
+    Slopes,
+    Surrogate,
+    Transfer,
+)
 from calfat_plugin.judging.evidence import CLAIM, Found, Row
 from calfat_plugin.report.numbers import percent
 

@@ -48,24 +48,14 @@ def passes(examples: int) -> float:
 
 
 class Site(NamedTuple):
-    """A tensor that an activation function is given.
+    """A tensor that an activation function is given: which one in a forward pass, and its values for an image."""
 
-    Attributes:
-        number: which one in a forward pass, counted from 0.
-        size: how many values it has for an image.
-    """
-
-    number: int
+    number: int  # from 0
     size: int
 
 
 class Unit(NamedTuple):
-    """One value that an activation function is given.
-
-    Attributes:
-        place: which of the values for an image, flattened.
-        sign: 1 where it wakes if its input grows, -1 where it has to fall.
-    """
+    """A value, of those for an image, that a function is given; ``sign``: it wakes if it grows (1), or falls (-1)."""
 
     site: Site
     place: int
@@ -79,8 +69,7 @@ See = Callable[[Site, Tensor, Callable[[Tensor], Tensor], Tensor], None]
 class Switches(TorchFunctionMode):
     """Within it ``see`` is shown what activation functions are given, be they modules, functions or methods.
 
-    Args:
-        rows: images in the batch; inputs of another length are not shown.
+    Inputs of another length than ``rows`` are not shown.
     """
 
     def __init__(self, rows: int, see: See) -> None:
@@ -111,18 +100,12 @@ class Switches(TorchFunctionMode):
 
 
 def dead_units(trial: Trial, x: Tensor) -> tuple[list[Unit], float | None]:
-    """Those that no image on trial wakes, what may change the answers most first; and their share of all units, None
-    where no activation function is seen (TorchScript).
+    """Units that no image on trial wakes, at most ``TRIED``, what may change the answers most first; and their share of
+    all units, None where no activation function is seen (TorchScript).
 
     To first order a unit changes logits by at most their slope in its output times how far its input moves within the
-    ball, which is at most a constant times how far it moves from ``x`` to random points of the ball. Units are ordered
-    by the product, which does not depend on the scale of the unit.
-
-    Args:
-        x: (n, C, H, W) some of the images, at which both are measured.
-
-    Returns:
-        At most ``TRIED`` units.
+    ball, which is at most a constant times how far it moves from ``x``, some of the images, to random points of it.
+    Units are ordered by the product, which does not depend on the scale of the unit.
     """
     awake: dict[Site, Tensor] = {}
     units: list[tuple[float, Unit]] = []

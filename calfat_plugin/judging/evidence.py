@@ -28,29 +28,17 @@ _INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow fro
 
 @dataclass(frozen=True)
 class Row:
-    """One attack on the model. Shares are of the examples that it attacked, in [0, 1].
+    """One attack on the model. Shares are of the examples that it attacked, in [0, 1]."""
 
-    Attributes:
-        attack: its label: ``pgd20``.
-        eps: of the ball, exact, as a text.
-        accuracy: classified correctly both clean and under this attack alone.
-        left: classified correctly under this attack and everything before it at the budget on trial, of all examples;
-            None where the budget is another one.
-        zero_gradients: examples that it found a gradient of exactly zero for at its start; None: it takes none.
-        disputed: examples whose adversarial images a freshly loaded copy of the model, asked in another order and in
-            other batches, answers otherwise.
-        of: how many examples are on trial, which ``left`` is a share of.
-    """
-
-    attack: str
-    eps: str
-    accuracy: float
-    left: float | None
+    attack: str  # its label: ``pgd20``
+    eps: str  # exact
+    accuracy: float  # classified correctly both clean and under this attack alone
+    left: float | None  # under this and all before it at the budget on trial, of all; None: at another budget
     examples: int
     seconds: float
-    zero_gradients: int | None = None
-    disputed: int = 0
-    of: int | None = None
+    zero_gradients: int | None = None  # examples at whose start the gradient is exactly zero; None: it takes none
+    disputed: int = 0  # examples whose adversarial images a freshly loaded copy of the model answers otherwise
+    of: int | None = None  # how many examples are on trial, which ``left`` is a share of
 
     @property
     def interval(self) -> Interval | None:
@@ -69,15 +57,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one check found.
-
-    Attributes:
-        facts: further shares by name.
-    """
+    """What one check found."""
 
     check: str
     rows: tuple[Row, ...]
-    facts: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)  # further shares by name
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -94,20 +78,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Found:
-    """What checks may compare their own rows with.
-
-    Attributes:
-        guess: share of the most frequent class.
-        facts: shares that checks found, by name.
-        budget: eps on trial, as a text.
-        claimed: accuracy under :data:`CLAIM`; None: not measured.
-    """
+    """What checks may compare their own rows with."""
 
     natural: float
-    guess: float
+    guess: float  # share of the most frequent class
     facts: Mapping[str, float]
-    budget: str
-    claimed: float | None
+    budget: str  # eps on trial
+    claimed: float | None  # accuracy under :data:`CLAIM`; None: not measured
     examples: int
     rows: tuple[Row, ...]
 

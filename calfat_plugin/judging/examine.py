@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import ImageData
-    from calfat_plugin.judging.record import Record
     from calfat_plugin.judging.trial import Trial
 
 FILE = "trust.json"
@@ -40,11 +39,7 @@ EXAMPLES = 500  # of a large test split, unless the user says how many
 
 @dataclass(frozen=True)
 class TrustReport:
-    """What came of it.
-
-    Attributes:
-        evidence: of those that ran, in this process or an earlier one.
-    """
+    """What came of it, in this process or an earlier one."""
 
     checks: tuple[Check, ...]
     evidence: tuple[Evidence, ...]
@@ -64,16 +59,29 @@ def examine(
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
     Args:
-        plan: the model, with one budget.
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
     """
+    from calfat_plugin.evaluators.base import subset
+    from calfat_plugin.judging.trial import Trial
+
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
     with using_threads(experiment):
         run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
-        trial = _trial(plan, run, transfer)
+        trial = Trial(
+            run.model(),
+            subset(run.dataset.test, plan.request.examples or EXAMPLES),
+            num_classes=run.dataset.num_classes,
+            threat=experiment.threat,
+            batch_size=experiment.evaluation.batch_size,
+            device=run.device,
+            seed=experiment.seed,
+            surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},
+            fresh=run.model,
+            more=run.dataset.train,
+        )
         facts = {**facts_of(run), "dataset": run.dataset.name}
         beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
         how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
@@ -100,9 +108,7 @@ def examine_module(
     Args:
         data: images to be tried, or to take so many ``examples`` from.
         more: further images for the surrogate; None: what ``examples`` leave of ``data``.
-        experiment: the budget, the seed and the batch size.
         trust: as for ``recipe_of``, about the plugin files of ``transfer``.
-        output: the file.
     """
     import numpy as np
 
@@ -166,8 +172,9 @@ def _judge(
         max_bytes: of adversarial images to keep beside the file; 0: none.
     """
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
+    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
     from calfat_plugin.evaluators.evidence import Collector
-    from calfat_plugin.evaluators.evidence_file import read_evidence
+    from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
     from calfat_plugin.judging.record import FORMAT, Record
     from calfat_plugin.runs.compute import describe_environment
 
@@ -192,9 +199,13 @@ def _judge(
     others = [fingerprint(replace(task, model=other), {}) for other in trial.surrogates.values()]
     digest = fingerprint(task, {"format": FORMAT, **settings, "transfer": others})
     record = Record.open(path, digest, facts, len(trial.data))
-    checks = _checks(trial, observer, full=full or record.full)
-    kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
-    record = replace(record, full=full or record.full, evidence=kept)
+    full = full or record.full
+    names, left_out = playable(VERSIONS["standard"], threat, trial.num_classes, trial.data.x.shape[2])
+    for name, reason in left_out.items():
+        observer.warn(f"AutoAttack runs without {name}: {reason}.")
+    checks = battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
+    done = {each.check: each for each in record.evidence if each.check in {check.name for check in checks}}
+    record = replace(record, full=full, evidence=tuple(done.values()))
     trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
     if max_bytes:
         trial.collector = Collector(
@@ -204,33 +215,14 @@ def _judge(
             trial.collector.restore(read_evidence(record.kept))
     if record.robust is not None:
         trial.robust = record.robust.clone()
-    return _finish(trial, record, checks, observer, available)
-
-
-def _checks(trial: Trial, observer: Observer, *, full: bool) -> tuple[Check, ...]:
-    """The battery for these images; warn of what cannot attack them."""
-    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
-
-    names, left_out = playable(VERSIONS["standard"], trial.threat, trial.num_classes, trial.data.x.shape[2])
-    for name, reason in left_out.items():
-        observer.warn(f"AutoAttack runs without {name}: {reason}.")
-    return battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
-
-
-def _finish(trial: Trial, record: Record, checks: tuple[Check, ...], observer: Observer, available: int) -> TrustReport:
-    """Do what is left, one check after the other, of the test split's ``available`` images on those on trial."""
 
     def verdict() -> Verdict:
-        budget = trial.threat.norm, exact_text(trial.threat.eps)
-        return conclude(checks, record.evidence, *budget, len(trial.data), available)
+        return conclude(checks, record.evidence, threat.norm, exact_text(threat.eps), len(trial.data), available)
 
-    from calfat_plugin.evaluators.evidence_file import write_evidence
-
-    done = {each.check for each in record.evidence}
     for number, check in enumerate(checks, 1):
         if check.name in done:
             continue
-        if verdict().clear and not record.full:
+        if verdict().clear and not full:
             break
         seconds = _seconds_left(checks, record.evidence, len(trial.data))
         left = "" if seconds is None else f"; at most about {clock(seconds)} left"
@@ -263,25 +255,6 @@ def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], example
         return None
     left = sum(cost for name, cost in costs.items() if name not in seconds)
     return sum(seconds.values()) * left / done
-
-
-def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
-    from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.judging.trial import Trial
-
-    experiment = run.experiment
-    return Trial(
-        run.model(),
-        subset(run.dataset.test, plan.request.examples or EXAMPLES),
-        num_classes=run.dataset.num_classes,
-        threat=experiment.threat,
-        batch_size=experiment.evaluation.batch_size,
-        device=run.device,
-        seed=run.experiment.seed,
-        surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},
-        fresh=run.model,
-        more=run.dataset.train,
-    )
 
 
 def _surrogate(target: Path, run: LoadedRun, trust: Trust) -> nn.Module:

@@ -27,22 +27,14 @@ _BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where 
 
 @dataclass(frozen=True)
 class Record:
-    """A file with what is known so far.
-
-    Attributes:
-        digest: of the question: model, images, budget, seed, other models.
-        facts: what the file says beside evidence and verdict, ready for JSON.
-        evidence: of the checks that are done, in order.
-        robust: (N,) bool, what no attack has broken yet; None: no check is done.
-        full: whether all checks were asked for.
-    """
+    """A file with what is known so far."""
 
     path: Path
-    digest: str
-    facts: Mapping[str, Any]
-    evidence: tuple[Evidence, ...] = ()
-    robust: Tensor | None = None
-    full: bool = False
+    digest: str  # of the question: model, images, budget, seed, other models
+    facts: Mapping[str, Any]  # what the file says beside evidence and verdict
+    evidence: tuple[Evidence, ...] = ()  # of the checks that are done, in order
+    robust: Tensor | None = None  # (N,) bool, what no attack has broken yet; None: no check is done
+    full: bool = False  # whether all checks were asked for
 
     @classmethod
     def open(cls, path: Path, digest: str, facts: Mapping[str, Any], examples: int) -> Record:

@@ -36,39 +36,24 @@ Progress = Callable[[str, int, int, int], None]
 
 @dataclass
 class Trial:
-    """One model under the battery; one that cannot be attacked is refused here, before any work.
+    """One model under the battery; one that cannot be attacked is refused here, before any work."""
 
-    Attributes:
-        model: in evaluation mode on ``device``; raw logits for pixels in [0, 1].
-        data: the images on trial, at least one; moved to ``device``.
-        threat: the budget on trial.
-        collector: keeps adversarial images at the budget; None: none are kept.
-        clean: (N,) int64 on the CPU, classes that the model gives the clean images.
-        correct: (N,) bool on the CPU, right on the clean image.
-        robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
-        surrogates: name to another model of the same task, whose adversarial examples are tried on this one.
-        fresh: gives a copy of the model that was asked nothing yet.
-        more: further images that the model may be asked about, which are not on trial; None: there are none.
-        scratch: where a long attack keeps what it needs to continue after a crash; None: nowhere.
-        on_progress: called with (label, examples done, in all, correct so far).
-    """
-
-    model: nn.Module
-    data: ImageData
+    model: nn.Module  # in evaluation mode on ``device``; raw logits for pixels in [0, 1]
+    data: ImageData  # the images on trial, at least one; moved to ``device``
     num_classes: int
-    threat: ThreatModel
+    threat: ThreatModel  # the budget on trial
     batch_size: int
     device: torch.device
     seed: int
-    surrogates: Mapping[str, nn.Module]
-    fresh: Callable[[], nn.Module]
-    more: ImageData | None = None
-    scratch: Path | None = None
+    surrogates: Mapping[str, nn.Module]  # other models of the same task, whose adversarial examples are tried
+    fresh: Callable[[], nn.Module]  # gives a copy of the model that was asked nothing yet
+    more: ImageData | None = None  # further images that the model may be asked about
+    scratch: Path | None = None  # where a long attack keeps what it needs to continue after a crash
     on_progress: Progress = lambda label, done, total, correct: None
-    collector: Collector | None = None
-    clean: Tensor = field(init=False)
-    correct: Tensor = field(init=False)
-    robust: Tensor = field(init=False)
+    collector: Collector | None = None  # keeps adversarial images at the budget
+    clean: Tensor = field(init=False)  # (N,) int64 on the CPU, classes that the model gives the clean images
+    correct: Tensor = field(init=False)  # (N,) bool on the CPU, right on the clean image
+    robust: Tensor = field(init=False)  # (N,) bool on the CPU, right clean and under every attack at the budget so far
 
     def __post_init__(self) -> None:
         self.data, sizes = self.data.to(self.device), {"num_classes": self.num_classes, "batch_size": self.batch_size}
@@ -113,7 +98,6 @@ class Trial:
         broken if either is wrong about it: whoever loads the model next gets that answer.
 
         Args:
-            threat: another budget than the one on trial.
             only: attack these examples, ascending (n,) indices on the CPU; None: all.
             craft_on: the model whose gradients the attack follows; None: this one.
             resumable: the evaluator continues where a killed process stopped, so what that one broke is kept, too.

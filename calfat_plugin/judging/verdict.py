@@ -89,13 +89,7 @@ def conclude(
     examples: int,
     available: int | None = None,
 ) -> Verdict:
-    """The verdict on what is known so far.
-
-    Args:
-        evidence: of those of its checks that are done, in order.
-        norm, budget: of the ball on trial; eps as an exact text.
-        available: how many there are in the test split; None: as many.
-    """
+    """The verdict on what is known so far; ``available``: how many images the test split has, None: as many."""
     facts = found(evidence, budget, examples)
     if facts is None:
         return Verdict("not shown", "not shown", "Nothing has been measured yet.")

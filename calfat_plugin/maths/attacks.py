@@ -37,24 +37,12 @@ def gradient_ascent(
     """Climb ``loss`` inside the budget by projected steps.
 
     Only x_adv gets a gradient: no parameter's ``.grad`` is touched. Put the model under :func:`attack_mode` around the
-    call, so that batch statistics stay put and no gradients of parameters are prepared.
+    call, so that batch statistics stay put and no gradients of parameters are prepared. ``loss``, summed over the batch
+    (a mean only risks underflow), is called for iterates 0 .. steps-1: the start is seen, the returned point is not.
 
-    Args:
-        model: (N, ...) to logits (N, C), differentiable.
-        x: (N, ...) float inside ``threat.bounds``; never changed.
-        loss: logits of the running x_adv to the scalar to climb, summed over the batch (a mean only
-            risks underflow). Called for iterates 0 .. steps-1: the start is seen, the returned point is not.
-        threat: norm, eps and pixel range.
-        steps: gradient steps; 0 returns the projected start.
-        step_size: length of a step in ``threat.norm``, a fraction of the pixel range.
-        start: (N, ...), first iterate; need not lie in the budget, the first projection sees to it.
-        passes: makes the context in which the model and the loss are called, from the second step on. The first step
-            stays as precise as x: near the start a divergence is at the level of rounding, and without its sign an
-            attack in bfloat16 is up to three times weaker.
-        steering: None: along the gradient.
-
-    Returns:
-        x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or start.
+    From the second step on the model and the loss are called in a context of ``passes``. The first step stays as
+    precise as x: near the start a divergence is at the level of rounding, and without its sign an attack in bfloat16 is
+    up to three times weaker. The result is inside the budget, detached, and shares no storage with x or start.
     """
     import torch  # here, not above: recipes are checked without torch
 
@@ -74,13 +62,7 @@ def gradient_ascent(
 
 
 def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False) -> Tensor:
-    """The gradient of a scalar with respect to x_adv, (N, ...) as x_adv.
-
-    Args:
-        objective: computed from x_adv, summed over the batch.
-        x_adv: requires its gradient.
-        keep_graph: whether another objective of the same forward pass follows.
-    """
+    """The gradient of a scalar with respect to x_adv; ``keep_graph``: another objective of the same pass follows."""
     import torch
 
     if not objective.requires_grad:
@@ -94,11 +76,7 @@ def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False
 
 
 def momentum(decay: float) -> Steering:
-    """MI-FGSM (Dong et al. 2018): ``decay`` times the last direction, plus the gradient made 1 long in L1.
-
-    Args:
-        decay: >= 0; 0 is the gradient alone.
-    """
+    """MI-FGSM (Dong et al. 2018): ``decay`` times the last direction, plus the gradient made 1 long in L1."""
     direction: Tensor | None = None
 
     def steer(grad: Tensor) -> Tensor:
@@ -112,11 +90,7 @@ def momentum(decay: float) -> Steering:
 
 @contextmanager
 def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Evaluation mode for every submodule and no parameter gradients, both restored exactly on leaving.
-
-    Restored per module and per parameter, also after an exception: a model whose normalisation
-    layers the user froze comes back with those frozen and the rest in training.
-    """
+    """Evaluation mode for every submodule and no parameter gradients; on leaving, each module's own mode is back."""
     training = [(module, module.training) for module in model.modules()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:

@@ -36,7 +36,17 @@ def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[
     Raises:
         UpdateError: no states, bad weights, or states that do not fit each other.
     """
-    shares = _shares(states, weights)
+    if not states:
+        raise UpdateError("no updates to average")
+    if len(states) != len(weights):
+        raise UpdateError(f"{len(states)} updates but {len(weights)} weights")
+    for index, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UpdateError(f"weight {index} is {weight}; weights must be finite and not negative")
+    total = math.fsum(weights)
+    if total == 0:
+        raise UpdateError("all weights are zero: no update holds any examples")
+    shares = [weight / total for weight in weights]
     first = states[0]
     for index, state in enumerate(states[1:], start=1):
         _check_same_names(state, first, f"state {index}")
@@ -56,28 +66,8 @@ def weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return (total if first.is_floating_point() else total.round()).to(first.dtype)
 
 
-def _shares(states: Sequence[State], weights: Sequence[float]) -> list[float]:
-    if not states:
-        raise UpdateError("no updates to average")
-    if len(states) != len(weights):
-        raise UpdateError(f"{len(states)} updates but {len(weights)} weights")
-    for index, weight in enumerate(weights):
-        if not (math.isfinite(weight) and weight >= 0):
-            raise UpdateError(f"weight {index} is {weight}; weights must be finite and not negative")
-    total = math.fsum(weights)
-    if total == 0:
-        raise UpdateError("all weights are zero: no update holds any examples")
-    return [weight / total for weight in weights]
-
-
 def check_update(update: Mapping[str, object], reference: State, *, who: str) -> None:
-    """Refuse an update that does not fit the global model, before it can spoil an average.
-
-    Args:
-        update: what a client sent.
-        reference: the state it should look like: same names, shapes and dtypes.
-        who: the sender as the user knows it, such as ``client 3``.
-    """
+    """Refuse an update of ``who`` that does not fit the global model, before it can spoil an average."""
     check_form(update, reference, who=who)
     for name in reference:
         problem = value_problem(update[name])
@@ -120,15 +110,11 @@ def _check_same_names(state: Mapping[str, object], reference: State, who: str) -
     if state.keys() == reference.keys():
         return
     missing = [name for name in reference if name not in state]
+    name, *others = missing or [name for name in state if name not in reference]
+    more = f", and {len(others)} more" if others else ""
     if missing:
-        raise UpdateError(f"{who}: tensor '{missing[0]}' is missing{_and_more(missing)}")
-    unknown = [name for name in state if name not in reference]
-    hint = did_you_mean(unknown[0], reference)
-    raise UpdateError(f"{who}: tensor '{unknown[0]}' is unknown to the global model{_and_more(unknown)}.{hint}")
-
-
-def _and_more(names: list[str]) -> str:
-    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+        raise UpdateError(f"{who}: tensor '{name}' is missing{more}")
+    raise UpdateError(f"{who}: tensor '{name}' is unknown to the global model{more}.{did_you_mean(name, reference)}")
 
 
 def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
@@ -139,30 +125,19 @@ def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
 class Drift(NamedTuple):
     """How far a round's clients have moved, over the named tensors of each taken as one vector.
 
-    Attributes:
-        norms: ||theta_i - reference||, one per client.
-        cosines: of theta_i - reference to the coordinate-wise median of all of them, one per client, in [-1, 1]; nan
-            where one of the two is zero.
-        heterogeneity: s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 (CalFAT section 3.2), with the plain mean,
-            before aggregation; 0.0 for a single client, where nothing can differ.
-        step: norm and cosine, as a client's, of what the server made of them; nan where that is not known.
+    ``norms``: ||theta_i - reference||; ``cosines``: of theta_i - reference to the coordinate-wise median of all of
+    them, nan where one of the two is zero; ``heterogeneity``: s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2
+    (CalFAT section 3.2), with the plain mean, before aggregation; 0.0 for a single client.
     """
 
     norms: list[float]
     cosines: list[float]
     heterogeneity: float
-    step: tuple[float, float] = (math.nan, math.nan)
+    step: tuple[float, float] = (math.nan, math.nan)  # norm and cosine, as a client's, of what the server made of them
 
 
 def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State | None = None) -> Drift:
-    """Measure the clients' drift; tensor by tensor, so that each is widened to float64 once and never all at a time.
-
-    Args:
-        states: of the m >= 1 clients.
-        reference: the global model that they began with.
-        names: the trainable parameters: statistics of normalisation layers do not belong here.
-        outcome: the next global model; None: it is not known.
-    """
+    """The clients' drift over the parameters ``names``, a tensor at a time in float64; and the step to ``outcome``."""
     import torch
 
     also = [] if outcome is None else [outcome]

@@ -21,28 +21,14 @@ _WIDEST_BLUR = 7  # pixels of the kernel: three standard deviations of the stron
 
 
 class Corruption(NamedTuple):
-    """A kind of corruption.
-
-    Attributes:
-        prepare: draws for (N, C, H, W) images, and returns strength to images, which need not lie in the pixel range.
-        strengths: of severities 1 to 5.
-    """
+    """A kind: what draws for (N, C, H, W) images and makes them of a strength, and those of severities 1 to 5."""
 
     prepare: Callable[[Tensor, Generator], Callable[[float], Tensor]]
     strengths: tuple[float, float, float, float, float]
 
 
 def severities(kind: str, x: Tensor, noise: Generator) -> Iterator[Tensor]:
-    """The images at severities 1 to 5.
-
-    Args:
-        kind: a key of ``CORRUPTIONS``.
-        x: (N, C, H, W) float in [0, 1]; never changed.
-        noise: source of randomness, the same numbers for every device that x may be on.
-
-    Yields:
-        Five times the shape of x, in [0, 1].
-    """
+    """The images, (N, C, H, W) float in [0, 1], at severities 1 to 5 of a kind in ``CORRUPTIONS``."""
     corruption = CORRUPTIONS[kind]
     at = corruption.prepare(x, noise)
     yield from (at(strength).clamp(0.0, 1.0) for strength in corruption.strengths)

@@ -24,16 +24,10 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One setting minus another, paired over the seeds that both have.
+    """One setting minus another, paired over the seeds that both have."""
 
-    Attributes:
-        mean: of the differences; a fraction for accuracies.
-        interval: Student's, of that mean; None where :func:`student` gives none.
-        seeds: how many pairs.
-    """
-
-    mean: float
-    interval: Interval | None
+    mean: float  # a fraction for accuracies
+    interval: Interval | None  # Student's, of that mean; None where :func:`student` gives none
     seeds: int
 
     @property
@@ -43,30 +37,18 @@ class Difference(NamedTuple):
 
 
 class Rival(NamedTuple):
-    """What a setting is compared with, and how.
+    """What a setting is compared with, and how."""
 
-    Attributes:
-        name: of the best setting; for the best itself of the next best.
-        leads: whether the setting is the best.
-        difference: to the rival; None where they share no seed.
-        is_clear_best: whether the setting is the best, and the interval of its difference to each other one excludes
-            zero; that to the next best is not enough, as others may vary more.
-    """
-
-    name: str
-    leads: bool
-    difference: Difference | None
-    is_clear_best: bool = False
+    name: str  # of the best setting; for the best itself of the next best
+    leads: bool  # whether the setting is the best
+    difference: Difference | None  # to the rival; None where they share no seed
+    is_clear_best: bool = False  # the interval of its difference to each other one excludes zero: others may vary more
 
 
 def wilson(share: float, number: int) -> Interval:
-    """Wilson's score interval of a proportion: what other examples of the same kind would have given.
+    """Wilson's score interval of a share of ``number`` examples: what others of the same kind would have given.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
-
-    Args:
-        share: in [0, 1], of the examples.
-        number: of examples, >= 1.
     """
     z = NormalDist().inv_cdf(_QUANTILE)
     centre = share + z * z / (2 * number)
@@ -79,9 +61,8 @@ def wilson(share: float, number: int) -> Interval:
 def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Student's t interval of the mean that values of several seeds estimate.
 
-    Returns:
-        None for fewer than two values, and for two or three that are equal: that tells little of their spread, and an
-        interval without width would make any difference certain.
+    None for fewer than two values, and for two or three that are equal: that tells little of their spread, and an
+    interval without width would make any difference certain.
     """
     if len(values) < 2:
         return None
@@ -99,15 +80,7 @@ def _is_zero(number: float | None) -> bool:
 
 
 def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval | None:
-    """The interval of a mean accuracy, within [0, 1]: Student's over seeds, Wilson's for one run.
-
-    Args:
-        values: accuracies, one a seed.
-        num_examples: what each was counted over; None where the value is no share of examples.
-
-    Returns:
-        None without values, for one value that is no share of examples, and where :func:`student` gives none.
-    """
+    """The interval of a mean accuracy, within [0, 1]: Student's over seeds, Wilson's for one run, or None."""
     if len(values) == 1:
         return wilson(values[0], num_examples) if num_examples else None
     found = student(values)
@@ -123,14 +96,7 @@ def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Difference |
 
 
 def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
-    """Each setting compared with the best one, and the best with the next best; more is better.
-
-    Args:
-        settings: name to seed to value; one without values is left out.
-
-    Returns:
-        Name to what it is compared with; empty for fewer than two settings.
-    """
+    """Each setting (name to seed to value) compared with the best one, and the best with the next; more is better."""
     means = {name: mean_std(list(of.values())).mean for name, of in settings.items() if of}
     best, *others = sorted(means, key=lambda name: -means[name]) or [""]  # of equals the first
     if not others:
@@ -143,34 +109,22 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
 
 @dataclass(frozen=True)
 class Score:
-    """What one setting measured with one evaluator: a number of a table, of suites and of pages alike.
+    """What one setting measured with one evaluator: a number of a table, of suites and of pages alike."""
 
-    Attributes:
-        by_seed: a seed to its value; accuracies are fractions in [0, 1], of a run that was lost 0.
-        num_examples: what one value is a share of; None where it is no share of examples.
-        is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
-        reported: the published number, or None.
-        release: the values by the release's convention, with which the published number compares.
-        tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
-        rival: the best score of the same problem, or the next best for the best itself; None where there is none.
-    """
-
-    by_seed: dict[int, float]
-    num_examples: int | None = None
-    is_accuracy: bool = True
-    reported: float | None = None
-    release: Sequence[float] = ()
-    tolerance: float | None = None
-    rival: Rival | None = None
+    by_seed: dict[int, float]  # accuracies are fractions in [0, 1], of a run that was lost 0
+    num_examples: int | None = None  # what one value is a share of; None where it is no share of examples
+    is_accuracy: bool = True  # False for a figure of a plugin (``pgd20/ece``), which is shown as it is
+    reported: float | None = None  # the published number
+    release: Sequence[float] = ()  # the values by the release's convention, with which the published number compares
+    tolerance: float | None = None  # difference from it that passes unmarked, a fraction too; None: none is given
+    rival: Rival | None = None  # the best score of the same problem, or the next best for the best itself
 
     @property
     def values(self) -> tuple[float, ...]:
-        """One a seed, in the order of the seeds."""
         return tuple(self.by_seed.values())
 
     @property
     def mean(self) -> float | None:
-        """Over seeds; None when none has finished."""
         return mean_std(self.values)[0] if self.values else None
 
     @property
@@ -190,7 +144,6 @@ class Score:
 
     @property
     def release_mean(self) -> float | None:
-        """Over seeds; None where it is not known, or none has finished."""
         return mean_std(self.release)[0] if self.release else None
 
     @property
@@ -212,14 +165,10 @@ def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """Two-sided p-value of the paired t test that ``one`` and ``other`` have equal means.
+    """Two-sided p-value of the paired t test that ``one`` and ``other``, seed to value, have equal means.
 
-    Args:
-        one, other: seed to value; seeds that only one has do not count.
-
-    Returns:
-        None where the differences have no interval (:func:`student`): for fewer than two pairs, and for two or three
-        that differ by the same amount. Of more such pairs 1 where they are equal, else 0.
+    None where the differences have no interval (:func:`student`): for fewer than two pairs, and for two or three
+    that differ by the same amount. Of more such pairs 1 where they are equal, else 0.
     """
     from scipy.stats import ttest_1samp
 
@@ -250,13 +199,8 @@ def mcnemar(only_one: int, only_other: int) -> float:
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """p-values adjusted for their number: one below 0.05 may be called significant with all others like it.
 
+    None stands for a test that was planned and not made, which counts as 1.
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
-
-    Args:
-        p_values: None for a test that was planned and not made, which counts as 1.
-
-    Returns:
-        In the same order; None where there was None.
     """
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -273,9 +217,6 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
     Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence
     of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987). Where the differences have no
     interval (:func:`student`), nothing is rejected.
-
-    Args:
-        margin: > 0, in the unit of the values.
     """
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
     interval = student(differences, 0.90)

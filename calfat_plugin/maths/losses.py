@@ -61,12 +61,9 @@ def without_true_class(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def falling(clean: Tensor, attacked: Tensor) -> int:
-    """For how many examples an attack lowers a loss that it should raise; 0 where no wrong sign shows.
+    """For how many examples an attack lowers a loss, (N,), that it should raise; 0 where no wrong sign shows.
 
     It shows where the sum of the losses falls, and over three quarters of the losses that change do, at least 10.
-
-    Args:
-        clean, attacked: (N,) losses of the clean images and of the adversarial ones.
     """
     rise = (attacked - clean).where((attacked - clean).abs() > _ROUNDING, 0)
     fell, rose = int((rise < 0).sum()), int((rise > 0).sum())

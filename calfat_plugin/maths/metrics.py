@@ -33,8 +33,7 @@ def plausible_losses(losses: Mapping[Client, float]) -> dict[Client, float]:
     """What of a round's training losses, which clients only claim, enters the mean.
 
     Left out is what is not finite, and what is larger than 100 times the median of the losses' magnitudes (the lower
-    one of two; at least 1). Honest losses differ less, also where one client diverges first. Where one client alone
-    claims a loss, nothing tells what is usual: the bound is then 1e6.
+    one of two; at least 1): honest ones differ less. Where one client alone claims a loss, the bound is 1e6.
     """
     sizes = [abs(loss) for loss in losses.values() if math.isfinite(loss)]
     bound = _IMPLAUSIBLE * max(1.0, median_low(sizes)) if len(sizes) > 1 else _IMPLAUSIBLE_ALONE

@@ -32,17 +32,14 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
     """Keep the weights of convolutions channels last while inside; every tensor is laid out as before on leaving.
 
     Convolutions then compute in that layout, whatever the layout of their input, and poolings are several times faster
-    in it. A model that fails in it (``Tensor.view`` on a map) keeps its own. Parameters stay the same objects, so that
-    an optimiser may be made inside or outside.
+    in it. A model that fails in it (``Tensor.view`` on a map) keeps its own: the first ``PROBED`` images are tried.
+    Parameters stay the same objects, so that an optimiser may be made inside or outside.
 
-    Args:
-        model: on the device of x. Its mode and its random streams are as before when the trial pass is over.
-        x: (N, ...) float images as the model will get them, N >= 1; the first ``PROBED`` are tried.
-
-    Yields:
-        How many examples to pass through at once where each passes many times, >= 1: on a CPU as many as keep the
-        largest map in the cache; on a GPU any number is right, so it is as large as can be.
+    Yields how many examples to pass through at once where each passes many times: on a CPU as many as keep the
+    largest map in the cache; on a GPU any number is right, so it is as large as can be.
     """
+    import torch  # here, not above: recipes are checked without torch
+
     keep_freed_memory()
     moved = [weight for weight in model.parameters() if weight.dim() == 4 and weight.is_contiguous()]
     try:
@@ -52,7 +49,8 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
         if largest is None:
             _restore(moved)
             largest = _largest_map(model, x[:PROBED])
-        yield _rows(largest, x)
+        cached = x.device.type == "cpu" and largest
+        yield max(1, torch.get_num_threads() * _CACHE_BYTES // largest) if cached and largest else sys.maxsize
     finally:
         _restore(moved)
 
@@ -74,23 +72,11 @@ def passed(model: nn.Module, x: Tensor, rows: int) -> Tensor:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for the next pass. Once a process.
-
-    Else each pass asks the system for its maps again, and pays a page fault for every 4 KB of them: a tenth of the time
-    of an attack on 32x32 images.
-    """
+    """Let the C library keep what is freed for the next pass, which else pays a page fault for every 4 KB."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc; others have no such setting
         mallopt(TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(MMAP_THRESHOLD, _KEPT_BYTES)
-
-
-def _rows(largest: int | None, x: Tensor) -> int:
-    import torch  # here, not above: recipes are checked without torch
-
-    if not largest or x.device.type != "cpu":
-        return sys.maxsize
-    return max(1, torch.get_num_threads() * _CACHE_BYTES // largest)
 
 
 def _channels_last(weight: Tensor) -> Tensor:

@@ -14,11 +14,7 @@ CHOICES = (*get_args(Precision), "auto")
 
 
 def chosen(wanted: str, device: torch.device) -> Precision:
-    """What ``wanted``, one of ``CHOICES``, means on this device: ``auto`` is bf16 where it has units for it, or fp32.
-
-    Without such units bf16 is emulated, many times slower than float32. So no other sign (a version, a kind of device)
-    is taken for them.
-    """
+    """What ``wanted`` means on this device: ``auto`` is bf16 where it has units for it (else emulated), or fp32."""
     if wanted == "auto":
         return "bf16" if has_bf16_units(device) else "fp32"
     named: dict[str, Precision] = {name: name for name in get_args(Precision)}

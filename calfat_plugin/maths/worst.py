@@ -11,48 +11,25 @@ WORST_SHARE = 10  # percent of the clients
 
 @dataclass(frozen=True)
 class Worst:
-    """The accuracy of those that a model serves worst.
+    """The accuracy of those that a model serves worst: a class, or clients."""
 
-    Attributes:
-        accuracy: a fraction in [0, 1]; of several clients their mean.
-        ids: who they are, worst first.
-    """
-
-    accuracy: float
-    ids: tuple[int, ...]
+    accuracy: float  # a fraction in [0, 1]; of several clients their mean
+    ids: tuple[int, ...]  # worst first
 
 
 def worst_class(per_class: Sequence[float | None]) -> Worst | None:
-    """The class with the lowest accuracy, of equals the first; None where no class has an example.
-
-    Args:
-        per_class: accuracy of each class; None for a class without examples.
-    """
+    """The class with the lowest accuracy, of equals the first; classes without examples have None."""
     known = [(accuracy, label) for label, accuracy in enumerate(per_class) if accuracy is not None]
     return Worst(min(known)[0], (min(known)[1],)) if known else None
 
 
 def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int]) -> list[list[int]]:
-    """The counts without those of attackers, whom nobody means to serve: their rows are zeros.
-
-    Args:
-        class_counts: training examples, a row a client, (K, C).
-    """
+    """Training examples, a row a client, without those of attackers, whom nobody means to serve: they have zeros."""
     return [[0] * len(row) if client in attackers else list(row) for client, row in enumerate(class_counts)]
 
 
 def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> Worst | None:
-    """The worst 10 % of the clients, at least one: the mean of their accuracies.
-
-    A client that has only classes without test examples is left out.
-
-    Args:
-        per_class: accuracy of each class, (C,); None for a class without examples.
-        class_counts: training examples, a row a client, (K, C).
-
-    Returns:
-        None where nothing is known of clients, or not of each class.
-    """
+    """The worst 10 % of the clients (a row of training examples each); None: too little is known of them."""
     if any(len(counts) != len(per_class) for counts in class_counts):
         return None
     found = {client: client_accuracy(per_class, counts) for client, counts in enumerate(class_counts)}
@@ -60,14 +37,7 @@ def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequ
 
 
 def client_accuracy(per_class: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """A client's accuracy: that of the test split, its classes weighted as they are among its training examples.
-
-    No client has test examples of its own. Classes without test examples are left out; None: it has no others.
-
-    Args:
-        per_class: accuracy of each class, (C,); None for a class without examples.
-        counts: the client's training examples, (C,).
-    """
+    """A client's accuracy: the test split's, its classes weighted as among its training examples; None: unknown."""
     known = [(count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None]
     total = sum(count for count, _ in known)
     return math.fsum(count * accuracy for count, accuracy in known) / total if total else None

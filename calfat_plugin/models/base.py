@@ -39,34 +39,19 @@ class ImageClassifier(nn.Module):
 
 
 def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Module]:
-    """``layers``, then pooling, then ReLU.
-
-    Max-pooling and ReLU commute exactly, values and gradients alike; pooling first leaves ReLU a quarter of the work.
-    """
+    """``layers``, pooling, ReLU: the values and gradients of ReLU before max-pooling, for a quarter of the work."""
     return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
 
 
 def norm_layers(norm: str, channels: int) -> list[nn.Module]:
-    """The normalisation after a convolution, as the option ``norm`` of a model names it.
-
-    Args:
-        norm: ``none``, ``batch``, or ``group``: group normalisation (Wu and He 2018) in groups of eight channels, which
-            keeps no statistics and does not depend on the batch.
-        channels: a multiple of 8.
-    """
+    """The normalisation after a convolution: ``none``, ``batch``, or ``group`` (Wu and He 2018), in groups of eight."""
     if norm == "batch":
         return [nn.BatchNorm2d(channels)]
     return [nn.GroupNorm(channels // 8, channels)] if norm == "group" else []
 
 
 def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str) -> int:
-    """Length of the flattened output of convolutions and poolings on an image of ``image_size``.
-
-    Args:
-        layers: in order; other modules than convolutions and max-poolings keep the map's size.
-        channels: of the last map.
-        image_size: (H, W) in pixels.
-    """
+    """Length of the flattened last map of ``layers``; only convolutions and max-poolings change the map's size."""
     height, width = (_map_size(side, layers) for side in image_size)
     if height < 1 or width < 1:
         smallest = next(side for side in count(1) if _map_size(side, layers) >= 1)
@@ -81,35 +66,29 @@ def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
     """Side of the last map for an image of ``side`` pixels; 0 or less where a layer has no room."""
     for layer in layers:
         if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
-            kernel, stride, padding = map(_side, (layer.kernel_size, layer.stride, layer.padding))
+            kernel, stride, padding = (int(_along(n, 0)) for n in (layer.kernel_size, layer.stride, layer.padding))
             if side + 2 * padding < kernel:
                 return 0
             side = (side + 2 * padding - kernel) // stride + 1
     return side
 
 
-def _side(value: int | tuple[int, ...] | str) -> int:
-    """The one number of a square kernel, stride or padding."""
-    return value if isinstance(value, int) else int(value[0])
-
-
 def effective_input(body: nn.Module, image_size: tuple[int, int]) -> tuple[int, int]:
     """(H, W) of the upper left part of an image that the features depend on.
 
     A 2x2 pooling leaves the last row of 13 out, and what only that row needs changes nothing. In ``cnn`` the last 2
-    rows and columns of a 32x32 image are such, and with them a seventh of all operations.
-
-    Args:
-        body: as in :class:`ImageClassifier`. Unless it has only unpadded convolutions,
-            unpadded max-poolings, and layers that take each pixel by itself, up to its end or a flattening, all of the
-            image counts: in training mode normalisation, for one, takes its statistics over whole maps.
-        image_size: (H, W) in pixels.
+    rows and columns of a 32x32 image are such, and with them a seventh of all operations. All of the image counts
+    unless ``body`` has, up to its end or a flattening, only unpadded convolutions and max-poolings, and layers that
+    take each pixel by itself: in training mode normalisation, for one, takes its statistics over whole maps.
     """
     windows: list[_Window] = []
     for layer in _layers(body):
         if isinstance(layer, nn.Flatten):
             break
-        if isinstance(layer, _Window) and _unpadded(layer):
+        if isinstance(layer, _Window):
+            plain = all(_along(layer.padding, axis) == 0 and _along(layer.dilation, axis) == 1 for axis in (0, 1))
+            if not plain or (isinstance(layer, nn.MaxPool2d) and layer.ceil_mode):
+                return image_size
             windows.append(layer)
         elif not _by_pixel(layer):
             return image_size
@@ -133,12 +112,6 @@ def _by_pixel(layer: nn.Module) -> bool:
     if isinstance(layer, DualNorm):
         return _by_pixel(layer.clean) and _by_pixel(layer.noise)
     return isinstance(layer, nn.ReLU)
-
-
-def _unpadded(layer: _Window) -> bool:
-    """Whether all of the layer's windows lie inside its map, without gaps."""
-    plain = all(_along(layer.padding, axis) == 0 and _along(layer.dilation, axis) == 1 for axis in (0, 1))
-    return plain and not (isinstance(layer, nn.MaxPool2d) and layer.ceil_mode)
 
 
 def _effective_side(side: int, windows: list[_Window], axis: int) -> int:

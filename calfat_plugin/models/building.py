@@ -19,26 +19,15 @@ class ImageShape(Protocol):
     """What a model is built for."""
 
     @property
-    def in_channels(self) -> int:
-        """Colour channels of an image."""
-        ...
-
+    def in_channels(self) -> int: ...
     @property
-    def image_size(self) -> tuple[int, int]:
-        """(H, W) of an image in pixels."""
-        ...
-
+    def image_size(self) -> tuple[int, int]: ...  # (H, W)
     @property
-    def num_classes(self) -> int:
-        """C."""
-        ...
+    def num_classes(self) -> int: ...
 
 
 def seeded(build: Callable[[], M], seed: int) -> M:
-    """Call ``build`` with torch's CPU generator at ``seed``, and put the generator back after.
-
-    PyTorch's layers draw their initial weights from that generator and take no other.
-    """
+    """What ``build`` makes with torch's CPU generator, from which layers draw their weights, at ``seed``; put back."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         made = build()
@@ -55,13 +44,10 @@ def built_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """Build a model, and try it on two black images, which leaves it as it was.
+    """Build a model, and try it on two black images, which leaves it as it was; ``who``: as a message names it.
 
-    Args:
-        factory: is called with keywords in_channels, image_size (H, W), num_classes and the options, and returns a
-            module that maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features
-            or replace the last layer need an :class:`ImageClassifier`.
-        who: the model, as a message names it.
+    The module maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features or
+    replace the last layer need an :class:`ImageClassifier`.
     """
     try:
         model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)

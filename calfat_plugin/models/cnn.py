@@ -9,18 +9,10 @@ from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
 
 
 class CNN(ImageClassifier):
-    """The network of the CalFAT release: three 3x3 convolutions of 128 channels, unpadded.
-
-    319,242 parameters for 3x32x32 and 10 classes, 320,010 with normalisation. Smallest image: 18x18.
-    """
+    """The network of the CalFAT release: three unpadded 3x3 convolutions of 128 channels; from 18x18 pixels."""
 
     def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
-        num_classes: int = 10,
-        *,
-        norm: str = "none",
+        self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10, *, norm: str = "none"
     ) -> None:
         layers = [
             *conv_block(PixelConv2d(in_channels, 128, 3), *norm_layers(norm, 128), pool=nn.MaxPool2d(2)),
@@ -51,10 +43,7 @@ class CNNMcMahan(ImageClassifier):
 
 
 class CNNSmall(ImageClassifier):
-    """Three padded 3x3 convolutions (32, 32, 64) for small images such as the 8x8 digits.
-
-    30,634 parameters for 1x8x8 and 10 classes, 30,890 with normalisation. Smallest image: 4x4.
-    """
+    """Three padded 3x3 convolutions (32, 32, 64) for small images such as the 8x8 digits; from 4x4 pixels."""
 
     def __init__(
         self, in_channels: int = 1, image_size: tuple[int, int] = (8, 8), num_classes: int = 10, *, norm: str = "none"
@@ -69,19 +58,10 @@ class CNNSmall(ImageClassifier):
 
 
 class CNNStrided(ImageClassifier):
-    """Three padded 3x3 convolutions (16, 32, 64) of stride 2: cheap enough to train robustly on a CPU.
-
-    Some 0.56 million multiplications for a 1x28x28 image, a thirtieth of ``cnn``'s. 33,546 parameters for 10 classes,
-    33,770 with normalisation. Takes any image size.
-    """
+    """Three padded 3x3 convolutions (16, 32, 64) of stride 2, a thirtieth of the multiplications of ``cnn``."""
 
     def __init__(
-        self,
-        in_channels: int = 1,
-        image_size: tuple[int, int] = (28, 28),
-        num_classes: int = 10,
-        *,
-        norm: str = "none",
+        self, in_channels: int = 1, image_size: tuple[int, int] = (28, 28), num_classes: int = 10, *, norm: str = "none"
     ) -> None:
         layers = [
             *conv_block(PixelConv2d(in_channels, 16, 3, stride=2, padding=1), *norm_layers(norm, 16)),

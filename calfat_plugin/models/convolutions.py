@@ -15,22 +15,12 @@ _PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
 
 
 class AttackedConv2d(nn.Conv2d, ABC):
-    """A convolution with a way of its own to the gradient of its input, where only that is wanted.
-
-    This is so in an attack, whose weights are frozen. A subclass says how in :meth:`input_gradient`. What is trained,
-    and what is on a GPU, goes through ``nn.Conv2d``.
-    """
+    """A convolution with its own way to the gradient of its input, where that alone is wanted: in attacks on a CPU."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        padding: int = 0,
-        bias: bool = True,
+        self, inward: int, outward: int, kernel_size: int, stride: int = 1, padding: int = 0, bias: bool = True
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
+        super().__init__(inward, outward, kernel_size, stride, padding, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_channels, H, W) to (N, out_channels, H', W')."""
@@ -53,9 +43,8 @@ class AttackedConv2d(nn.Conv2d, ABC):
 class PixelConv2d(AttackedConv2d):
     """A model's first convolution, of 1 or 3 channels.
 
-    CPU kernels work on blocks of 16 channels, of which a gradient with respect to 1 or 3 channels leaves most empty.
-    Here it is a product with all of the kernel's columns (27 for three channels of 3x3) and a fold of those into the
-    image.
+    CPU kernels work on blocks of 16 channels, of which a gradient with respect to 1 or 3 leaves most empty. Here it is
+    a product with all of the kernel's columns (27 for three channels of 3x3) and a fold of those into the image.
     """
 
     def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
@@ -74,9 +63,6 @@ class UnpaddedConv2d(AttackedConv2d):
     The gradient of its input is a convolution padded by kernel - 1. For some widths oneDNN's AVX2 kernels take a
     quarter longer for padding that they have to imagine than for columns of zeros; the bits are the same.
     """
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
-        super().__init__(in_channels, out_channels, kernel_size)
 
     def pays(self, x: Tensor) -> bool:
         return super().pays(x) and x.shape[3] in _PADDED_WIDTHS and torch.backends.cpu.get_cpu_capability() == "AVX2"

@@ -9,12 +9,7 @@ from calfat_plugin.models.convolutions import PixelConv2d
 
 
 class VGG8(ImageClassifier):
-    """Five padded 3x3 convolutions (64, 128, 256, 512, 512), the first three pooled, then the mean.
-
-    CalFAT does not define its VGG-8; this is the one of the contrastive representation distillation
-    code (Tian et al. 2020). 3,918,858 parameters for 3 channels and 10 classes with batch
-    normalisation, 3,915,914 without. Smallest image: 8x8.
-    """
+    """VGG-8 of Tian et al. 2020, as CalFAT defines none: five padded 3x3 convolutions, 64 to 512, then the mean."""
 
     def __init__(
         self,
@@ -36,11 +31,7 @@ class VGG8(ImageClassifier):
 
 
 class ResNet18(ImageClassifier):
-    """ResNet-18 for CIFAR: a 3x3 stem without pooling, then 2 basic blocks at 64, 128, 256, 512.
-
-    He et al. 2016 with the stem that suits 32x32. 11,173,962 parameters for 3 channels and 10
-    classes. Takes any image size.
-    """
+    """ResNet-18 (He et al. 2016) for CIFAR: a 3x3 stem without pooling, then 2 basic blocks at 64, 128, 256, 512."""
 
     def __init__(self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10) -> None:
         layers: list[nn.Module] = [
@@ -81,11 +72,7 @@ class BasicBlock(nn.Module):
 
 
 class AlexNet64(ImageClassifier):
-    """torchvision's AlexNet (Krizhevsky 2014) on 64x64 images.
-
-    The last map is 1x1 there, and the pooling to 6x6 merely repeats it; kept, for the topology's sake. Dropout, so
-    attacks must run in eval mode. 57,053,004 parameters for 3 channels and 12 classes. Smallest image: 63x63.
-    """
+    """torchvision's AlexNet (Krizhevsky 2014) on 64x64 images, whose last map of 1x1 its pooling to 6x6 repeats."""
 
     def __init__(
         self,
@@ -109,12 +96,7 @@ class AlexNet64(ImageClassifier):
 
 
 class AlexNet64Small(ImageClassifier):
-    """A narrow AlexNet whose last map is 2x2 on 64x64 images; far cheaper than :class:`AlexNet64`.
-
-    Convolutions 96 (11x11, stride 4), 256 (5x5), 384, 384, 256 (3x3), all padded, and two hidden
-    layers of 512. Dropout, so attacks must run in eval mode. 4,540,812 parameters for 3 channels
-    and 12 classes. Smallest image: 29x29.
-    """
+    """A narrow AlexNet with two hidden layers of 512, whose last map is 2x2 on 64x64 images; far cheaper."""
 
     def __init__(
         self,

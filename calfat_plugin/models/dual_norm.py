@@ -32,7 +32,9 @@ class DualNorm(nn.Module):
                 "FedRBN needs batch normalisation that tracks running statistics with a constant momentum."
             )
         self.momentum, self.eps = norm.momentum, norm.eps
-        self.clean, self.noise = _without_affine(norm), _without_affine(norm)
+        self.clean, self.noise = (
+            type(norm)(norm.num_features, norm.eps, norm.momentum, affine=False) for _ in range(2)
+        )
         ones = torch.ones_like(norm.running_mean)
         self.weight = nn.Parameter(norm.weight.detach().clone() if norm.affine else ones)
         self.bias = nn.Parameter(norm.bias.detach().clone() if norm.affine else ones - 1)
@@ -50,10 +52,7 @@ class DualNorm(nn.Module):
 
 
 def with_dual_norms(model: nn.Module) -> nn.Module:
-    """Replace every batch normalisation of ``model`` by a :class:`DualNorm`, in place; returns the model.
-
-    A model without one gets a dual normalisation after each 2-d convolution, before whatever follows it.
-    """
+    """Make every batch normalisation of ``model`` dual, in place; without one, add one after each 2-d convolution."""
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         raise ModelError(
             "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "
@@ -82,12 +81,7 @@ def dual_norms(model: nn.Module) -> dict[str, DualNorm]:
 
 @contextmanager
 def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> Iterator[None]:
-    """Let ``model`` compute through one branch; the noise branch again on leaving.
-
-    Args:
-        branch: which statistics.
-        frozen: normalise by that branch's running statistics and leave them alone, whatever mode the model is in.
-    """
+    """Let ``model`` compute through one branch, ``frozen``: by its running statistics alone, whatever mode it is in."""
     norms = dual_norms(model).values()
     modes = [(getattr(norm, branch), getattr(norm, branch).training) for norm in norms]
     try:
@@ -101,11 +95,6 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
             norm.branch = "noise"
         for module, mode in modes:
             module.training = mode
-
-
-def _without_affine(norm: _BatchNorm) -> _BatchNorm:
-    bare: _BatchNorm = type(norm)(norm.num_features, eps=norm.eps, momentum=norm.momentum, affine=False)
-    return bare
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:

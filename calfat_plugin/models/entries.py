@@ -57,11 +57,7 @@ def _min_size_of_mcmahan(options: PaddingOptions) -> int:
 
 ENTRIES = (
     _model(
-        "cnn",
-        "cnn:CNN",
-        "three 3x3 convolutions of 128 channels, of the CalFAT release; from 18x18",
-        18,
-        NormOptions,
+        "cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, of the CalFAT release; from 18x18", 18, NormOptions
     ),
     _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for images such as digits", 4, NormOptions),
     _model("cnn_strided", "cnn:CNNStrided", "3x3 convolutions of stride 2, cheap, for 28x28 images", 1, NormOptions),
@@ -76,10 +72,6 @@ ENTRIES = (
     _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images", 1),
     _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", 63, DropoutOptions),
     _model(
-        "alexnet64_small",
-        "deep:AlexNet64Small",
-        "a narrow AlexNet for 64x64 images, far cheaper",
-        29,
-        DropoutOptions,
+        "alexnet64_small", "deep:AlexNet64Small", "a narrow AlexNet for 64x64 images, far cheaper", 29, DropoutOptions
     ),
 )

@@ -12,12 +12,8 @@ from torch.func import functional_call, jvp
 class Linearised(nn.Module):
     """f(x; w0) + J_w f(x; w0) (w - w0) once :meth:`linearise` was called; the network itself, f(x; w), before.
 
-    The state dict has all that this depends on: w as ``network.*``, w0 as ``origin.*``, and which of the two it is.
-
-    Attributes:
-        network: holds w, which trains.
-        origin: the network at w0, always in evaluation mode: its statistics are those at w0, and it drops nothing out.
-        linear: which of the two it is.
+    The state dict has all that this depends on: w as ``network.*``, w0 as ``origin.*``, and which of the two it is. The
+    network at w0 is always in evaluation mode: its statistics are those at w0, and it drops nothing out.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -42,7 +38,7 @@ class Linearised(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (N, C, H, W) float in [0, 1]. Returns logits, (N, num_classes), differentiable in x and w, not in w0."""
+        """(N, C, H, W) pixels to (N, num_classes) logits, differentiable in x and w, not in w0."""
         if not self.linear:
             logits: Tensor = self.network(x)
             return logits
@@ -58,5 +54,4 @@ class Linearised(nn.Module):
         return torch.tensor(int(self.linear))
 
     def set_extra_state(self, state: Tensor) -> None:
-        """state: as ``get_extra_state`` gives it."""
         self.linear = bool(state)

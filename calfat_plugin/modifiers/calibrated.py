@@ -69,17 +69,8 @@ class CalibratedLoss(ClientLoss):
     """
 
     def __init__(
-        self,
-        options: CalibrationOptions,
-        class_counts: Tensor,
-        *,
-        calibrate_attack: bool = True,
-        calibrate_outer: bool = True,
+        self, options: Any, class_counts: Tensor, *, calibrate_attack: bool = True, calibrate_outer: bool = True
     ) -> None:
-        # not None: CalibrationOptions fills them in
-        assert options.prior_weight is not None
-        assert options.scale is not None
-        assert options.delta is not None
         self.prior_weight, self.scale = options.prior_weight, options.scale
         self.calibrate_attack, self.calibrate_outer = calibrate_attack, calibrate_outer
         counted = options.prior == "counts"
@@ -106,13 +97,9 @@ class CalibratedOptions(CalibrationOptions):
     calibrate_inner: bool = option(True, help="calibrate the logits that the attack climbs, too")
 
 
-def _loss(options: CalibratedOptions, class_counts: Tensor) -> ClientLoss:
-    return CalibratedLoss(options, class_counts, calibrate_attack=options.calibrate_inner)
-
-
 ENTRY = ModifierEntry(
     "calibrated",
-    build=partial(LossOfClient, _loss),
+    build=partial(LossOfClient, lambda o, counts: CalibratedLoss(o, counts, calibrate_attack=o.calibrate_inner)),
     config=CalibratedOptions,
     summary="add the client's log class prior to the logits in training",
     formula="CE(s (z + k log nu), y); divergences and attacks on z + k log nu",

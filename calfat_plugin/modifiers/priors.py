@@ -28,28 +28,19 @@ class LossOfClient(LossModifier):
 
 
 def log_frequencies(class_counts: Tensor, *, delta: float = 1e-6) -> Tensor:
-    """log(n^y / n + delta), the prior of preset ``paper``: (C,) counts to (C,) float32.
-
-    delta: floor for missing classes, > 0. The paper names it and never gives it; 1e-6 is our choice.
-    """
+    """log(n^y / n + delta), the prior of preset ``paper``: (C,) counts to (C,) float32; ``delta`` > 0 is our choice."""
     counts = class_counts.double()
     return (counts / counts.sum() + delta).log().float()
 
 
 def log_counts(class_counts: Tensor) -> Tensor:
-    """log of the counts, a missing class counted once: the prior of preset ``release``, (C,) to (C,) float32.
-
-    The 1e-7 inside the log is the release's; only a count of 1 feels it (methods.md 2).
-    """
+    """log of the counts, a missing class counted once: the prior of preset ``release``, (C,) to (C,) float32."""
     counts = class_counts.clamp_min(1).float()
-    return (counts + 1e-7).log()
+    return (counts + 1e-7).log()  # the release's; only a count of 1 feels it (methods.md 2)
 
 
 def calibrated_logits(logits: Tensor, log_prior: Tensor, *, prior_weight: float = 1.0) -> Tensor:
-    """logits + prior_weight * log_prior: (N, C) and (C,) to a new (N, C).
-
-    This is CalFAT's calibration, and LogitAdj (Menon et al. 2020) with tau = prior_weight.
-    """
+    """CalFAT's calibration, and LogitAdj (Menon et al. 2020) with tau = prior_weight: (N, C) and (C,) to (N, C)."""
     return logits + prior_weight * log_prior
 
 

@@ -61,11 +61,9 @@ class RoBalLoss(ClientLoss):
 class RoBal(LossModifier):
     """Replaces the last layer by a cosine classifier, and the classification loss by RoBal's."""
 
-    def __init__(self, options: RoBalOptions) -> None:
-        self.options = options
+    options: RoBalOptions
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Replace ``model.classifier`` in place; returns the model."""
         from torch import nn
 
         linear = getattr(model, "classifier", None)
@@ -83,16 +81,7 @@ class RoBal(LossModifier):
 
 
 def cosine_logits(features: Tensor, weight: Tensor, gamma: float) -> Tensor:
-    """RoBal's classifier: cos_k = <w_k, h> / ((||w_k|| + gamma) ||h||), no bias, scale 1.
-
-    Args:
-        features: (N, D), h, input of the classifier. An all-zero h gives zero logits.
-        weight: (C, D), rows w_k.
-        gamma: keeps the scale of small weights in the game.
-
-    Returns:
-        (N, C) in (-1, 1).
-    """
+    """RoBal's classifier: cos_k = <w_k, h> / ((||w_k|| + gamma) ||h||), no bias, scale 1; 0 for an all-zero h."""
     directions = weight / (weight.norm(dim=1, keepdim=True) + gamma)
     unit_features = features / features.norm(dim=1, keepdim=True).clamp_min(1e-12)
     cosines: Tensor = unit_features @ directions.T

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from calfat_plugin.errors import DataError, OptionError
+from calfat_plugin.errors import DataError
 
 IndexArray = npt.NDArray[np.int64]
 """Positions in the training set, shape (num_examples of one client,)."""
@@ -31,28 +31,11 @@ def dirichlet(
     even share of all examples gets none of the next class; the whole deal is repeated until every client holds
     ``min_size`` examples. This is the "noniid-labeldir" of NIID-Bench (Li et al. 2022, arXiv 2102.02079), with its
     random stream consumed in exactly the same order, so that seed 2021 gives the partition of the CalFAT release.
-
-    Args:
-        labels: (N,) class ids 0..C-1 in data set order.
-        num_clients: how many clients share the data, >= 1.
-        alpha: concentration > 0; the paper's beta. Small means few classes a client.
-        seed: 0 .. 2**32 - 1.
-        min_size: fewest examples a client may hold, >= 0.
-        max_tries: deals before giving up, >= 1.
-        balanced: whether a client that holds its even share gets no more.
+    ``alpha`` is the concentration, the paper's beta: small means few classes a client.
     """
-    checked = _checked_labels(labels)
-    if not 0 < alpha < np.inf:
-        raise OptionError(f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1.")
-    if min_size < 0 or max_tries < 1:
-        raise OptionError(
-            f"dirichlet partition: min_size is {min_size} and max_tries {max_tries}; "
-            "expected min_size 0 or more and max_tries 1 or more."
-        )
-    _check_clients(len(checked), num_clients, min_size)
-    rng = _random_state(seed)
-    by_class = [np.flatnonzero(checked == label) for label in range(int(checked.max()) + 1)]
-    share = len(checked) / num_clients if balanced else None
+    array, rng = _checked(labels, num_clients, min_size), np.random.RandomState(seed)
+    by_class = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
+    share = len(array) / num_clients if balanced else None
     best = 0
     for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
         parts = _deal(by_class, num_clients, alpha, rng, share=share)
@@ -64,7 +47,7 @@ def dirichlet(
         best = max(best, smallest)
     raise DataError(
         f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
-        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; in the best try one "
+        f"{min_size} of the {len(array)} examples (alpha {alpha}, seed {seed}; in the best try one "
         f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of clients."
     )
 
@@ -72,27 +55,16 @@ def dirichlet(
 def dirichlet_plain(
     labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 1, max_tries: int = 1000
 ) -> list[IndexArray]:
-    """Label skew by Dirichlet draws as the CalFAT paper words it, without balancing.
-
-    Client i gets the drawn share p_i of every class, so clients differ much more in size than with
-    :func:`dirichlet`. Same arguments, errors and use of the random stream as there.
-    """
+    """Dirichlet shares as the CalFAT paper words them, without balancing: clients differ much more in size."""
     return dirichlet(
         labels, num_clients, alpha=alpha, seed=seed, min_size=min_size, max_tries=max_tries, balanced=False
     )
 
 
 def iid(labels: npt.ArrayLike, num_clients: int, *, seed: int) -> list[IndexArray]:
-    """Deal all examples out at random; sizes differ by at most one.
-
-    Args:
-        labels: (N,) class ids; only their number matters.
-        num_clients: 1 .. N.
-        seed: 0 .. 2**32 - 1.
-    """
-    checked = _checked_labels(labels)
-    _check_clients(len(checked), num_clients, min_size=1)
-    order = _random_state(seed).permutation(len(checked)).astype(np.int64)
+    """Deal all examples out at random; sizes differ by at most one."""
+    num_examples = len(_checked(labels, num_clients, min_size=1))
+    order = np.random.RandomState(seed).permutation(num_examples).astype(np.int64)
     return [part.copy() for part in np.array_split(order, num_clients)]
 
 
@@ -101,22 +73,13 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
 
     A client therefore sees about k classes (McMahan et al. 2017, section 3, used k = 2). There are num_clients * k
     shards; the remainder of the division, less than one example a shard, is left out.
-
-    Args:
-        labels: (N,) class ids.
-        num_clients: >= 1.
-        k: shards a client, >= 1.
-        seed: 0 .. 2**32 - 1.
     """
-    checked = _checked_labels(labels)
-    if k < 1:
-        raise OptionError(f"label<k> partition: k is {k}; expected the number of shards per client, 1 or more.")
-    _check_clients(len(checked), num_clients, min_size=k)
+    array = _checked(labels, num_clients, min_size=k)
     shard_count = num_clients * k
-    shard_size = len(checked) // shard_count
-    by_label = np.argsort(checked, kind="stable").astype(np.int64)
+    shard_size = len(array) // shard_count
+    by_label = np.argsort(array, kind="stable").astype(np.int64)
     shards = by_label[: shard_count * shard_size].reshape(shard_count, shard_size)
-    dealt = _random_state(seed).permutation(shard_count).reshape(num_clients, k)
+    dealt = np.random.RandomState(seed).permutation(shard_count).reshape(num_clients, k)
     return [shards[mine].reshape(-1) for mine in dealt]
 
 
@@ -145,18 +108,6 @@ def _deal(
     return [np.concatenate(hand) for hand in hands]
 
 
-def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(
-            f"cannot partition labels of shape {array.shape} and type {array.dtype}: "
-            "expected one integer class id per example."
-        )
-    if array.min() < 0:
-        raise DataError(f"cannot partition labels with the negative class id {array.min()}: class ids start at 0.")
-    return array.astype(np.int64)
-
-
 def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
     """Data that lies with the parties cannot be split by one of them."""
     raise DataError(
@@ -164,17 +115,12 @@ def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
     )
 
 
-def _check_clients(num_examples: int, num_clients: int, min_size: int) -> None:
-    if num_clients < 1:
-        raise OptionError(f"cannot partition among {num_clients} clients: expected 1 or more.")
-    if num_clients * min_size > num_examples:
+def _checked(labels: npt.ArrayLike, num_clients: int, min_size: int) -> IndexArray:
+    """The labels, of which there must be enough; their range and the options' are checked where they are read."""
+    array = np.asarray(labels, dtype=np.int64)
+    if num_clients * min_size > len(array):
         raise DataError(
-            f"cannot give {num_clients} clients at least {min_size} each of {num_examples} "
-            "training examples. Lower the number of clients or take a larger data set."
+            f"cannot give {num_clients} clients at least {min_size} each of {len(array)} training examples. Lower the "
+            "number of clients or take a larger data set."
         )
-
-
-def _random_state(seed: int) -> np.random.RandomState:
-    if not 0 <= seed < 2**32:
-        raise OptionError(f"partition seed is {seed}; expected 0 to {2**32 - 1}.")
-    return np.random.RandomState(seed)
+    return array

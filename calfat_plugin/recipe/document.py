@@ -9,17 +9,19 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.options import describe, quoting_hint
+from calfat_plugin.options import describe, parse_options, quoting_hint, to_plain
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.shipped import located
 from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
 
+T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
 NORM: KeyPath = ("calfat", "threat", "norm")
 EPS: KeyPath = ("calfat", "threat", "eps")
@@ -89,6 +91,37 @@ class Document:
         """Whether the recipe has a value at ``path``."""
         parent = self.get(path[:-1])
         return isinstance(parent, Mapping) and path[-1] in parent
+
+    def section(self, path: KeyPath, expected: str = "a section of keys and values") -> Mapping[str, Any]:
+        """The section at ``path``; empty where the recipe leaves it out. ``expected`` is for the message."""
+        value = self.get(path)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(path, f"got {describe(value)}, expected {expected}.")
+        return value
+
+    def options(
+        self,
+        path: KeyPath,
+        config: type[T],
+        raw: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
+        also: tuple[str, ...] = (),
+        owner: str = "",
+    ) -> T:
+        """The options of type ``config`` at ``path``; ``raw``: their values, where they are not all that is there.
+
+        ``given`` are the values of its further keys, ``also`` further keys that are read elsewhere.
+        """
+        return parse_options(
+            config,
+            self.section(path) if raw is None else raw,
+            owner=owner or f"section '{path[-1] if isinstance(path[-1], str) else dotted(path)}'",
+            fail=lambda below, complaint: self.error((*path, *below), complaint),
+            also=(*(given or {}), *also),
+            given=given,
+        )
 
     def with_value(self, path: KeyPath, value: Any, place: str) -> Document:
         """A copy that holds ``value`` at ``path``; missing sections on the way are created."""
@@ -179,6 +212,26 @@ def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
     if not isinstance(data, dict):
         raise RecipeError(f"{file}: found {describe(data)} at the top, expected {kind.top}.")
     return Document(file, data, {**builder.places, (): file})
+
+
+def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
+    """A copy of a Python value as the recipe ``file`` could have it."""
+    if len(path) > _MAX_DEPTH:
+        raise _error_at(file, path[:1], _TOO_DEEP)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _error_at(file, path, f"the key {describe(key)} is not a text.{quoting_hint(key)}")
+        return {str(key): from_python(item, file, (*path, str(key))) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [from_python(item, file, (*path, index)) for index, item in enumerate(value)]
+    value = to_plain(value)
+    for kind in (bool, int, float, str):  # also where it is a subclass, such as numpy's, which no file could hold
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or isinstance(value, date):
+        return value
+    raise _error_at(file, path, f"got {describe(value)}, expected a number, a text, a list or a mapping.")
 
 
 def _parse_value(text: str, path: KeyPath, place: str) -> Any:

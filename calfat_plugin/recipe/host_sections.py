@@ -11,7 +11,6 @@ from calfat_plugin.options import describe, describe_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.keys import Section, keys_of
-from calfat_plugin.recipe.sections import options_at, section_at
 
 _KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
 _OURS = (*_KEYS, "calfat")
@@ -76,8 +75,8 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
     useless = [path for name in document.data if name != "calfat" for path in _without_effect(document, name)]
     typed: dict[str, Any] = {}
     for name, config in schema.HOST_SECTIONS.items():
-        known = {key: value for key, value in section_at(document, (name,)).items() if key in _KEYS[name]}
-        typed[name] = options_at(document, (name,), config, known)
+        known = {key: value for key, value in document.section((name,)).items() if key in _KEYS[name]}
+        typed[name] = document.options((name,), config, known)
     optimizer = typed["train_args"].federated_optimizer
     if reason := _REFUSED_OPTIMIZERS.get(optimizer.lower()):
         path: KeyPath = ("train_args", "federated_optimizer")
@@ -111,7 +110,7 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
         refuse_misplaced(document, (name,))
         if hint := did_you_mean(name, _OURS, cutoff=_MISSPELT):
             raise document.error((name,), f"there is no such section.{hint}")
-    section = section_at(document, (name,))
+    section = document.section((name,))
     # null and false ask for nothing: they are the defaults of all our keys that take them.
     asked = [key for key, value in section.items() if value is not None and value is not False]
     for key in asked:

@@ -23,7 +23,6 @@ from calfat_plugin.disk import expanded, read_bytes
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.recipe.sections import options_at, section_at
 
 PLUGINS: KeyPath = ("calfat", "plugins")
 _MAX_BYTES = 1_000_000  # what goes beyond is no program that somebody wrote
@@ -134,8 +133,8 @@ class PluginFile:
 def plugin_files(document: Document) -> dict[str, PluginFile]:
     """Module name to plugin file, as ``calfat.plugins`` of a recipe lists them."""
     found = {}
-    for name in section_at(document, PLUGINS, "a section of plugin files, by module name"):
-        options = options_at(document, (*PLUGINS, name), PluginFileOptions)
+    for name in document.section(PLUGINS, "a section of plugin files, by module name"):
+        options = document.options((*PLUGINS, name), PluginFileOptions)
         path = expanded(options.file).absolute()
         if path.name != f"{name}.py" or not name.isidentifier():
             raise document.error(

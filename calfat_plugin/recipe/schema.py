@@ -291,7 +291,9 @@ class ClientGroup:
 
 @dataclass(frozen=True)
 class CalfatSection:
-    """``calfat``: what is trained and measured, and how. Each key of the section is a field here and nowhere else."""
+    """``calfat``: what is trained and measured, and how."""
+
+    # Each key of the section is a field here and nowhere else.
 
     name: str | None = option(None, help="name of the runs of this recipe and of their folder; null: the file's name")
     trainer: Plugin[entries.TrainerEntry] = key(

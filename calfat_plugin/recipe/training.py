@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from calfat_plugin.errors import OptionError
 from calfat_plugin.options import option
-from calfat_plugin.recipe.document import Document, dotted
 
 COSINE = "cosine"  # the schedule that depends on the number of rounds
 
@@ -51,6 +50,30 @@ class TrainArgs:
         None, low=0, open_low=True, help="clip the gradient of each step to this L2 norm over all parameters; null: no"
     )
 
+    def __post_init__(self) -> None:
+        wrong: dict[str, str] = {}
+        if (self.client_num_per_round or 0) > self.client_num_in_total:
+            wrong["client_num_per_round"] = (
+                f"got {self.client_num_per_round} clients per round, but there are only {self.client_num_in_total} in "
+                "total (train_args.client_num_in_total)."
+            )
+        if self.nesterov and self.client_optimizer != "sgd":
+            wrong["nesterov"] = f"got true, but client_optimizer is {self.client_optimizer}, not sgd. Remove one."
+        elif self.nesterov and not self.momentum:
+            wrong["nesterov"] = "got true, but momentum is 0. Raise train_args.momentum, or remove the key."
+        if self.lr_schedule == "step" and self.lr_step_size is None:
+            wrong["lr_schedule"] = "got step without lr_step_size, the rounds between two steps. Add lr_step_size: 30."
+        if self.learning_rate_min > self.learning_rate:
+            most = f"no more than train_args.learning_rate, {self.learning_rate:g}"
+            wrong["learning_rate_min"] = f"got {self.learning_rate_min:g}, expected {most}."
+        if self.warmup_rounds >= self.comm_round:
+            wrong["warmup_rounds"] = (
+                f"got {self.warmup_rounds}, but the run has {self.comm_round} rounds (train_args.comm_round), so none "
+                "of them would have the whole learning rate. Lower it, or raise comm_round."
+            )
+        for key, text in wrong.items():
+            raise OptionError(text, (key,))
+
     def learning_rate_of(self, round: int) -> float:
         """The learning rate of a round, as PyTorch's schedulers have it with one step a round.
 
@@ -61,7 +84,7 @@ class TrainArgs:
         if past < 0:
             return self.learning_rate * round / (self.warmup_rounds + 1)
         if self.lr_schedule == "step":
-            assert self.lr_step_size is not None  # check_training
+            assert self.lr_step_size is not None  # __post_init__
             return self.learning_rate * self.lr_decay_rate ** (past // self.lr_step_size)
         if self.lr_schedule == COSINE:
             left = (1 + math.cos(math.pi * past / (self.comm_round - self.warmup_rounds))) / 2
@@ -72,43 +95,6 @@ class TrainArgs:
     def has_schedule(self) -> bool:
         """Whether the learning rate depends on the round."""
         return self.lr_schedule != "constant" or self.warmup_rounds > 0
-
-
-def check_training(document: Document, train: TrainArgs, warnings: list[str]) -> None:
-    """Refuse values of ``train_args`` that contradict each other; warn of each that another key makes useless."""
-    for key, complaint in _contradictions(train):
-        raise document.error(("train_args", key), complaint)
-    for key, needed in useless(train):
-        path = ("train_args", key)
-        warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: it needs {needed}.")
-
-
-def _contradictions(train: TrainArgs) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong with its value beside the others)."""
-    if (train.client_num_per_round or 0) > train.client_num_in_total:
-        yield (
-            "client_num_per_round",
-            f"got {train.client_num_per_round} clients per round, but there are only {train.client_num_in_total} in "
-            "total (train_args.client_num_in_total).",
-        )
-    if train.nesterov and train.client_optimizer != "sgd":
-        yield "nesterov", f"got true, but client_optimizer is {train.client_optimizer}, not sgd. Remove one of the two."
-    if train.nesterov and not train.momentum:
-        yield "nesterov", "got true, but momentum is 0. Raise train_args.momentum, or remove the key."
-    if train.lr_schedule == "step" and train.lr_step_size is None:
-        yield "lr_schedule", "got step without lr_step_size, the rounds between two steps. Add it: lr_step_size: 30."
-    if train.learning_rate_min > train.learning_rate:
-        yield (
-            "learning_rate_min",
-            f"got {train.learning_rate_min:g}, expected no more than train_args.learning_rate, "
-            f"{train.learning_rate:g}.",
-        )
-    if train.warmup_rounds >= train.comm_round:
-        yield (
-            "warmup_rounds",
-            f"got {train.warmup_rounds}, but the run has {train.comm_round} rounds (train_args.comm_round), so none of "
-            "them would have the whole learning rate. Lower it, or raise comm_round.",
-        )
 
 
 def useless(train: TrainArgs) -> list[tuple[str, str]]:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 5.0  # inches: 360 points, so a point is about a pixel on a phone
-_TALL = 3.7  # inches; taller ones are placed beside two others
 _TITLE_HEIGHT, _LEGEND_ROW = 0.3, 0.19  # inches added to the chart's own height
 _LEGEND_CHARACTERS, _KEY_CHARACTERS = 52, 6  # what fits on a row of the legend, and the width of a key
 #: Ending of each file beside a page, to how it is saved: without a date, so that the same figure gives the same file.
@@ -62,8 +61,6 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure to draw."""
-
     name: str  # file name without ending, unique on a page
     title: str  # what it shows, in a few words
     caption: str  # what is seen in it, in a sentence or two; printed below it, and read out by screen readers
@@ -73,11 +70,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure on a page; ``source`` is its SVG as a data URI, ``tall`` asks for the room of two."""
+    """A figure on a page; ``source`` is its SVG as a data URI."""
 
     title: str
     caption: str
-    tall: bool
     source: str
 
 
@@ -100,7 +96,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
                 figure.savefig(folder / f"{chart.name}.{ending}", facecolor="white", **how)
                 figure.set_layout_engine(None)  # the first one's layout stays: finding it again costs a draw each
     source = f"data:image/svg+xml;base64,{base64.b64encode(inline.getvalue()).decode()}"
-    return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
+    return Drawing(chart.title, chart.caption, source)
 
 
 def drawn(charts: Iterable[Chart | None], folder: Path) -> list[Drawing]:
@@ -172,7 +168,7 @@ class Line:
 def learning_curves(run: RunFiles) -> Chart | None:
     """Accuracy of the global model under every monitored evaluator, round by round."""
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
-    if all(len(line.points) < 2 for line in lines):  # one point is a number, and tables are better at those
+    if not lines:
         return None
     last = [f"{line.name} {percent(line.points[-1][1])}" for line in lines]
     caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
@@ -188,16 +184,20 @@ def learning_curves(run: RunFiles) -> Chart | None:
     return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
 
 
+def curve(run: RunFiles, column: str, name: str, title: str, caption: str, y_label: str) -> Chart | None:
+    """One column of ``rounds.csv``, round by round."""
+    points = run.curve(column)
+    last = f" Last round: {points[-1][1]:.4g}." if points else ""
+    return line_chart(name, title, caption + last, [Line(y_label, 0, points)], y_label)
+
+
 def heterogeneity(run: RunFiles) -> Chart | None:
     """s^2 of the CalFAT paper, section 3.2, round by round."""
-    points = run.curve("heterogeneity")
-    if len(points) < 2:
-        return None
     caption = (
         "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
-        f"to their mean, over trainable parameters, over clients less one. Last round: {points[-1][1]:.3g}."
+        "to their mean, over trainable parameters, over clients less one."
     )
-    return line_chart("heterogeneity", "Heterogeneity s²", caption, [Line("s²", 0, points)], "s²")
+    return curve(run, "heterogeneity", "heterogeneity", "Heterogeneity s²", caption, "s²")
 
 
 def losses(run: RunFiles) -> Chart | None:
@@ -208,7 +208,7 @@ def losses(run: RunFiles) -> Chart | None:
         for number, loss in run.curve(column):
             by_round.setdefault(number, {})[column] = loss
     kept = {number: losses for number in sorted(by_round) if (losses := plausible_losses(by_round[number]))}
-    if len(run.rounds) < 2 or not kept:
+    if not kept:
         return None
     mean = [(number, sum(losses.values()) / len(losses)) for number, losses in kept.items()]
     band = [(number, min(losses.values()), max(losses.values())) for number, losses in kept.items()]
@@ -221,23 +221,20 @@ def losses(run: RunFiles) -> Chart | None:
 
 def learning_rate(run: RunFiles) -> Chart | None:
     """The clients' learning rate, round by round, where it changes."""
-    points = run.curve("learning_rate")
-    if len({rate for _, rate in points}) < 2:
+    if len({rate for _, rate in run.curve("learning_rate")}) < 2:
         return None
-    caption = f"Of the clients' optimisers, as the recipe has it. Last round: {points[-1][1]:.3g}."
-    return line_chart("learning_rate", "Learning rate", caption, [Line("learning rate", 0, points)], "learning rate")
+    caption = "Of the clients' optimisers, as the recipe has it."
+    return curve(run, "learning_rate", "learning_rate", "Learning rate", caption, "learning rate")
 
 
-def own_metrics(run: RunFiles) -> list[Chart]:
+def own_metrics(run: RunFiles) -> list[Chart | None]:
     """What plugins measured beside loss and accuracy, round by round: a chart each."""
+    by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
     charts = []
     for index, column in enumerate(name for name in run.metrics if not name.startswith("group/")):
-        points, (where, _, name) = run.curve(column), column.rpartition("/")
-        by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
-        caption = f"{by.get(where, f'Measured by the evaluator {where}.')} Last round: {points[-1][1]:.4g}."
-        if len(points) > 1:
-            title = column.replace("_", " ")
-            charts.append(line_chart(f"metric-{index}", title, caption, [Line(name, 0, points)], name))
+        where, _, name = column.rpartition("/")
+        caption = by.get(where, f"Measured by the evaluator {where}.")
+        charts.append(curve(run, column, f"metric-{index}", column.replace("_", " "), caption, name))
     return charts
 
 
@@ -260,10 +257,10 @@ def compared(
             mean = [(number, mean) for number, mean, _ in stats]
             band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
             lines.append(Line(group, index, mean, band))
-    if all(len(line.points) < 2 for line in lines):
-        return None
     shown = percent if percentages else "{:.3g}".format
     ends = {line.name: line.points[-1] for line in lines if line.points}
+    if not ends:
+        return None
     last = {number for number, _ in ends.values()}
     when = (lambda number: "") if len(last) == 1 else " (round {})".format  # an unfinished run is behind the others
     each = ", ".join(f"{group} {shown(value)}{when(number)}" for group, (number, value) in ends.items())
@@ -283,8 +280,13 @@ def line_chart(
     percentages: bool = False,
     x_label: str = "round",
     ticks: Mapping[str, float] | None = None,
-) -> Chart:
-    """A chart of lines, each with an optional band; one line over rounds has no legend."""
+) -> Chart | None:
+    """A chart of lines, each with an optional band; one line over rounds has no legend.
+
+    None where no line has two points: one is a number, and tables are better at those.
+    """
+    if all(len(line.points) < 2 for line in lines):
+        return None
     factor = 100.0 if percentages else 1.0
 
     def draw(figure: Figure) -> None:
@@ -341,7 +343,6 @@ def bar_chart(
     indexes: Mapping[str, int] | None = None,
     percentages: bool = False,
 ) -> Chart:
-    """Panels of bars on one scale."""
     few = len(names) <= _NAMED
 
     def draw(figure: Figure) -> None:
@@ -380,7 +381,9 @@ def final_per_class(run: RunFiles) -> Chart | None:
     worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
     shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
     caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
-    for low, high in _extremes(worst["per_class"], run.class_names):
+    known = [(v, name) for v, name in zip(worst["per_class"], run.class_names, strict=True) if v is not None]
+    if known:
+        low, high = (f"{percent(value)} ({name})" for value, name in (min(known), max(known)))
         caption += f"Under {worst['label']} from {low} to {high}."
     values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
@@ -388,14 +391,6 @@ def final_per_class(run: RunFiles) -> Chart | None:
     return bar_chart(
         "per_class", "Accuracy per class", caption, values, names, "class", indexes=indexes, percentages=True
     )
-
-
-def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The worst and the best class in words; nothing where no class has examples."""
-    known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
-    if known:
-        low, high = (f"{percent(value)} ({name})" for value, name in (min(known), max(known)))
-        yield low, high
 
 
 def label_distribution(run: RunFiles, name: str = "label_distribution", of: str = "") -> Chart | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
+from calfat_plugin.experiment.resuming import PLUGIN_PLACE, comparable
 from calfat_plugin.recipe.clients import CHOOSING
 
 _NOT_A_SETTING = (

@@ -60,7 +60,6 @@ class Group:
 
     @property
     def finished(self) -> int:
-        """How many of its seeds are."""
         return sum(run.finished for run in self.runs)
 
     def score(self, metric: str) -> Score:
@@ -166,7 +165,9 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     and what was reported.
     """
     found = {group.name: group.columns(suite.headings) for group in groups}
-    columns = _columns(list(found.values()), suite.headings)
+    labels = dict.fromkeys((*suite.headings, *(label for of in found.values() for label in of)))
+    measures = [of[label] for label in labels for of in found.values() if label in of]
+    columns = titles(measures, lambda label: suite.headings.get(label, label))
     alike: dict[str, list[Group]] = {}  # what sets a problem apart from the others, to the groups that solve it
     problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
     for problem, group in zip(problems, groups, strict=True):
@@ -200,20 +201,15 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     }
 
 
-def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, str]) -> dict[Measure, str]:
-    """Every measure with its heading: those that a suite has headings for first, in its order."""
-    labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
-    found = [of[label] for label in labels for of in measured if label in of]
-    return titles(found, lambda label: headings.get(label, label))
-
-
 def _rows(
     block: Sequence[Group], columns: Sequence[Measure], measured: Mapping[str, Mapping[str, Measure]]
 ) -> list[dict[str, Any]]:
     """A row a setting, its scores compared with those of the others."""
     found = {}
     for column in columns:
-        own = [group for group in block if _is_in(column, columns, measured[group.name])]
+        # Without a measurement, a setting belongs in the first column of its label.
+        first = next(other for other in columns if other.label == column.label)
+        own = [group for group in block if column == measured[group.name].get(column.label, first)]
         scores = {group.name: group.score(column.label) for group in own}
         # Of some figures less is better.
         found[column] = with_rivals(scores) if all(score.is_accuracy for score in scores.values()) else scores
@@ -241,11 +237,6 @@ def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
     }
 
 
-def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]) -> bool:
-    """Whether a setting belongs in a column; without a measurement, in the first one of its label."""
-    return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +254,7 @@ def comparison_page(
         for group in groups
         for run in group.runs
     }
-    differ, shown = differences(groups), groups[:_SIDE_BY_SIDE]
+    differ, every, shown = differences(groups), list(map(highlights, runs)), groups[:_SIDE_BY_SIDE]
     strips = read_strips([group.runs[0].path for group in shown], runs[0].class_names)
     images = some(rows=_image_by_image(groups), strips=strips)
     return render_page(
@@ -279,7 +270,7 @@ def comparison_page(
             "labels": drawn(_distributions(groups), figures),
             "images": images and {**images, "names": [group.name for group in shown]},
             "settings": differ and {"names": [group.name for group in groups], "rows": differ},
-            "recipe": _common(runs),
+            "recipe": {term: value for term, value in every[0].items() if all(value == of.get(term) for of in every)},
             "versions": environment(runs[-1]),
             "citations": citations(runs),
         },
@@ -383,9 +374,3 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
         )
         for number, (run, name) in enumerate(zip(seen.values(), names, strict=True), start=1)
     ]
-
-
-def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
-    """The highlights that all runs share."""
-    every = list(map(highlights, runs))
-    return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

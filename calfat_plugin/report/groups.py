@@ -57,14 +57,12 @@ def ranges(ids: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, ends)) for ends in found)
 
 
-def group_curves(run: RunFiles) -> list[Chart]:
+def group_curves(run: RunFiles) -> list[Chart | None]:
     """What ``rounds.csv`` has of groups, round by round: a chart each, with a line a group."""
-    charts = []
+    charts: list[Chart | None] = []
     for what, words in _WORDS.items():
         found = [(name, run.curve(f"group/{name}/{what}")) for name in run.recipe.group_names]
         lines = [Line(name, index, points) for index, (name, points) in enumerate(found) if points]
-        if all(len(line.points) < 2 for line in lines):
-            continue
         last = ", ".join(f"{line.name} {line.points[-1][1]:.3g}" for line in lines)
         caption = f"Mean over each group's clients of a round. Last: {last}."
         if what == "update_cosine":

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from calfat_plugin.experiment.compare import flat
+from calfat_plugin.experiment.resuming import flat
 from calfat_plugin.options import options_to_plain
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.report.comparability import settings_of
@@ -100,7 +100,6 @@ def difference(group: ClientGroup, run: Recipe) -> str:
 
 
 def headline(run: RunFiles) -> str:
-    """The run in a sentence."""
     recipe = run.recipe
     in_groups = f" ({listing(recipe.group_names)})" if recipe.clients else ""
     return (

@@ -51,13 +51,12 @@ def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str,
     """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``."""
     alike: dict[str, list[str]] = {}
     for heading, evaluations in found:
-        alike.setdefault(listing(list(dict.fromkeys(_examples(*one) for one in evaluations))), []).append(heading)
+        texts: dict[str, None] = {}
+        for run, evaluation in evaluations:
+            number, most = evaluation.get("num_examples") or 0, _most(run)
+            texts[f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"] = None
+        alike.setdefault(listing(list(texts)), []).append(heading)
     return ", ".join(f"{listing(headings)} on {examples}" for examples, headings in alike.items())
-
-
-def _examples(run: RunFiles, evaluation: Mapping[str, Any]) -> str:
-    number, most = evaluation.get("num_examples") or 0, _most(run)
-    return f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"
 
 
 def _most(run: RunFiles) -> int:
@@ -72,18 +71,20 @@ def accuracy_title(label: str, headings: Mapping[str, str]) -> str:
 
 
 def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Measure, str]:
-    """Each measure's title, with what sets it apart from others of its label: ``PGD-20 (examples 32)``."""
-    found = list(dict.fromkeys(measures))
-    return {measure: title(measure.label) + _apart(measure, found) for measure in found}
+    """Each measure's title, with what sets it apart from others of its label: ``PGD-20 (examples 32)``.
 
-
-def _apart(measure: Measure, among: Iterable[Measure]) -> str:
-    """The facts that others of the label do not share, and the number of examples unless it is all of them."""
-    alike, facts = [dict(other.facts) for other in among if other.label == measure.label], dict(measure.facts)
-    own = [key for key, value in facts.items() if any(other.get(key) != value for other in alike)]
-    if _EXAMPLES not in own and facts.get(_EXAMPLES, _ALL) != _ALL:
-        own.append(_EXAMPLES)
-    return f" ({', '.join(named(facts, [key]) for key in own)})" if own else ""
+    It is the facts that others of the label do not share, and the number of examples unless it is all of them.
+    """
+    found = {measure: dict(measure.facts) for measure in measures}
+    named_so = {}
+    for measure, facts in found.items():
+        alike = [other for each, other in found.items() if each.label == measure.label]
+        own = [key for key, value in facts.items() if any(other.get(key) != value for other in alike)]
+        if _EXAMPLES not in own and facts.get(_EXAMPLES, _ALL) != _ALL:
+            own.append(_EXAMPLES)
+        apart = f" ({', '.join(named(facts, [key]) for key in own)})" if own else ""
+        named_so[measure] = title(measure.label) + apart
+    return named_so
 
 
 def _pick(plugins: Iterable[Plugin[Any]], label: str) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
-from calfat_plugin.report.charts import Drawing
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 
@@ -38,16 +37,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.tests["last_alone"] = last_alone
     return environment.get_template(name)
-
-
-def last_alone(figures: Sequence[Drawing]) -> bool:
-    """Whether the last of some figures in two columns has no neighbour, so that the other column would stay empty."""
-    heights = [0, 0]
-    for figure in figures[:-1]:
-        heights[heights.index(min(heights))] += 2 if figure.tall else 1
-    return heights[0] == heights[1]
 
 
 def some(**parts: Any) -> dict[str, Any] | None:
@@ -74,7 +64,6 @@ def citations(runs: Sequence[RunFiles]) -> dict[str, str]:
 
 
 def environment(run: RunFiles) -> dict[str, Any] | None:
-    """Machine, plugins and versions."""
     found = run.environment
     if not found:
         return None

@@ -48,22 +48,18 @@ class RunFiles:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The recipe as plain values, by section."""
         return self.recipe.as_run()
 
     @property
     def name(self) -> str:
-        """The recipe's name."""
         return str(self.results.get("recipe") or self.path.resolve().parent.name)
 
     @property
     def finished(self) -> bool:
-        """Whether the final evaluation is there."""
         return bool(self.results)
 
     @property
     def evaluations(self) -> Sequence[Mapping[str, Any]]:
-        """The final evaluation, one entry an evaluator."""
         return self.results.get("evaluations") or ()
 
     @property
@@ -111,7 +107,6 @@ def _installed() -> Registry:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read one run directory."""
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
     recipe = assemble(read_document(path / RECIPE), _installed(), finished=True)
@@ -183,34 +178,24 @@ NO_SUITE = SuiteFiles("", (), {}, ())
 
 
 def read_suite(path: Path) -> SuiteFiles:
-    """Read ``suite.json`` in ``path``."""
+    """Read ``suite.json`` in ``path``, with how values were chosen, and which runs a page leaves out, in words."""
     found = _checked(path / SUITE, shapes.SUITE)
+    notes = [found["choose"]["how"]] if found.get("choose") else []
+    for cell in found.get("cells", ()) if notes else ():
+        if choice := cell.get("choice"):
+            notes.append(f"{cell['name']}: {choice['text'] or 'nothing is chosen yet'} (tried {choice['tried']}).")
+    # Such a run may have left no directory.
+    lost = sum(run.get("status") == "lost" for cell in found.get("cells", ()) for run in cell.get("runs", ()))
+    if lost:
+        what = "run whose training diverged; it counts" if lost == 1 else "runs whose training diverged; they count"
+        notes.append(f"Left out of the means: {lost} {what} as 0 in the suite's table.")
     return SuiteFiles(
         title=str(found.get("title") or ""),
         axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
-        notes=[*_choice_notes(found), *_lost_note(found)],
+        notes=notes,
     )
-
-
-def _choice_notes(found: Mapping[str, Any]) -> list[str]:
-    """A sentence on how values were chosen, and one on what each cell tried; nothing where none were."""
-    how = (found.get("choose") or {}).get("how")
-    choices = {str(cell["name"]): cell.get("choice") for cell in found.get("cells", ())}
-    told = [
-        f"{name}: {choice['text'] or 'nothing is chosen yet'} (tried {choice['tried']})."
-        for name, choice in choices.items()
-        if choice
-    ]
-    return [how, *told] if how else []
-
-
-def _lost_note(found: Mapping[str, Any]) -> list[str]:
-    """A sentence on runs that the suite's table counts and a page does not: such a run may have left no directory."""
-    lost = sum(run.get("status") == "lost" for cell in found.get("cells", ()) for run in cell.get("runs", ()))
-    what = "run whose training diverged; it counts" if lost == 1 else "runs whose training diverged; they count"
-    return [f"Left out of the means: {lost} {what} as 0 in the suite's table."] if lost else []
 
 
 def find_runs(path: Path) -> list[Path]:

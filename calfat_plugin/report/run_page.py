@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,10 @@ from calfat_plugin.rounds_csv import Column, columns_of
 
 def run_page(run: RunFiles, figures: Path) -> str:
     """HTML of one run's page; its figures are also written to ``figures``."""
+    facts = labels.highlights(run)
+    with suppress(RecipeError):  # of a backend that is not there any more
+        if runtime_of(run.recipe).is_unprotected:
+            facts["security"] = UNPROTECTED
     of_clients = (label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run))
     return render_page(
         "run.html",
@@ -78,7 +82,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 for title, rows in spending(run.profile)
             ],
             "recipe": {
-                "facts": labels.highlights(run) | ({"security": UNPROTECTED} if _is_unprotected(run) else {}),
+                "facts": facts,
                 "command": labels.command(run),
                 "text": public_recipe_text(run.recipe.document.data),
             },
@@ -88,26 +92,19 @@ def run_page(run: RunFiles, figures: Path) -> str:
     )
 
 
-def _is_unprotected(run: RunFiles) -> bool:
-    with suppress(RecipeError):  # of a backend that is not there any more
-        return runtime_of(run.recipe).is_unprotected
-    return True
-
-
 def _tiles(run: RunFiles) -> list[tuple[str, str]]:
     """(accuracy, evaluator) of the final model; without a final evaluation, of the last round that was monitored."""
     if run.evaluations:
-        most = max(e.get("num_examples") or 0 for e in run.evaluations)
-        return [(unbroken_percent(float(e["accuracy"])), _tile(e, most)) for e in run.evaluations]
+        numbers = [evaluation.get("num_examples") or 0 for evaluation in run.evaluations]
+        most = max(numbers)
+        fewer = [f", {number:,} of {most:,} images" if number < most else "" for number in numbers]
+        return [
+            (unbroken_percent(float(evaluation["accuracy"])), f"{evaluation['label']}{images}")
+            for evaluation, images in zip(run.evaluations, fewer, strict=True)
+        ]
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
     split = f"{run.recipe.data.monitored_split} split"
     return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
-
-
-def _tile(evaluation: Mapping[str, Any], most: int) -> str:
-    """The evaluator, and of how many images its number is where another's is of more."""
-    number = evaluation.get("num_examples") or 0
-    return f"{evaluation['label']}, {number:,} of {most:,} images" if number < most else str(evaluation["label"])
 
 
 def _final(run: RunFiles) -> dict[str, Any] | None:
@@ -134,8 +131,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         "validated": "validation_selected" in run.results,
         "attackers": ranges(run.partition.get("attackers") or ()),
         "worst": _worst(run),
-        "personal": _personal(run),
-        "measured": dict(map(_how, run.evaluations)),
+        "measured": {str(evaluation["label"]): _how(evaluation) for evaluation in run.evaluations},
     }
 
 
@@ -152,29 +148,19 @@ def _worst(run: RunFiles) -> list[tuple[str, str, list[str]]]:
     return rows
 
 
-def _personal(run: RunFiles) -> list[tuple[str, str, list[str]]]:
-    """What ``personalised`` found, a row for each model of its clients: natural and robust, mean and worst clients."""
-    columns = ("natural", "natural_worst", "robust", "robust_worst")
-    return [
-        (str(evaluation["label"]), whose, [bare_percent(found[f"{kind}_{column}"]) for column in columns])
-        for evaluation in run.evaluations
-        if "tuned_robust" in (found := evaluation.get("metrics") or {})
-        for kind, whose in (("own", "own models"), ("tuned", "global model, fine-tuned"))
-    ]
-
-
-def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
-    """(evaluator, figures beside its accuracy, settings and implementation)."""
+def _how(evaluation: Mapping[str, Any]) -> str:
+    """Figures beside an accuracy, the evaluator's settings, and its implementation."""
     figures = ((name, value) for name, value in (evaluation.get("metrics") or {}).items() if value is not None)
-    beside = ", ".join(f"{name} {value:.4g}" for name, value in figures)
     settings = (evaluation.get("settings") or {}).items()
-    known = ", ".join(f"{key} {labels.plain(value)}" for key, value in settings if value is not None)
-    by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
-    return str(evaluation["label"]), "; ".join(filter(None, (beside, known, by)))
+    parts = (
+        ", ".join(f"{name} {value:.4g}" for name, value in figures),
+        ", ".join(f"{key} {labels.plain(value)}" for key, value in settings if value is not None),
+        f"by {evaluation['implementation']}" if evaluation.get("implementation") else "",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def _rounds(run: RunFiles) -> dict[str, Any] | None:
-    """Every round in numbers."""
     if not run.rounds:
         return None
     columns = [column for column in columns_of(run.monitored, metrics=run.metrics) if column.page]
@@ -197,7 +183,6 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _counts(run: RunFiles) -> dict[str, Any] | None:
-    """The label distribution in numbers."""
     if not run.class_counts:
         return None
     rows = [
@@ -251,6 +236,19 @@ def trust_view(run: RunFiles, figures: Path) -> dict[str, Any] | None:
     if not content:
         return None
     verdict = content["verdict"]
+    tried = [(check["check"], row) for check in content["checks"] for row in check["rows"]]
+    rows = []
+    for check, row in tried:
+        evaluation = {
+            "label": f"{check}: {row['attack']}",
+            "accuracy": row["accuracy"],
+            "accuracy_release": row.get("left"),  # this table has it in the place of that one
+            "num_examples": row["examples"],
+            "seconds": row["seconds"],
+            "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
+        }
+        rows.append(evaluation_row(evaluation, picked=_is_of_picked(row)))
+    attacks = [row for _, row in tried]
     return {
         "verdict": verdict["text"],
         "sentence": verdict["sentence"],
@@ -259,31 +257,16 @@ def trust_view(run: RunFiles, figures: Path) -> dict[str, Any] | None:
         "round": content.get("round"),
         "examples": counted(content["examples"], "test image"),
         "finished": content["finished"],
-        "rows": list(_rows(content)),
-        "figures": drawn((_curve(content), _bars(content)), figures),
+        "rows": rows,
+        "figures": drawn((_curve(content, attacks), _bars(content, attacks)), figures),
         "strips": read_strips([run.path], run.class_names, f"trust.{EVIDENCE}"),
     }
 
 
-def _rows(content: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
-    """Check and attack, its budget, and its numbers."""
-    for check in content["checks"]:
-        for row in check["rows"]:
-            evaluation = {
-                "label": f"{check['check']}: {row['attack']}",
-                "accuracy": row["accuracy"],
-                "accuracy_release": row.get("left"),  # this table has it in the place of that one
-                "num_examples": row["examples"],
-                "seconds": row["seconds"],
-                "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
-            }
-            yield evaluation_row(evaluation, picked=_is_of_picked(row))
-
-
-def _curve(content: Mapping[str, Any]) -> Chart | None:
+def _curve(content: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Chart | None:
     """The attack on trial at every budget; None where there is one alone."""
     natural, norm = content["verdict"].get("natural"), content["threat"]["norm"]
-    points = [row for row in _attacks(content) if row["attack"] == content["attack"]]
+    points = [row for row in attacks if row["attack"] == content["attack"]]
     if natural is None:
         return None
     clean = {"label": NATURAL, "accuracy": natural, "settings": {}, "num_examples": content["examples"]}
@@ -294,9 +277,9 @@ def _curve(content: Mapping[str, Any]) -> Chart | None:
     return eps_chart("trust_curve", [clean, *attacked], "an honest one falls to 0")
 
 
-def _bars(content: Mapping[str, Any]) -> Chart | None:
+def _bars(content: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Chart | None:
     """What each attack at the budget leaves alone, and all of them together; None where there is none."""
-    rows = [row for row in _attacks(content) if row.get("left") is not None]
+    rows = [row for row in attacks if row.get("left") is not None]
     if not rows:
         return None
     usable = content["verdict"].get("usable", True)
@@ -314,7 +297,3 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
 def _is_of_picked(row: Mapping[str, Any]) -> bool:
     """Whether the attack had only images that were picked for being near to an error."""
     return row.get("of") not in (None, row["examples"])
-
-
-def _attacks(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [row for check in content["checks"] for row in check["rows"]]

@@ -117,31 +117,24 @@ SUITE = {
 
 
 def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
-    """Check a file's content."""
+    """Refuse a file's content that is something else; ``where``: its part, such as ``evaluations[0].accuracy``."""
     if isinstance(shape, list):
         if not isinstance(value, list):
             damaged(path, where, f"is {describe(value)}, expected a list")
         for index, item in enumerate(value):
             check_shape(item, shape[0], path, f"{where}[{index}]")
     elif isinstance(shape, Mapping):
-        _check_mapping(value, shape, path, where)
+        if not isinstance(value, Mapping):
+            damaged(path, where, f"is {describe(value)}, expected a mapping")
+        others = value.keys() - {key.removesuffix("?") for key in shape}
+        for key, of_key in shape.items():
+            for name in others if key == "*" else [key.removesuffix("?")]:
+                if name not in value and name == key:
+                    damaged(path, where, f"has no '{name}'")
+                if name in value and (value[name] is not None or not key.endswith("?")):
+                    check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
     elif not shape.holds(value):
         damaged(path, where, f"is {describe(value)}, expected {shape.wanted}")
-
-
-def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: str) -> None:
-    if not isinstance(value, Mapping):
-        damaged(path, where, f"is {describe(value)}, expected a mapping")
-    for key, of_key in shape.items():
-        name = key.removesuffix("?")
-        if key == "*":
-            continue
-        if name not in value and name == key:
-            damaged(path, where, f"has no '{name}'")
-        if name in value and not (value[name] is None and name != key):
-            check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
-    for name in value.keys() - {key.removesuffix("?") for key in shape} if "*" in shape else ():
-        check_shape(value[name], shape["*"], path, f"{where}.{name}".removeprefix("."))
 
 
 def damaged(path: Path, where: str, what: str) -> NoReturn:

@@ -175,7 +175,8 @@ class RunDirectory:
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
-            if not run.finished or _rounds_asked(recipe) < experiment.num_rounds:
+            rounds = read_document(recipe).get(("train_args", "comm_round")) if run.finished else 0
+            if not isinstance(rounds, int) or rounds < experiment.num_rounds:
                 return run
         if runs and cls.finished_too:
             return cls(runs[0].parent)
@@ -318,8 +319,3 @@ def first_difference(then: Any, now: Any) -> tuple[Any, Any]:
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         return next(first_difference(*pair) for pair in zip(then, now, strict=True) if pair[0] != pair[1])
     return then, now
-
-
-def _rounds_asked(recipe: Path) -> int:
-    rounds = read_document(recipe).get(("train_args", "comm_round"))
-    return rounds if isinstance(rounds, int) else 0

@@ -26,6 +26,7 @@ class Request:
     workers: int = 0  # that train a simulation's clients side by side; 0: this process trains them
     profile: bool = False
     overwrite: bool = False  # replaces a run in run_dir that has finished no round
+    page: bool = True  # whether the page is drawn when the run is finished
 
     def __post_init__(self) -> None:
         if self.overwrite and (self.resume or self.run_dir is None):

@@ -139,8 +139,9 @@ def run(
         observer.run_finished(result)
         listeners.run_finished(info, result)
 
-        page, said = partial(report.write_run_report, directory.path), ". The results are complete"
-        report.try_report(page, directory.path, warn, after=said, traceback=True)
+        if request.page:
+            page, said = partial(report.write_run_report, directory.path), ". The results are complete"
+            report.try_report(page, directory.path, warn, after=said, traceback=True)
     return result
 
 

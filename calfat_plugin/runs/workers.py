@@ -42,13 +42,23 @@ _PRELOADED = [
     "calfat_plugin.trainers.loop",
     "calfat_plugin.builtin",
 ]
-_FOR_US = (signal.SIGINT, signal.SIGHUP)
+FOR_US = (signal.SIGINT, signal.SIGHUP)
 _TO_CONNECT = 30  # seconds
 
 
 def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:
-    """What ``--workers`` means here."""
-    return min(asked_workers(text, option) or _fitting(experiment), experiment.clients_per_round)
+    """What ``--workers`` means here, at most the clients of a round.
+
+    :data:`AUTO` is one for each GPU that the recipe may use, else one for each share of the cores that
+    ``calfat.runtime.threads`` needs.
+    """
+    number = asked_workers(text, option)
+    if number is None and experiment.device.using_gpu:
+        import torch
+
+        number = torch.cuda.device_count() if torch.cuda.is_available() else None
+    cores = num_cores()
+    return min(number or max(1, cores // (experiment.runtime.threads or cores)), experiment.clients_per_round)
 
 
 def asked_workers(text: str, option: str = OPTION) -> int | None:
@@ -71,16 +81,6 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
             f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."
         )
-
-
-def _fitting(experiment: Experiment) -> int:
-    if experiment.device.using_gpu:
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.device_count()
-    cores = num_cores()
-    return max(1, cores // (experiment.runtime.threads or cores))
 
 
 def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
@@ -114,13 +114,13 @@ def running(
 # --- processes of this machine ----------------------------------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Begin to start workers: they import what they need while this process does."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+def prepare(modules: list[str] = _PRELOADED) -> None:
+    """Begin to start processes of our own: they import these modules while this process does something else."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     try:
         resource_tracker.ensure_running()  # it would let the signals through again
         # What a terminal sends reaches us alone, and we end the workers; they inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_US)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_US)
         try:
             forkserver.ensure_running()
         finally:
@@ -129,20 +129,25 @@ def prepare() -> None:
         raise _cannot_start(error) from None
 
 
-class _Pool(ProcessPoolExecutor):
-    """Starts its processes when tasks come, without the program that this process runs.
+@contextmanager
+def without_program() -> Iterator[None]:
+    """A process that is started meanwhile does not import the program that this one runs: a script would run again."""
+    program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
-    Python would import that in each of them, and so run a script again.
-    """
+
+class _Pool(ProcessPoolExecutor):
+    """Starts its processes when tasks come."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
-            return super().submit(fn, *args, **kwargs)
+            with without_program():
+                return super().submit(fn, *args, **kwargs)
         except (OSError, EOFError) as error:
             raise _cannot_start(error) from None
-        finally:
-            sys.modules["__main__"] = program
 
 
 @contextmanager

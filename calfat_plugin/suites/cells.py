@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,11 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.registry import Registry
+from calfat_plugin.results import RELEASE, measured
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import Setting, Suite
-from calfat_plugin.suites.record import Key, Recorded, digest, read_record
+from calfat_plugin.suites.record import Key, Recorded, digest, read_record, verdict_of
 from calfat_plugin.suites.schema import SEED_KEY, slug
 
 _SHOWN = 3  # changed runs that a message names
@@ -27,6 +28,7 @@ _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
 _LOST_WITH = "recipe "  # before the digest, in the first line of a mark
 
 State = Literal["new", "unfinished", "finished", "lost"]
+Status = State | Literal["failed", "interrupted", "elsewhere", "not tried"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,43 @@ class PlannedRun:
 
     @property
     def to_do(self) -> bool:
-        """Whether there is something left to run."""
         return self.state in ("new", "unfinished")
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Where a run is, or how it ended in this session."""
+
+    run: PlannedRun
+    # Elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
+    # round was finished; lost: a choice run failed, or the training of another run diverged, which are answers, too.
+    status: Status
+    message: str = ""  # what went wrong, for people
+    seconds: float = 0.0  # wall-clock time in this session
+    results: Mapping[str, Any] = field(default_factory=dict)  # ``results.json``, where a summary has read it
+
+    @property
+    def verdict(self) -> str:
+        """What ``calfat trust`` says of its model; empty where it was not asked."""
+        if self.status != "finished":
+            return ""
+        recorded = self.run.recorded
+        return verdict_of(self.run.directory, self.run.experiment) if recorded is None else recorded.verdict
+
+    def value(self, metric: str) -> float | None:
+        """What was measured: an accuracy, also by the release's convention or of the worst, or a plugin's figure."""
+        recorded = self.run.recorded
+        return measured(self.results, metric) if recorded is None else recorded.values.get(metric)
+
+    def accuracy(self, metric: str) -> float | None:
+        """The same, 0 where training diverged: else a method that diverges now and then would be shown by its good runs
+        alone."""
+        return 0.0 if self.status == "lost" else self.value(metric)
+
+    def num_examples(self, metric: str) -> int | None:
+        """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
+        label = metric.removesuffix(f":{RELEASE}")
+        return next((e.get("num_examples") for e in self.results.get("evaluations", ()) if e["label"] == label), None)
 
 
 def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]:
@@ -97,11 +134,24 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
     ended = (run for run in runs if marks[run.key] or run.key in rows)
     experiments = {id(run.experiment): run.experiment for run in ended}  # the seeds of a cell share it
     digests = {number: digest(experiment) for number, experiment in experiments.items()}
-    lost = {run.key for run in runs if marks[run.key] and marks[run.key] == digests[id(run.experiment)]}
-    rows = {key: row for key, row in rows.items() if key not in lost}
-    runs = tuple(dataclasses.replace(run, recorded=_row(run, rows, digests, record)) for run in runs)
-    states: list[tuple[State, str]] = [("lost", "") if run.key in lost else _state(run) for run in runs]
-    changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
+    found, changed = [], []
+    for run in runs:
+        here, row = RunDirectory(run.directory).recipe.exists(), rows.get(run.key)
+        now = digests.get(id(run.experiment), "")
+        if marks[run.key] and marks[run.key] == now:
+            found.append(dataclasses.replace(run, recorded=None, state="lost"))
+        elif row is None or here:
+            state, change = _state(run)
+            found.append(dataclasses.replace(run, recorded=None, state=state))
+            changed += [f"{run.directory}: {change}"] if change else []
+        elif row.recipe == now:
+            found.append(dataclasses.replace(run, recorded=row, state=row.state))
+        else:
+            raise RunError(
+                f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} "
+                f"then, {now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove that row "
+                "to run it again."
+            )
     if changed:
         more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         raise RunError(
@@ -110,7 +160,7 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
             + more
             + "\nUndo the change, or move these directories away to run the cells again."
         )
-    return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
+    return tuple(found)
 
 
 def mark_lost(run: PlannedRun, reason: str) -> None:
@@ -136,28 +186,9 @@ def _mark(run: PlannedRun) -> tuple[str, str]:
     return (first.removeprefix(_LOST_WITH), reason.strip()) if first.startswith(_LOST_WITH) else ("", "")
 
 
-def _row(
-    run: PlannedRun, rows: Mapping[Key, Recorded], digests: Mapping[int, str], record: Path | None
-) -> Recorded | None:
-    """The run's row, unless it is on this machine, too; ``digests`` are by the experiment's ``id``."""
-    row = rows.get(run.key)
-    if row is None or RunDirectory(run.directory).recipe.exists():
-        return None
-    now = digests[id(run.experiment)]
-    if row.recipe != now:
-        raise RunError(
-            f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} then, "
-            f"{now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove that row to run it "
-            "again."
-        )
-    return row
-
-
 def _state(run: PlannedRun) -> tuple[State, str]:
     """(state, what has changed since the run was started)."""
     directory, experiment = RunDirectory(run.directory), run.experiment
-    if run.recorded is not None:
-        return run.recorded.state, ""
     if not directory.recipe.exists() or not (directory.last_checkpoint.exists() or directory.worth_keeping()):
         return "new", ""
     try:
@@ -185,7 +216,6 @@ def _as_started(file: Path, text: str, registry: Registry) -> Mapping[str, Any]:
 def resolve(
     suite: Suite, registry: Registry, name: str, settings: Iterable[Setting], overrides: Sequence[str]
 ) -> Experiment:
-    """The recipe of a cell."""
     try:
         changes = [(setting.path, setting.value, setting.place) for setting in settings]
         shared = len(suite.settings)  # they come first

@@ -34,7 +34,6 @@ class Setting:
 
     @property
     def path(self) -> KeyPath:
-        """Where in the recipe."""
         return tuple(self.key.split("."))
 
     @property
@@ -59,12 +58,10 @@ class Suite(SuiteFile):
 
     @property
     def directory(self) -> Path:
-        """Where the tables go."""
         return SUITES_ROOT / self.name
 
     @property
     def runs_directory(self) -> Path:
-        """Where the run directories are."""
         return SUITES_ROOT / (self.runs or self.name)
 
     @property

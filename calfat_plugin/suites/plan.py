@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.document import Document, dotted
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
@@ -42,7 +43,6 @@ class SuitePlan:
 
     @property
     def left(self) -> tuple[PlannedRun, ...]:
-        """What is to run now."""
         return tuple(run for run in self.runs if run.to_do and run.cell.name in self.selected)
 
     @property
@@ -93,7 +93,11 @@ def make_plan(
         for cell in cells
         if suite.choose is not None and cell.experiment is not None
     }
-    cells = [_with_chosen(suite, registry, cell, choices.get(cell.name), overrides) for cell in cells]
+    for number, cell in enumerate(cells):
+        if (choice := choices.get(cell.name)) is not None and choice.best is not None:
+            settings = (*cell.settings, *choice.best.point)
+            experiment = resolve(suite, registry, cell.name, settings, overrides)
+            cells[number] = dataclasses.replace(cell, settings=settings, experiment=experiment)
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
     ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
     runs = [
@@ -120,16 +124,6 @@ def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
     """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line."""
     files = [text for text in overrides if text.strip().startswith(dotted(PLUGINS))]
     return Registry.for_recipe(suite.base_document.with_overrides(files))
-
-
-def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Tuning | None, overrides: Sequence[str]) -> Cell:
-    """The cell with its chosen values; as it was where nothing is chosen, or not yet."""
-    if choice is None or choice.best is None:
-        return cell
-    settings = (*cell.settings, *choice.best.point)
-    return dataclasses.replace(
-        cell, settings=settings, experiment=resolve(suite, registry, cell.name, settings, overrides)
-    )
 
 
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
@@ -178,39 +172,37 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
 
 
 def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
-    """Whether the runs of the cell with that name measure the suite's columns."""
+    """Refuse columns that the runs of the cell with that name do not measure."""
+
+    def refuse(key: KeyPath, what: str) -> NoReturn:
+        raise in_cell(suite.document.error(key, what), name, suite)
+
     accuracies = [pick.label for pick in experiment.evaluators]
     if experiment.evaluation.evidence_mb and sum(pick.name != "natural" for pick in experiment.evaluators) > 1:
         accuracies.append(WORST_CASE)
     measured = [*accuracies, *experiment.final_metrics]
     published = {label for cell in suite.reported.percent.values() for label in cell.percent}
     for label in suite.metrics:
-        if label in published and label in measured and label not in accuracies:
-            what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
-            raise in_cell(suite.document.error(("reported",), what), name, suite)
-        if label not in measured and (problem := _problem_of_metric(label, experiment, accuracies, measured)):
-            raise in_cell(suite.document.error(("metrics",), problem), name, suite)
+        before, _, worst = label.rpartition(":")
+        evaluator = evaluator_of(label)
+        if label in measured:
+            if label in published and label not in accuracies:
+                what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
+                refuse(("reported",), what)
+        elif before in accuracies and worst not in BESIDE:
+            refuse(
+                ("metrics",), f"got '{label}'; after the evaluator '{before}' and a colon, expected {listed(BESIDE)}."
+            )
+        elif worst == "worst-clients" and runtime_of(experiment).is_cross_silo:
+            what = f"'{label}' needs the labels of each client's examples, and across silos the server does not know "
+            refuse(("metrics",), f"{what}them. Remove it, or run the suite as a simulation.")
+        elif evaluator not in accuracies:
+            what = f"'{evaluator}' is not among the evaluators of the run: {listed(measured)}."
+            refuse(("metrics",), f"{what} Add it to calfat.evaluators.")
     for label in suite.compare.metrics if suite.compare is not None else ():
         if label in measured and label not in accuracies:
             what = f"'{label}' is no accuracy, which is wanted here."
-            what += f" Name the metric of an evaluator: {listed(accuracies)}."
-            raise in_cell(suite.document.error(("compare", "metrics"), what), name, suite)
-
-
-def _problem_of_metric(metric: str, experiment: Experiment, accuracies: Sequence[str], measured: Sequence[str]) -> str:
-    """Why the runs of a cell do not have a metric, in words; empty where they have it."""
-    evaluator, _, worst = metric.rpartition(":")
-    if evaluator in accuracies and worst not in BESIDE:
-        return f"got '{metric}'; after the evaluator '{evaluator}' and a colon, expected {listed(BESIDE)}."
-    if worst == "worst-clients" and runtime_of(experiment).is_cross_silo:
-        return (
-            f"'{metric}' needs the labels of each client's examples, and across silos the server does not know them. "
-            f"Remove it, or run the suite as a simulation."
-        )
-    evaluator = evaluator_of(metric)
-    if evaluator not in accuracies:
-        return f"'{evaluator}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators."
-    return ""
+            refuse(("compare", "metrics"), f"{what} Name the metric of an evaluator: {listed(accuracies)}.")
 
 
 def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
@@ -232,49 +224,42 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
 
 
 def seconds_left(plan: SuitePlan) -> float | None:
-    """What the selected cells' runs that are left will take one process, the choice runs included.
+    """What the selected cells' runs that are left will take one process; None where no round was measured and the suite
+    says nothing.
 
-    Rounds are as dear as those of runs of the same cell, tried or chosen values alike; else as those of the suite.
+    A round costs what it did in runs of the same cell, else of the same kind (choice runs skip the final evaluation),
+    else in any run.
     """
     choosing = plan.choosing
-    per_round = _rates((*choosing.runs, *plan.runs), plan.suite.seconds_per_round)
-    left = [(run.cell.name, run.cell.tried != "", _rounds_left(run)) for run in (*choosing.left, *plan.left)]
+    rates: dict[tuple[str, bool] | bool | None, list[float]] = {}
+    for run in (*choosing.runs, *plan.runs):
+        if run.recorded is not None:
+            continue  # of another machine
+        directory, kind = RunDirectory(run.directory), run.cell.tried != ""
+        if run.state == "finished":
+            rate = float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
+        elif rows := read_rounds(directory.rounds):
+            rate = sum(float(row["seconds"]) for row in rows) / len(rows)
+        else:
+            continue
+        for key in ((run.cell.name, kind), kind, None):
+            rates.setdefault(key, []).append(rate)
+    left: list[tuple[str, bool, int]] = []
+    for run in (*choosing.left, *plan.left):
+        done = len(read_rounds(RunDirectory(run.directory).rounds)) if run.state == "unfinished" else 0
+        left.append((run.cell.name, run.cell.tried != "", max(0, run.experiment.num_rounds - done)))
     for cell in plan.cells:
         if cell.experiment is not None and cell.name in plan.waiting and cell.name in plan.selected:
             left.append((cell.name, False, len(plan.seeds) * cell.experiment.num_rounds))
             left.append((cell.name, True, plan.choices[cell.name].finals * cell.experiment.num_rounds))
-    costs = [(per_round(cell, choosing), rounds) for cell, choosing, rounds in left]
-    known = [cost * rounds for cost, rounds in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None
-
-
-def _rates(runs: Sequence[PlannedRun], figure: float | None) -> Callable[[str, bool], float | None]:
-    """Seconds of a round by the cell's name and whether it is of a choice run, which skips the final evaluation."""
-    known = [(run.cell.name, run.cell.tried != "", rate) for run in runs if (rate := _rate(run)) is not None]
-
-    def per_round(cell: str, choosing: bool) -> float | None:
-        alike = [(name, rate) for name, kind, rate in known if kind == choosing]
-        own = [rate for name, rate in alike if name == cell]
-        rates = own or [rate for _, rate in alike] or [rate for *_, rate in known]
-        return sum(rates) / len(rates) if rates else figure
-
-    return per_round
-
-
-def _rate(run: PlannedRun) -> float | None:
-    """Seconds of a round of this run, with its share of the final evaluation where that is done."""
-    directory = RunDirectory(run.directory)
-    if run.recorded is not None:
-        return None  # of another machine
-    if run.state == "finished":
-        return float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
-    rows = read_rounds(directory.rounds)
-    return sum(float(row["seconds"]) for row in rows) / len(rows) if rows else None
-
-
-def _rounds_left(run: PlannedRun) -> int:
-    done = len(read_rounds(RunDirectory(run.directory).rounds)) if run.state == "unfinished" else 0
-    return max(0, run.experiment.num_rounds - done)
+    total = 0.0
+    for name, kind, rounds in left:
+        found = next((rates[key] for key in ((name, kind), kind, None) if key in rates), None)
+        rate_of = plan.suite.seconds_per_round if found is None else sum(found) / len(found)
+        if rate_of is None:
+            return None
+        total += rate_of * rounds
+    return total
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -6,15 +6,13 @@ import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, Literal
+from typing import IO
 
 from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, read_json
@@ -24,15 +22,15 @@ from calfat_plugin.results import measured, release_of
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
-from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import PlannedRun, RunOutcome, Status, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
 from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
-from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
+from calfat_plugin.suites.warm import UNKNOWN, WarmRun, warm_up
 
-PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")  # a run; without arguments the warm process
+PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
 ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
@@ -40,20 +38,6 @@ _ETA = re.compile(r"ETA (\S+)$")
 _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
 _INTERRUPTED = 130
 _POLL_SECONDS = 0.05
-
-Status = Literal["finished", "failed", "lost", "interrupted", "elsewhere", "not tried"]
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How one run ended."""
-
-    run: PlannedRun
-    # Elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
-    # round was finished; lost: a choice run failed, or the training of another run diverged, which are answers, too.
-    status: Status
-    message: str = ""  # what went wrong, for people
-    seconds: float = 0.0  # wall-clock time in this session
 
 
 class SuiteObserver:
@@ -99,7 +83,12 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
 
 
 def run_all(
-    plan: SuitePlan, jobs: int, observer: SuiteObserver, outcomes: list[RunOutcome], workers: str | None = None
+    plan: SuitePlan,
+    jobs: int,
+    observer: SuiteObserver,
+    outcomes: list[RunOutcome],
+    workers: str | None = None,
+    pages: bool = False,
 ) -> None:
     """Run what is left of a plan, ``jobs`` at a time, until all have ended.
 
@@ -108,8 +97,10 @@ def run_all(
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
-    pool = _Pool(plan, jobs, observer, outcomes, workers)
+    pool = _Pool(plan, jobs, observer, outcomes, workers, pages)
     with _stopped_by_signals(pool):
+        if waiting:
+            warm_up(PROGRAM, environment(0, jobs, workers))
         try:
             while waiting or pool.children:
                 while waiting and pool.free:
@@ -119,8 +110,6 @@ def run_all(
         except BaseException:  # whatever it is, no process may stay behind
             pool.stop()
             raise
-        finally:
-            pool.end()
 
 
 @dataclass
@@ -129,7 +118,7 @@ class _Child:
 
     run: PlannedRun
     slot: int
-    process: subprocess.Popen[str] | ForkedRun
+    process: WarmRun
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     rounds: int = 0  # finished since it was started; a resumed one may have more
@@ -144,15 +133,20 @@ class _Pool:
     """The running processes; every event is handled in the caller's thread."""
 
     def __init__(
-        self, plan: SuitePlan, jobs: int, observer: SuiteObserver, outcomes: list[RunOutcome], workers: str | None
+        self,
+        plan: SuitePlan,
+        jobs: int,
+        observer: SuiteObserver,
+        outcomes: list[RunOutcome],
+        workers: str | None,
+        pages: bool,
     ) -> None:
         self.plan, self.jobs, self.observer, self.outcomes = plan, jobs, observer, outcomes
-        self.workers = workers
+        self.workers, self.pages = workers, pages
         self.children: list[_Child] = []
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, PlannedRun] = {}
-        self._warm: WarmProcess | None = None  # started with the first run
         self._stop_requests = 0
 
     def ask_to_stop(self) -> None:
@@ -185,7 +179,8 @@ class _Pool:
                 self._end(RunOutcome(run, run.state, why_lost(run) if run.state == "lost" else ""))
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
-            process = self._process(run, self.free[0])
+            words = [*command(self.plan, run, self.workers), "--plain", *([] if self.pages else ["--no-page"])]
+            process = WarmRun(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
         child = _Child(run, slot, process)
@@ -195,7 +190,6 @@ class _Pool:
         self.observer.run_started(run)
 
     def wait(self) -> None:
-        """Handle one event."""
         event = self._events.get()
         if event is None:
             raise KeyboardInterrupt
@@ -214,7 +208,7 @@ class _Pool:
     def stop(self) -> None:
         """Ask every child to stop, kill those that do not, and report them."""
         for child in self.children:
-            child.process.terminate()
+            child.process.stop(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         impatient = self._stop_requests + 1
         while (
@@ -225,37 +219,12 @@ class _Pool:
             time.sleep(_POLL_SECONDS)
         for child in self.children[:]:
             if child.process.poll() is None:
-                child.process.kill()
+                child.process.stop(signal.SIGKILL)
                 child.process.wait()
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
-            status: Status = "finished" if child.process.returncode == 0 else "interrupted"
+            status: Status = "finished" if child.process.poll() == 0 else "interrupted"
             self._end(RunOutcome(child.run, status, seconds=time.perf_counter() - child.started))
-
-    def end(self) -> None:
-        """End the warm process."""
-        if self._warm is not None:
-            self._warm.end()
-
-    def _process(self, run: PlannedRun, slot: int) -> subprocess.Popen[str] | ForkedRun:
-        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process."""
-        words = [*command(self.plan, run, self.workers), "--plain"]
-        variables = environment(slot, self.jobs, self.workers)
-        if self._warm is None:
-            self._warm = WarmProcess(PROGRAM, variables)
-        while self._warm.ready(_POLL_SECONDS) is None:
-            if self._stop_requests:
-                raise KeyboardInterrupt
-        return self._warm.start(words, variables) or subprocess.Popen(
-            [*PROGRAM, *words],
-            stdin=subprocess.PIPE,  # it ends with us, however we end
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            env=variables,
-            start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
-        )
 
     def _is_free(self, run: PlannedRun) -> bool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
@@ -268,13 +237,13 @@ class _Pool:
 
     def _read(self, child: _Child, kept: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
-        with kept, child.process:  # closes its pipes
-            for line in child.process.stdout or ():
+        with kept, child.process.output as output:
+            for line in output:
                 with suppress(OSError):  # a full disk: the run itself reports it
                     kept.write(line)
                     kept.flush()
                 self._events.put((child, line.rstrip("\n")))
-            child.process.wait()  # with its standard input open: it stops when that is closed
+            child.process.wait()
         self._events.put((child, None))
 
     def _ended(self, child: _Child) -> None:

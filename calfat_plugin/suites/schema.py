@@ -206,7 +206,6 @@ class Published(BaseModel):
 
     @property
     def percent(self) -> dict[str, float]:
-        """Metric to percent."""
         return self.__pydantic_extra__
 
 
@@ -223,8 +222,6 @@ class Reported(Section):
 
 
 class SuiteFile(Section):
-    """A suite file."""
-
     base: str = Field(description="recipe of every cell, relative to the suite file, or the name of a shipped one")
     title: str = Field("", description="one line above the table")
     runs: Label | None = Field(None, description="suite whose run directories to share; null: directories of its own")

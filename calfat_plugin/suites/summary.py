@@ -4,9 +4,8 @@ numbers."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from calfat_plugin.maths.intervals import (
     Difference,
@@ -19,46 +18,13 @@ from calfat_plugin.maths.intervals import (
 )
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import RELEASE, evaluator_of, measured, release_of
+from calfat_plugin.results import evaluator_of, release_of
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, PlannedRun, why_lost
+from calfat_plugin.suites.cells import Cell, RunOutcome, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import verdict_of
-from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import Compare
 from calfat_plugin.suites.tuning import Tuning, choice_notes
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One run of a cell."""
-
-    run: PlannedRun
-    status: str
-    message: str  # what went wrong, for people
-    results: Mapping[str, Any]  # ``results.json``; empty until the run is finished
-
-    @property
-    def verdict(self) -> str:
-        """What ``calfat trust`` says of its model; empty where it was not asked."""
-        if self.status != "finished":
-            return ""
-        recorded = self.run.recorded
-        return verdict_of(self.run.directory, self.run.experiment) if recorded is None else recorded.verdict
-
-    def value(self, metric: str) -> float | None:
-        """Accuracy of one evaluator, also by the release's convention or of its worst class or clients, or a plugin's
-        figure."""
-        recorded = self.run.recorded
-        return measured(self.results, metric) if recorded is None else recorded.values.get(metric)
-
-    def num_examples(self, metric: str) -> int | None:
-        """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
-        found = {
-            evaluation["label"]: evaluation.get("num_examples") for evaluation in self.results.get("evaluations", ())
-        }
-        return found.get(metric.removesuffix(f":{RELEASE}"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +32,7 @@ class CellSummary:
     """One row of the table."""
 
     cell: Cell
-    runs: tuple[RunSummary, ...]  # one a seed; none for a skipped cell
+    runs: tuple[RunOutcome, ...]  # one a seed; none for a skipped cell
     scores: dict[str, Score]  # one for each of the suite's metrics, by its label
     source: str | None  # where the numbers are published, or None
     choice: Tuning | None = None  # how its values were chosen; None where the suite chooses none
@@ -113,7 +79,6 @@ class SuiteSummary:
 
     @property
     def suite(self) -> Suite:
-        """The suite it is of."""
         return self.plan.suite
 
     @property
@@ -129,32 +94,39 @@ class SuiteSummary:
 
 
 def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSummary:
-    """Read the results of all finished runs."""
+    """Read the results of all finished runs; ``outcomes``: how those of this session ended."""
     ended = {outcome.run.key: outcome for outcome in outcomes}
-    by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
+    by_cell: dict[str, list[RunOutcome]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
-        by_cell[run.cell.name].append(_run_summary(run, ended.get(run.key)))
+        # Another machine may have recorded the run since the plan was made: the outcome knows.
+        found = ended.get(run.key) or RunOutcome(run, run.state)
+        if found.status == "lost" and not found.message:
+            found = replace(found, message=why_lost(found.run))
+        if found.status == "finished" and found.run.recorded is None:
+            found = replace(found, results=read_results(RunDirectory(run.directory).results))
+        by_cell[run.cell.name].append(found)
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
     return SuiteSummary(plan, tuple(_with_rivals(cells)))
 
 
-def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
+def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunOutcome]) -> CellSummary:
     suite = plan.suite
     reported = suite.reported.percent.get(cell.name)
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
-        value_of = RunSummary.value if label in figures else _accuracy
+        value_of = RunOutcome.value if label in figures else RunOutcome.accuracy
         known = {run.run.seed: value for run in runs if (value := value_of(run, label)) is not None}
         examples = {run.num_examples(label) for run in runs if run.run.seed in known and run.status != "lost"}
         published = None if reported is None else reported.percent.get(label)
+        release = [run.accuracy(release_of(label)) for run in runs if run.run.seed in known and published is not None]
         points = suite.reported.tolerance.get(label)
         scores[label] = Score(
             known,
             examples.pop() if len(examples) == 1 else None,
             label not in figures,
             None if published is None else published / 100,
-            _release(runs, known, label) if published is not None else (),
+            () if None in release else tuple(value for value in release if value is not None),
             None if points is None else points / 100,
         )
     waiting = plan.seeds if cell.name in plan.waiting else ()
@@ -162,53 +134,26 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> Ce
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
 
 
-def _accuracy(run: RunSummary, metric: str) -> float | None:
-    """What a run measured; 0 where its training diverged: without such a run, a method that diverges now and then would
-    be shown by its good runs alone."""
-    return 0.0 if run.status == "lost" else run.value(metric)
-
-
-def _release(runs: Sequence[RunSummary], known: Collection[int], label: str) -> tuple[float, ...]:
-    """The values of an accuracy by the release's convention; none where a seed's is not known."""
-    found = [_accuracy(run, release_of(label)) for run in runs if run.run.seed in known]
-    values = tuple(value for value in found if value is not None)
-    return values if len(values) == len(found) else ()
-
-
 def _with_rivals(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
-    """The cells, each accuracy compared with the best of those that were measured alike on one problem."""
-    kinds = [dict(_kinds(cell)) for cell in cells]
-    alike: dict[str, dict[str, Score]] = {}
-    for cell, of in zip(cells, kinds, strict=True):
-        for metric, kind in of.items():
-            alike.setdefault(kind, {})[cell.cell.name] = cell.scores[metric]
-    found = {kind: with_rivals(scores) for kind, scores in alike.items()}
-    for cell, of in zip(cells, kinds, strict=True):
-        yield replace(cell, scores=cell.scores | {metric: found[kind][cell.cell.name] for metric, kind in of.items()})
-
-
-def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
-    """(metric, what must agree before its numbers compare) of the cell's accuracies.
+    """The cells, each accuracy compared with the best of those that were measured alike on one problem.
 
     Figures of plugins are left out: of some of them less is better.
     """
-    experiment = cell.cell.experiment
-    if experiment is None:
-        return
-    problem, picks = problem_of(experiment.as_run()), {pick.label: pick.as_run() for pick in experiment.evaluators}
-    for metric, score in cell.scores.items():
-        if score.is_accuracy:
-            yield metric, repr((metric, problem, picks.get(evaluator_of(metric))))
-
-
-def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:
-    # Another machine may have recorded the run since the plan was made: the outcome knows.
-    run, status, message = (run, run.state, "") if outcome is None else (outcome.run, outcome.status, outcome.message)
-    if status == "lost" and not message:
-        message = why_lost(run)
-    if status != "finished" or run.recorded is not None:
-        return RunSummary(run, status, message, {})
-    return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))
+    alike: dict[tuple[str, str], dict[str, Score]] = {}  # metric, and problem and evaluator, to the scores of cells
+    for cell in cells:
+        if (experiment := cell.cell.experiment) is not None:
+            problem, picks = problem_of(experiment.as_run()), {pick.label: pick for pick in experiment.evaluators}
+            for metric, score in cell.scores.items():
+                if score.is_accuracy:
+                    pick = picks.get(evaluator_of(metric))
+                    kind = repr((problem, pick and pick.as_run()))
+                    alike.setdefault((metric, kind), {})[cell.cell.name] = score
+    found = {cell.cell.name: dict(cell.scores) for cell in cells}
+    for (metric, _), scores in alike.items():
+        for name, score in with_rivals(scores).items():
+            found[name][metric] = score
+    for cell in cells:
+        yield replace(cell, scores=found[cell.cell.name])
 
 
 # --- planned comparisons: the section ``compare``, one row against all others, corrected for their number -------------
@@ -245,51 +190,31 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
     A family is corrected for all comparisons that were planned, those included that cannot be made yet, but not those
     of skipped rows, which are never run.
     """
-    plan = summary.suite.compare
+    plan, suite = summary.suite.compare, summary.suite
     if plan is None:
         return
-    for rows in _families(summary, plan).values():
-        if plan.row in rows and (family := _family(summary, plan, rows)):
-            yield family
-
-
-def _families(summary: SuiteSummary, plan: Compare) -> dict[tuple[str, ...], dict[str, CellSummary]]:
-    """Labels of the other axes to label of the compared axis to row, without those that are skipped.
-
-    With the suite's seeds alone: who may add seeds until a difference is clear finds one that is.
-    """
-    axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if plan.row in variants)
-    families: dict[tuple[str, ...], dict[str, CellSummary]] = {}
+    axis = next(index for index, variants in enumerate(suite.axes.values()) if plan.row in variants)
+    families: dict[tuple[str, ...], dict[str, CellSummary]] = {}  # labels of the other axes, to label to row
     for row in summary.cells:
         labels = row.cell.labels
         family = families.setdefault((*labels[:axis], *labels[axis + 1 :]), {})
         if not row.cell.skipped:
-            family[labels[axis]] = _of_seeds(row, summary.suite.seeds)
-    return families
+            family[labels[axis]] = row
+    for family in families.values():
+        others = [family[label] for label in family if label != plan.row] if plan.row in family else []
+        found = [_compared(suite, plan, family[plan.row], row, metric) for row in others for metric in plan.metrics]
+        adjusted = holm([each.p_value for each in found])
+        if found:
+            yield [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
 
 
-def _of_seeds(row: CellSummary, seeds: Collection[int]) -> CellSummary:
-    values = {
-        metric: {seed: value for seed, value in score.by_seed.items() if seed in seeds}
-        for metric, score in row.scores.items()
-    }
-    return replace(row, scores={metric: replace(row.scores[metric], by_seed=of) for metric, of in values.items()})
-
-
-def _family(summary: SuiteSummary, plan: Compare, rows: Mapping[str, CellSummary]) -> list[Compared]:
-    found = [
-        _compared(summary, plan, rows[plan.row], row, metric)
-        for label, row in rows.items()
-        if label != plan.row
-        for metric in plan.metrics
-    ]
-    adjusted = holm([each.p_value for each in found])
-    return [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
-
-
-def _compared(summary: SuiteSummary, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
-    one, two = (each.scores[metric].by_seed for each in (row, other))
-    there = all(seed in of for of in (one, two) for seed in summary.suite.seeds)
+def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
+    # With the suite's seeds alone: who may add seeds until a difference is clear finds one that is.
+    one, two = (
+        {seed: value for seed, value in each.scores[metric].by_seed.items() if seed in suite.seeds}
+        for each in (row, other)
+    )
+    there = all(len(of) == len(suite.seeds) for of in (one, two))
     p_value = paired_p_value(one, two) if there else None
     level = metric == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
     why_none = TOO_FEW if there and p_value is None else ""

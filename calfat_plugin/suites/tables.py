@@ -13,15 +13,14 @@ from typing import Any
 from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import OptionError, RunError
-from calfat_plugin.maths.intervals import Rival, Score
+from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.labels import WORST_DEFINED, partition_note
 from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.results import WORST, evaluator_of
 from calfat_plugin.suites.parse import Suite
-from calfat_plugin.suites.schema import Choose
-from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
+from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
@@ -155,12 +154,13 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
+    numbers = ["n", *headings(summary)]
     rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
-    title, table = _in_markdown(summary.suite.title), _pipe_table(summary, columns(summary), rows)
-    text = f"# {title}\n\n{table}\n{_in_markdown(caption(summary))}\n"
-    compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
-    rows = [[*cell.cell.labels, count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
-    text += f"\n{_pipe_table(summary, [*summary.suite.axes], rows)}\n{DIFFERENCES}\n" if rows else ""
+    text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipes(columns(summary), numbers, rows)}\n"
+    text += f"{_in_markdown(caption(summary))}\n"
+    rows = [[*cell.cell.labels, count(cell), *map(difference, cell.scores.values())] for cell in summary.cells]
+    rows = [row for row in rows if set(row[len(summary.suite.axes) + 1 :]) - {NOTHING}]
+    text += f"\n{_pipes([*summary.suite.axes], numbers, rows)}\n{DIFFERENCES}\n" if rows else ""
     text += _planned(summary)
     remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
@@ -171,51 +171,37 @@ def _planned(summary: SuiteSummary) -> str:
     plan = summary.suite.compare
     if plan is None:
         return ""
-    tables = [
-        _pipes(["row", "endpoint"], ["n", "difference", "p", "p, corrected", "result"], map(_compared, family))
-        for family in comparisons(summary)
-    ]
     level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
-    return f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n" + "".join(f"\n{table}" for table in tables)
-
-
-def _compared(one: Compared) -> list[str]:
-    n = NOTHING if one.difference is None else str(one.difference.seeds)
-    p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
-    difference = paired_points(one.difference) or NOTHING
-    return [one.row.cell.name, one.endpoint, n, difference, *p_values, one.word or "not all seeds yet"]
-
-
-def _pipe_table(summary: SuiteSummary, axes: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Rows of labels, their number of seeds, and a number for each metric."""
-    return _pipes(axes, ["n", *headings(summary)], body)
+    text = f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n"
+    for family in comparisons(summary):
+        rows = []
+        for one in family:
+            n = NOTHING if one.difference is None else str(one.difference.seeds)
+            p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
+            numbers = [n, paired_points(one.difference) or NOTHING, *p_values, one.word or "not all seeds yet"]
+            rows.append([one.row.cell.name, one.endpoint, *numbers])
+        text += f"\n{_pipes(['row', 'endpoint'], ['n', 'difference', 'p', 'p, corrected', 'result'], rows)}"
+    return text
 
 
 def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Rows of names under ``axes``, which are texts of others, then of numbers, which are Markdown of ours."""
+    left = len(axes)
     rows = [[_in_markdown(text).replace("|", "\\|") for text in (*axes, *numbers)]]
-    for row in body:
-        rows.append([*(_in_markdown(text).replace("|", "\\|") for text in row[: len(axes)]), *row[len(axes) :]])
+    rows += [[*(_in_markdown(text).replace("|", "\\|") for text in row[:left]), *row[left:]] for row in body]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(
-        1, ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
-    )
-    aligned = ["<" if index < len(axes) else ">" for index in range(len(widths))]
-    lines = [
-        "| "
-        + " | ".join(f"{text:{align}{width}}" for text, align, width in zip(row, aligned, widths, strict=True))
-        + " |"
-        for row in rows
-    ]
-    return "".join(f"{line}\n" for line in lines)
+    rows.insert(1, [f"{'':-<{width - (n >= left)}}{':' * (n >= left)}" for n, width in enumerate(widths)])
+    lines = (" | ".join(f"{text:{'<' if n < left else '>'}{widths[n]}}" for n, text in enumerate(row)) for row in rows)
+    return "".join(f"| {line} |\n" for line in lines)
 
 
-def latex(summary: SuiteSummary, chosen: bool = False) -> str:
+def latex(summary: SuiteSummary) -> str:
     """A booktabs ``table`` with a short caption; the rest of what is said of the numbers is below it, in comments."""
-    axes, seeds = columns(summary, chosen), counted(len(summary.plan.seeds), "seed")
+    axes, seeds = columns(summary, chosen=False), counted(len(summary.plan.seeds), "seed")
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
     numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval].{_one_partition(summary)}"
+    rows = [[*map(_escape, axes), "$n$", *map(_escape, headings(summary))]]
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
@@ -224,15 +210,14 @@ def latex(summary: SuiteSummary, chosen: bool = False) -> str:
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
         f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
-        _latex_row(*map(_escape, axes), "$n$", *map(_escape, headings(summary))),
     ]
-    for group in summary.groups():
-        lines.append("    \\midrule")
-        lines += (
-            _latex_row(*map(_escape, names(summary, cell, chosen)), count(cell), *map(_in_latex, cell.scores.values()))
-            for cell in group
-        )
-    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
+    for group in ([], *summary.groups()):
+        for cell in group:
+            texts = map(_escape, names(summary, cell, chosen=False))
+            rows.append([*texts, count(cell), *map(_in_latex, cell.scores.values())])
+        lines += [f"    {' & '.join(row)} \\\\" for row in rows] + ["    \\midrule"]
+        rows = []
+    lines[-1:] = ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     lines += [f"% {_line(caption(summary))}", *(f"% {cell}: {note}" for cell, note in notes(summary))]
     return "\n".join(lines) + "\n"
 
@@ -284,10 +269,6 @@ def _in_latex(score: Score) -> str:
     return text + (f" {{\\scriptsize {small}}}" if small else "")
 
 
-def _latex_row(*cells: str) -> str:
-    return "    " + " & ".join(cells) + " \\\\"
-
-
 def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
@@ -316,11 +297,11 @@ def check_out(suite: Suite, out: Path | None) -> None:
             )
 
 
-def write_tables(summary: SuiteSummary, out: Path | None, latex_chosen: bool = False) -> list[Path]:
+def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
     """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``."""
     texts: Mapping[str, str] = {
         "table.md": markdown(summary),
-        "table.tex": latex(summary, latex_chosen),
+        "table.tex": latex(summary),
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }
@@ -336,20 +317,25 @@ def write_tables(summary: SuiteSummary, out: Path | None, latex_chosen: bool = F
 
 
 def as_csv(summary: SuiteSummary) -> str:
-    """A row for each cell and metric."""
+    """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
     scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
     figures = any(not score.is_accuracy for _, _, score in scores)
-    rows = [_csv_row(cell, score) | (_csv_figure(score) if figures else {}) for cell, _, score in scores]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns(summary), "metric", "n", *rows[0]])
-    for (cell, label, score), row in zip(scores, rows, strict=True):
+    for number, (cell, label, score) in enumerate(scores):
+        row = _csv_row(cell, score)
+        if figures:
+            of = Score({}) if score.is_accuracy else score
+            row |= {name: "" if value is None else repr(value) for name, value in (("mean", of.mean), ("std", of.std))}
+            row["values"] = " ".join(map(repr, of.values))
+        if number == 0:
+            writer.writerow([*columns(summary), "metric", "n", *row])
         writer.writerow([*names(summary, cell), label, len(score.values), *row.values()])
     return text.getvalue()
 
 
 def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
-    """Column to text; the numbers of a figure are left to :func:`_csv_figure`."""
+    """Column to text; the numbers of a figure have columns of their own."""
     of = score if score.is_accuracy else Score({})
     low, high = of.interval or (None, None)
     rival = score.rival and score.rival.difference
@@ -375,20 +361,10 @@ def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
     }
 
 
-def _csv_figure(score: Score) -> dict[str, str]:
-    """The columns of what is no accuracy, only in tables that have such a metric; empty for an accuracy."""
-    of = Score({}) if score.is_accuracy else score
-    numbers = {"mean": of.mean, "std": of.std}
-    return {
-        **{name: "" if number is None else repr(number) for name, number in numbers.items()},
-        "values": " ".join(map(repr, of.values)),
-    }
-
-
 def as_json(summary: SuiteSummary) -> dict[str, Any]:
     """Everything: settings, runs with their directories and full evaluations, scores."""
     suite = summary.suite
-    return {
+    content: dict[str, Any] = {
         "suite": suite.name,
         "title": suite.title,
         "file": suite.document.file,
@@ -400,51 +376,53 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "tolerance_points": dict(suite.reported.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds; "
         "interval is a 95 % interval",
-        **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
-        "cells": [_cell_as_json(cell) for cell in summary.cells],
-        **({"comparisons": [[*map(_compared_as_json, of)] for of in comparisons(summary)]} if suite.compare else {}),
-        "calfat_plugin": __version__,
     }
-
-
-def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
-    return {
-        "metric": list(choose.metric),
-        "seeds": list(choose.seeds),
-        "how": how_chosen(choose, summary.plan.choices),
-    }
-
-
-def _compared_as_json(one: Compared) -> dict[str, Any]:
-    return {
-        "cell": one.row.cell.name,
-        "endpoint": one.endpoint,
-        "difference": None if one.difference is None else one.difference._asdict(),
-        "p_value": one.p_value,
-        "adjusted": one.adjusted,
-        "result": one.word or None,
-    }
+    if suite.choose:
+        chosen = {"metric": list(suite.choose.metric), "seeds": list(suite.choose.seeds)}
+        content["choose"] = {**chosen, "how": how_chosen(suite.choose, summary.plan.choices)}
+    content["cells"] = [_cell_as_json(cell) for cell in summary.cells]
+    if suite.compare:
+        content["comparisons"] = [
+            [
+                {
+                    "cell": one.row.cell.name,
+                    "endpoint": one.endpoint,
+                    "difference": None if one.difference is None else one.difference._asdict(),
+                    "p_value": one.p_value,
+                    "adjusted": one.adjusted,
+                    "result": one.word or None,
+                }
+                for one in family
+            ]
+            for family in comparisons(summary)
+        ]
+    return {**content, "calfat_plugin": __version__}
 
 
 def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
-    return {
+    scores = {}
+    for label, score in cell.scores.items():
+        rival: dict[str, Any] | None = None
+        if score.rival is not None:
+            rival, found = {"name": score.rival.name}, score.rival.difference
+            if found is not None:
+                rival |= {"difference": found.mean, "interval": found.interval, "seeds": found.seeds}
+        scores[label] = {
+            "n": len(score.values),
+            "values": list(score.values),
+            **{key: getattr(score, key) for key in ("mean", "std", "release_mean", "reported", "difference")},
+            "beyond_tolerance": score.beyond,
+            "interval": score.interval,
+            "rival": rival,
+            "clear_best": score.is_clear_best,
+        }
+    content = {
         "name": cell.cell.name,
         "labels": list(cell.cell.labels),
         "settings": {setting.key: to_plain(setting.value) for setting in cell.cell.settings},
         "skipped": cell.cell.skipped or None,
         "source": cell.source,
-        "scores": {
-            label: {
-                "n": len(score.values),
-                "values": list(score.values),
-                **{key: getattr(score, key) for key in ("mean", "std", "release_mean", "reported", "difference")},
-                "beyond_tolerance": score.beyond,
-                "interval": score.interval,
-                "rival": score.rival and _rival_as_json(score.rival),
-                "clear_best": score.is_clear_best,
-            }
-            for label, score in cell.scores.items()
-        },
+        "scores": scores,
         "runs": [
             {
                 "seed": run.run.seed,
@@ -457,16 +435,10 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
             }
             for run in cell.runs
         ],
-        **({} if cell.choice is None else {"choice": choice_as_json(cell.choice)}),
         "seeds_left": cell.left,
         "notes": cell.notes,
     }
-
-
-def _rival_as_json(rival: Rival) -> dict[str, Any]:
-    found = rival.difference
-    paired = {} if found is None else {"difference": found.mean, "interval": found.interval, "seeds": found.seeds}
-    return {"name": rival.name, **paired}
+    return content if cell.choice is None else {**content, "choice": choice_as_json(cell.choice)}
 
 
 def _hundredths(fraction: float | None) -> str:

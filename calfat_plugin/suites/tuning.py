@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,12 @@ class Try:
     values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
 
     @property
-    def texts(self) -> list[str]:
-        """``learning_rate 0.05``, one a key."""
-        return [f"{key} {value}" for key, value in texts_of(self.point).items()]
-
-    @property
     def name(self) -> str:
         """``learning_rate 0.05, weight_decay 0.001``."""
-        return ", ".join(self.texts)
+        return ", ".join(f"{key} {value}" for key, value in texts_of(self.point).items())
 
     @property
     def lost(self) -> int:
-        """How many of its runs failed."""
         return sum(run.state == "lost" for run in self.runs)
 
     @property
@@ -71,7 +66,6 @@ class Tuning:
     tries: tuple[Try, ...]  # one for each point, in the order of the grid, the last key running fastest
     seeds: int  # how many each try has that may be chosen
     finals: int = 0  # choice runs that cannot be planned yet, because it is not known which tries they are of
-    beyond: tuple[Setting, ...] = ()
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -130,43 +124,33 @@ def choice_of(
         found = look_again(suite.record, *runs)
         return Try(point, found, tuple(value_of_try(run, choose) for run in found))
 
-    def can_be(grid: Grid) -> bool:
-        try:
-            for point in itertools.product(*grid.values()):
-                resolve(suite, registry, cell.name, (*cell.settings, *alone, *point, *measuring), overrides)
-        except RecipeError:
-            return False
-        return True
-
     grid: Grid | None = suite.tried
     while grid is not None:
         tries = tuple(map(tried, itertools.product(*grid.values())))
         _refuse_twins(suite, cell, tries)
         choice = _with_finalists(Tuning(grid, tries, len(choose.seeds)), choose.finalists)
-        choice, grid = _extended(choice, choose, can_be)
+        grid = _extended(choice, choose, tried)
     return choice
 
 
-def _extended(choice: Tuning, choose: Choose, can_be: Callable[[Grid], bool]) -> tuple[Tuning, Grid | None]:
-    """(the choice, its grid with the next value, to two digits, beyond each end of it that is chosen).
+def _extended(choice: Tuning, choose: Choose, tried: Callable[[tuple[Setting, ...]], Try]) -> Grid | None:
+    """The grid with the next value, to two digits, beyond each end of it that is chosen; None where no end grows.
 
     It comes last, so that it is chosen only if it is better than those before it. A value that an option does not take
-    is left out: what has been chosen stands. There is no such grid where no end grows.
+    is left out: what has been chosen stands.
     """
-    if choice.best is None:
-        return choice, None
-    grid, impossible = dict(choice.grid), []
-    for setting in choice.best.point:
+    grid = dict(choice.grid)
+    for setting in () if choice.best is None else choice.best.point:
         factor, values = choose.extend.get(setting.key), [each.value for each in choice.grid[setting.key]]
         if factor is not None and setting.value in (min(values), max(values)):
             beyond = setting.value * factor if setting.value == max(values) else setting.value / factor
             added = replace(setting, value=float(f"{beyond:.2g}"))
-            if can_be({**grid, setting.key: (added,)}):
+            with suppress(RecipeError):
+                for point in itertools.product(*{**grid, setting.key: (added,)}.values()):
+                    tried(point)
                 grid[setting.key] = (*choice.grid[setting.key], added)
-            else:
-                impossible.append(added)
     grows = grid != choice.grid and math.prod(map(len, grid.values())) <= MOST_TRIES
-    return replace(choice, beyond=tuple(impossible)), grid if grows else None
+    return grid if grows else None
 
 
 def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
@@ -270,34 +254,27 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
 
 
 def chosen_text(choice: Tuning) -> str:
-    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before.
-
-    Where the next value beyond that edge would have been tried and cannot be: ``upper edge of the grid (2.0 cannot
-    be)``.
-    """
+    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
     if choice.best is None:
         return "nothing: every run was lost" if choice.hopeless else ""
     parts = []
-    for text, setting in zip(choice.best.texts, choice.best.point, strict=True):
+    for (key, value), setting in zip(texts_of(choice.best.point).items(), choice.best.point, strict=True):
         place = place_in_grid(setting.value, [each.value for each in choice.grid[setting.key]])
-        place += "".join(f" ({yaml_text(each.value)} cannot be)" for each in choice.beyond if each.key == setting.key)
-        parts.append(f"{text}, {place}" if place else text)
+        parts.append(f"{key} {value}, {place}" if place else f"{key} {value}")
     return "; ".join(parts)
 
 
 def place_in_grid(value: Any, values: Sequence[Any]) -> str:
-    """How near the edge of its grid a number lies, in words; empty where the values have no order."""
+    """``upper edge of the grid``: larger values may be better still; empty inside, and where there is no order."""
     if len(values) == 1:
         return "the only value tried"
     try:
         chosen, numbers = parse_number(value), [parse_number(each) for each in values]
     except ValueError:  # names, mappings, true and false
         return ""
-    below, above = (sum((number > chosen) - (number < chosen) == side for number in numbers) for side in (-1, 1))
-    if not above or not below:
-        return f"{'lower' if above else 'upper'} edge of the grid"
-    edge = "both edges" if below == above else f"the {'lower' if below < above else 'upper'} edge"
-    return f"{counted(min(below, above), 'step')} from {edge} of the grid"
+    if min(numbers) < chosen < max(numbers):
+        return ""
+    return f"{'lower' if chosen < max(numbers) else 'upper'} edge of the grid"
 
 
 def choice_notes(choice: Tuning) -> list[str]:
@@ -323,8 +300,7 @@ def tries_text(choice: Tuning) -> str:
 
 def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     """How values were chosen, for a caption, and whether every cell had as many tries."""
-    labels = listing(choose.metric)
-    metric = f"the mean of {labels}" if len(choose.metric) > 1 else labels
+    metric = f"the mean of {listing(choose.metric)}" if len(choose.metric) > 1 else choose.metric[0]
     seeds = f"seed{'s' if len(choose.seeds) > 1 else ''} {', '.join(map(str, choose.seeds))}"
     text = (
         f"Values are chosen for each row by {metric} on the validation split after the last round, the mean over "
@@ -333,14 +309,10 @@ def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     if choose.set:
         text += f" Only these runs have {listing([Setting(*each).override for each in choose.set.items()])}."
     if choose.finalists is not None:
-        finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
-        text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."
+        text += f" The first seed tries all values, the others the best by it ({choose.finalists}), as finalists."
     if choose.extend:
         factors = listing([f"{key} {factor:g}" for key, factor in choose.extend.items()])
-        text += (
-            f" Where the best value is an end of its grid, the next one beyond it is tried, too, if it can be, "
-            f"until it is not (factors: {factors})."
-        )
+        text += f" While the best value is an end of its grid, the next one beyond is tried, too (factors: {factors})."
     numbers = {name: len(choice.tries) for name, choice in choices.items()}
     if len(set(numbers.values())) <= 1:
         return text + f" Tries of every row: {max(numbers.values(), default=0)}."

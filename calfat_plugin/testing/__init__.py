@@ -11,12 +11,10 @@ A check works on tiny images and a tiny model, in a second or so, on the CPU and
 contract raises ``AssertionError`` with what was expected; what the framework itself refuses raises its own error.
 """
 
-from calfat_plugin.testing.aggregators import check_aggregator
-from calfat_plugin.testing.attackers import check_attacker
 from calfat_plugin.testing.evaluators import check_evaluator
+from calfat_plugin.testing.federation import check_aggregator, check_attacker
 from calfat_plugin.testing.inner_attacks import check_inner_attack
-from calfat_plugin.testing.inputs import check_dataset, check_model, check_partition
-from calfat_plugin.testing.loggers import check_logger
+from calfat_plugin.testing.inputs import check_dataset, check_logger, check_model, check_partition
 from calfat_plugin.testing.modifiers import check_modifier
 from calfat_plugin.testing.steps import check_same_steps
 from calfat_plugin.testing.tiny import TinyModel, builtin_registry, same_bits, tiny_dataset, tiny_images, tiny_task

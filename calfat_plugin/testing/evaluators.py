@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.evaluators.base import share
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
@@ -82,8 +82,12 @@ def check_evaluator(
     )
     is_attack = trial.evaluator.has_budget and getattr(experiment.evaluators[0].options, "eps", None) is None
     if is_attack:
-        _check_without_budget(name, trial)
-    _check_classes(name, found, trial)
+        without, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
+        natural = share(trial.clean)
+        right = without.num_examples < len(trial.data) or without.accuracy == natural
+        require(right, f"{name}: with eps 0 it must find the natural accuracy {natural}; got {without.accuracy}.")
+    if found.num_examples == len(trial.data):
+        _check_classes(name, found, trial)
     if trial.evaluator.gives_examples:
         _check_examples(name, found, x_adv, trial)
     _check_continued(name, found, trial)
@@ -94,11 +98,7 @@ def check_evaluator(
 
 
 class TinyClients:
-    """Three clients of a round; see ``interfaces.RoundClients``.
-
-    Args:
-        model: the global one.
-    """
+    """Three clients of a round of this global model; see ``interfaces.RoundClients``."""
 
     ids, honest = (0, 1, 2), (0, 1)
 
@@ -144,7 +144,8 @@ class _Trial:
         self.model = balanced_model().to(data.x.device).eval()
         shape = tiny_set_up(data)
         ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, shape)
-        self.model.register_forward_pre_hook(partial(_refuse_nothing, self.label))
+        nothing = f"{self.label}: it asks the model about an empty batch; skip the call then."
+        self.model.register_forward_pre_hook(lambda module, inputs: require(len(inputs[0]) > 0, nothing))
         self.clients = TinyClients(self.model)
         self.clean = self.right(data.x)
 
@@ -191,30 +192,26 @@ class _Trial:
         return results[self.label], x_adv
 
 
-def _refuse_nothing(label: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    require(len(inputs[0]) > 0, f"{label}: it asks the model about an empty batch; skip the call then.")
-
-
 def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
     require(0 < found.num_examples <= len(trial.data), f"{name}: num_examples must be those that it counted.")
     for kind in ("accuracy", "accuracy_release"):
-        share, total = getattr(found, kind), found.num_examples
-        whole = 0 <= share <= 1 and math.isclose(share * total, round(share * total), abs_tol=_TOLERANCE)
-        require(whole, f"{name}: {kind} must be a share of its {total} examples; got {share}.")
+        accuracy, total = getattr(found, kind), found.num_examples
+        whole = math.isclose(accuracy * total, round(accuracy * total), abs_tol=_TOLERANCE)
+        require(whole, f"{name}: {kind} must be a share of its {total} examples; got {accuracy}.")
     below = found.accuracy <= found.accuracy_release
     if found.num_examples == len(trial.data):
-        below = below and found.accuracy <= _mean(trial.clean)
+        below = below and found.accuracy <= share(trial.clean)
     require(below, f"{name}: accuracy must be at most accuracy_release and the natural accuracy.")
     classes = len(found.per_class) == len(found.per_class_release) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_release must have values for each of the {NUM_CLASSES} classes.")
 
 
 def _check_classes(name: str, found: EvaluationResult, trial: _Trial) -> None:
-    """Where all images were measured, the classes add up to the whole."""
+    """The classes add up to the whole."""
     counts = torch.bincount(trial.data.y, minlength=NUM_CLASSES).tolist()
-    for suffix in ("", "_release") if found.num_examples == len(trial.data) else ():
+    for suffix in ("", "_release"):
         shares = getattr(found, f"per_class{suffix}")
-        right = math.fsum((share or 0.0) * count for share, count in zip(shares, counts, strict=True))
+        right = math.fsum((each or 0.0) * count for each, count in zip(shares, counts, strict=True))
         wanted = getattr(found, f"accuracy{suffix}") * found.num_examples
         adds_up = math.isclose(right, wanted, abs_tol=_TOLERANCE)
         text = f"the examples that per_class{suffix} counts as right must be those of accuracy{suffix}"
@@ -223,15 +220,6 @@ def _check_classes(name: str, found: EvaluationResult, trial: _Trial) -> None:
 
 def _check_same(found: EvaluationResult, again: EvaluationResult, otherwise: str) -> None:
     require(all(getattr(again, number) == getattr(found, number) for number in _NUMBERS), otherwise)
-
-
-def _check_without_budget(name: str, trial: _Trial) -> None:
-    found, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
-    natural = _mean(trial.clean)
-    require(
-        found.num_examples < len(trial.data) or found.accuracy == natural,
-        f"{name}: with eps 0 it must find the natural accuracy {natural}; got {found.accuracy}.",
-    )
 
 
 def _check_examples(name: str, found: EvaluationResult, x_adv: Tensor, trial: _Trial) -> None:
@@ -244,10 +232,9 @@ def _check_examples(name: str, found: EvaluationResult, x_adv: Tensor, trial: _T
         return  # of the others, it is not known whether they were attacked
     right = trial.right(x_adv)
     for kind, verdicts in (("accuracy", right & trial.clean), ("accuracy_release", right)):
-        share, wanted = getattr(found, kind), _mean(verdicts)
-        require(
-            share == wanted, f"{name}: {kind} is {share:.4g}; on the examples that it hands out it is {wanted:.4g}."
-        )
+        accuracy, wanted = getattr(found, kind), share(verdicts)
+        text = f"{name}: {kind} is {accuracy:.4g}; on the examples that it hands out it is {wanted:.4g}."
+        require(accuracy == wanted, text)
 
 
 class _InterruptedError(Exception):
@@ -308,7 +295,3 @@ def _watched(model: nn.Module) -> Iterator[list[bool]]:
         yield passes
     finally:
         hook.remove()
-
-
-def _mean(verdicts: Tensor) -> float:
-    return int(verdicts.sum()) / len(verdicts)

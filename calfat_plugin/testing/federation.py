@@ -1,28 +1,41 @@
-"""A whole federation in this process: server and clients of an experiment, as a runtime would drive them."""
+"""A whole federation in this process, as a runtime would drive it; what aggregators and attackers must keep."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import torch
 
 from calfat_plugin.datasets import Dataset
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.attack import Attackers, build_attacker
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import Aggregate, AggregationTask
+from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.results import RoundRecord
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import LocalUpdate, RoundRecord
+from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
-from calfat_plugin.testing.tiny import CPU, require, same_bits, tiny_dataset
+from calfat_plugin.testing.tiny import (
+    CPU,
+    NUM_CLASSES,
+    TinyModel,
+    require,
+    same_bits,
+    tiny_dataset,
+    tiny_experiment,
+    tiny_images,
+    unchanged,
+)
 
 
 class TinyFederation:
-    """All clients of an experiment, on images that are sorted by label, so that each client misses classes.
-
-    Args:
-        experiment: what to run.
-        snapshot: to continue from.
-        dataset: default: ``tiny_dataset``.
-        device: where clients train and the server evaluates.
-    """
+    """All clients of an experiment, on images that are sorted by label, so that each client misses classes."""
 
     def __init__(
         self,
@@ -69,3 +82,135 @@ def check_federation(experiment: Experiment, device: torch.device = CPU) -> None
     kept, again = whole.worker.client_states, resumed.worker.client_states
     same = kept.keys() == again.keys() and all(same_bits(kept[client], again[client]) for client in kept)
     require(same, "a run that is resumed after round 1 must end with the same client states; keep no state in objects.")
+
+
+_TOLERANCE = 1e-6  # of a parameter
+
+
+def check_aggregator(
+    name: str,
+    *,
+    registry: Registry | None = None,
+    device: str | torch.device = "cpu",
+    trainer: str = "fedpgd",
+    extras: bool = False,
+    unanimous: bool = True,
+    **options: Any,
+) -> None:
+    """Hold an aggregator to its contract.
+
+    It returns a model with the tensors of the global one, finite; leaves updates and global model alone; gives the same
+    bits for the same task; weighs the round's clients with shares that sum to 1, if it states any; takes a round of one
+    client; where all clients send the same model, moves towards it in every coordinate, and gives that model; a
+    federation of two rounds goes through, and is resumed to the same bits.
+
+    Args:
+        name: as recipes name it.
+        registry: where it is; None: among the built-ins and what is installed.
+        device: where clients train and the server evaluates, ``cpu``, ``cuda`` or ``cuda:N``; models and updates are
+            on the CPU all the same.
+        trainer: local trainer of the federation.
+        extras: whether it needs what its ``correction`` makes clients send beside their models; made-up updates lack
+            that, so only the federation is played.
+        unanimous: whether clients that send the same model get that model; False: the server takes a step of its own
+            length towards it, as its optimisers do.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    where = named_device(str(device), "device")
+    experiment = tiny_experiment(registry, trainer=trainer, aggregator={"name": name, **options})
+    server = TinyFederation(experiment, device=where).server
+    for count in (3, 1) if not extras else ():
+        task = _task(count)
+        states = [task.global_state, *(update.state for update in task.updates.values())]
+        with unchanged(f"{name}: what combine is given", *(tensor for state in states for tensor in state.values())):
+            found = _combined(server, task)
+        check_update(found.state, task.global_state, who=f"{name}, a round of {count}")
+        complete = not found.weights or set(found.weights) == set(task.updates)
+        require(complete, f"{name}: weights must be of the round's clients, each once.")
+        kept = {name: tensor.clone() for name, tensor in found.server_state.items()}
+        _combined(server, dataclasses.replace(task, round=2, server_state=kept))
+        again = _combined(server, task)
+        for part in ("state", "server_state", "broadcast"):
+            same = same_bits(getattr(found, part), getattr(again, part))
+            require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
+    _check_agreement(name, TinyFederation(experiment, device=where), unanimous)
+    check_federation(experiment, where)
+
+
+def _check_agreement(name: str, federation: TinyFederation, unanimous: bool) -> None:
+    """What the server makes of one client's model that all of the first round's clients send."""
+    server, start = federation.server, federation.server.state
+    clients = server.start_round(1)
+    wire = federation.worker.fit(clients[0], 1, server.downlink())
+    sent = unpack_update(wire, 1).state
+    server.aggregate_round(1, dict.fromkeys(clients, (federation.worker.num_examples(clients[0]), wire)))
+    names = [tensor for tensor in sent if sent[tensor].is_floating_point()]
+    along = torch.cat([((server.state[n] - start[n]) * (sent[n] - start[n])).flatten() for n in names])
+    right = bool((along >= 0).all()) and bool(along.any())
+    text = "must move the model towards it in every coordinate. Has its step the wrong sign?"
+    require(right, f"{name}: clients that all send the same model {text}")
+    close = all(torch.allclose(server.state[tensor], sent[tensor], rtol=1e-5, atol=_TOLERANCE) for tensor in sent)
+    text = "must get that model. If the server takes a step of its own length, pass unanimous=False."
+    require(close or not unanimous, f"{name}: clients that all send the same model {text}")
+
+
+def _task(count: int) -> AggregationTask:
+    model = TinyModel()
+    updates = {
+        client: LocalUpdate(dict(TinyModel(client + 1).state_dict()), 10 + client, metrics={"loss": 1.0 + client})
+        for client in range(count)
+    }
+    names = [name for name, _ in model.named_parameters()]
+    return AggregationTask(
+        dict(model.state_dict()), updates, {}, names, num_clients=3, round=1, num_classes=NUM_CLASSES
+    )
+
+
+def _combined(server: Server, task: AggregationTask) -> Aggregate:
+    with seeded_global_rng(task.round):
+        return server.combined(task)
+
+
+def check_attacker(
+    name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
+) -> None:
+    """Hold an attacker to its contract.
+
+    It leaves data and models that it is given alone; sends the tensors of the global model, finite, and the same bits
+    for the same round; gives images and labels of the data set's shapes to train on; a federation of three clients, of
+    which it is one, goes through two rounds, and is resumed to the same bits.
+
+    Args:
+        name: as recipes name it.
+        registry: where it is; None: among the built-ins and what is installed.
+        device: where clients have their images and train, ``cpu``, ``cuda`` or ``cuda:N``.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    attacker, where = {"name": name, **options}, named_device(str(device), "device")
+    experiment = tiny_experiment(registry, trainer="fedpgd", clients=[{"ids": [1], "attacker": attacker}])
+    (group,) = experiment.clients
+    data = tiny_images().to(where)
+    classes = int(data.y.max()) + 1
+    with unchanged(f"{name}: what poisoned is given", data.x, data.y):
+        build_attacker(experiment, group).poisoned(data, classes)
+    start = dict(TinyModel().state_dict())
+    names = [parameter for parameter, _ in TinyModel().named_parameters()]
+    updates = {client: LocalUpdate(dict(TinyModel(client + 1).state_dict()), 10) for client in range(3)}
+    tensors = [tensor for update in updates.values() for tensor in update.state.values()]
+    sends = Attackers(experiment, {1: group}, names)
+    with unchanged(f"{name}: what sent is given", *start.values(), *tensors), torch.random.fork_rng():
+        found = [sends.send(round, updates, start)[1].state for round in (1, 2, 1)]
+    for state in found:
+        check_update(state, start, who=name)
+    require(
+        same_bits(found[0], found[2]), f"{name}: the same round must give the same model, whatever came in between."
+    )
+    check_federation(experiment, where)

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from calfat_plugin.datasets.batches import Examples, num_batches
+from calfat_plugin.datasets.batches import Examples, batch_bounds
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import InnerTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.modifiers.plain import ENTRY as PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device
-from calfat_plugin.testing.attacks import around
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
     SETTINGS,
@@ -33,6 +32,7 @@ from calfat_plugin.testing.tiny import (
     tiny_task,
     unchanged,
 )
+from calfat_plugin.testing.trainers import around
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 
@@ -146,7 +146,7 @@ def _check_training(experiment: Experiment, device: torch.device, who: str) -> N
     method.fit(tiny_task(data=data, threat=threat, inner=experiment.build_inner(), device=device))
     for batch in method.seen:
         experiment.build_inner().reach(threat).check(batch.x_adv.detach(), batch.x_nat, who=who)
-    batches = num_batches(len(data), SETTINGS.batch_size) * SETTINGS.epochs
+    batches = len(batch_bounds(len(data), SETTINGS.batch_size)) * SETTINGS.epochs
     wanted = batches * pick.entry.replays(pick.options)
     require(
         len(method.seen) == wanted,

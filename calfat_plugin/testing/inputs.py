@@ -1,4 +1,4 @@
-"""What every data set, model and partition must keep."""
+"""What every data set, model, partition and logger must keep."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from calfat_plugin import hookspecs
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
 from calfat_plugin.models.building import built_model, seeded
 from calfat_plugin.registry import Registry
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.compute import named_device
-from calfat_plugin.testing.tiny import require, same_bits, tiny_experiment, unchanged
+from calfat_plugin.runs.session import Listeners
+from calfat_plugin.testing.tiny import NUM_CLASSES, require, same_bits, tiny_experiment, unchanged
+
+_ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
@@ -115,18 +120,13 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
             logits = model(x)
         require(bool(logits.isfinite().all()), f"{name} must give finite logits.")
         alone = torch.cat([model(one[None]) for one in x])
-        alike = _close(alone, logits)
+        alike = torch.allclose(alone, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
         require(alike, f"{name}: in evaluation mode, an image's logits must not depend on the others of its batch.")
         last = torch.channels_last
         turned = model.to(memory_format=last)(x.to(memory_format=last))  # type: ignore[call-overload]
-    alike = _close(turned, logits)
+    alike = torch.allclose(turned, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
     require(alike, f"{name}: the memory layout must not matter; use flatten, not view.")
     return model
-
-
-def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether these are the same logits, computed in another layout or with other images."""
-    return torch.allclose(first, second, atol=1e-5, rtol=1e-4)
 
 
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
@@ -165,3 +165,55 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
 def _numpy_state() -> npt.NDArray[np.uint32]:
     key: npt.NDArray[np.uint32] = np.random.get_state(legacy=False)["state"]["key"]
     return key.copy()
+
+
+def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:
+    """Hold a logger to its contract: it hears of a run that finishes and of one that is stopped, and never fails.
+
+    Args:
+        name: as recipes name it.
+        folder: for the run directories.
+        registry: where it is; None: among the built-ins and what is installed.
+        options: instead of its defaults.
+
+    Returns:
+        The directory of the finished run, for tests of what was written.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    experiment = tiny_experiment(registry, loggers=[{"name": name, **options}])
+    built = experiment.loggers[0].entry.load()(experiment.loggers[0].options)
+    heard = [hook for hook in hookspecs.LIFE if hasattr(built, hook)]
+    require(bool(heard), f"{name}: it has none of the hooks {', '.join(hookspecs.LIFE)}.")
+
+    def refuse(warning: str) -> None:
+        raise AssertionError(warning)
+
+    shares, rounds, counts = (0.5,) * (NUM_CLASSES - 1) + (None,), 2, ((3, 2, 1, 0),) * 3
+    natural = EvaluationResult("natural", 12, 0.5, 0.5, shares, shares, {}, "calfat_plugin.testing", 0.1)
+    for how in ("finished", "stopped"):
+        listeners = Listeners.of(experiment, refuse)
+        run = RunInfo("tiny", folder / how, experiment.as_run(), rounds, start_round=1, class_counts=counts)
+        run.directory.mkdir(parents=True)
+        listeners.run_started(run)
+        for round in range(1, rounds + 1):
+            record = RoundRecord(
+                round=round,
+                clients=(0, 1),
+                refused={2: "of a check"},
+                losses={0: 0.5, 1: 0.7},
+                update_norms={0: 0.1, 1: 0.2},
+                heterogeneity=0.3,
+                evaluations={"natural": natural},
+                seconds=1.0,
+                bytes_down=10,
+                bytes_up=20,
+            )
+            listeners.round_finished(run, record)
+        if how == "stopped":
+            listeners.run_stopped(run, KeyboardInterrupt())
+        else:
+            listeners.run_finished(run, RunResult((natural,), rounds, 2.0))
+    return folder / "finished"

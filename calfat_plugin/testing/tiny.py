@@ -147,12 +147,7 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
 
 
 def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
-    """A recipe of three clients and four rounds on tiny images, resolved.
-
-    Args:
-        registry: None: the built-ins and what is installed.
-        sections: values of ``calfat:``, and of other sections under their names, such as ``data_args={...}``.
-    """
+    """A recipe of three clients and four rounds on tiny images, resolved, with these values of ``calfat:``."""
     train = {"client_num_in_total": 3, "comm_round": 4, "batch_size": 4, "learning_rate": 0.1}
     data: dict[str, Any] = {
         "data_args": {"dataset": "digits"},  # its images are never read: tiny ones stand in for them
@@ -169,13 +164,7 @@ def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
 
 
 def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) -> Iterator[Experiment]:
-    """``tiny_experiment`` with a budget in linf, l2 and l1 in turn, without those that a plugin's entry refuses.
-
-    Args:
-        registry: as of ``tiny_experiment``.
-        inner: the inner attack; None: the default.
-        sections: as of ``tiny_experiment``.
-    """
+    """``tiny_experiment`` with a budget in linf, l2 and l1 in turn, without those that a plugin's entry refuses."""
     for threat in THREATS:
         try:
             experiment = tiny_experiment(registry, threat={**threat, "inner": inner}, **sections)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -14,17 +13,11 @@ from calfat_plugin.maths.losses import wide
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
-    """The same operators, but (1 - share) of the classification loss, and share of the mean of -log softmax(z).
-
-    z are raw logits also where a modifier calibrates: on calibrated ones this term would undo the calibration.
-
-    Args:
-        share: in [0, 1]; 0: nothing changes.
-    """
+    """(1 - share) of the classification loss, and share of the mean of -log softmax(z) of raw logits z, instead."""
     if share == 0:
         return loss
     found = copy(loss)
@@ -38,13 +31,9 @@ def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
 
 
 def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBatch, awp: AWPOptions) -> Tensor:
-    """As ``backward``, but the gradient is that at w + v; v climbs the same loss from w, layer by layer.
+    """As ``backward``, but the gradient is that at w + v; v climbs the same loss from w, layer by layer."""
+    import torch
 
-    Args:
-        backward: a method's; it is called twice.
-        batch: the mini-batch, attacked.
-        awp: the length of v, and in how many rounds it is zero.
-    """
     if batch.task.round <= awp.warmup:
         return backward(batch)
     model = batch.model
@@ -56,8 +45,17 @@ def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBat
         if weight.grad is not None and weight.dim() > 1
     }
     model.zero_grad(set_to_none=True)
-    with _perturbed(model, shifts):
+    named = dict(model.named_parameters())
+    before = {name: named[name].detach().clone() for name in shifts}
+    try:
+        for name, shift in shifts.items():
+            named[name].data.add_(shift)
+        torch.clear_autocast_cache()  # of copies that it made of other values
         return backward(batch.again())
+    finally:  # the very same values
+        for name, value in before.items():
+            named[name].data.copy_(value)
+        torch.clear_autocast_cache()
 
 
 def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
@@ -66,24 +64,3 @@ def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
     direction = gradient / gradient.abs().amax().clamp_min(1e-30)
     pushed: Tensor = direction * (gamma * weight.norm() / direction.norm().clamp_min(1e-30))
     return pushed
-
-
-@contextmanager
-def _perturbed(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
-    """Add ``shifts`` to the named parameters, and put the very same values back on leaving.
-
-    Autocast would answer with the copies that it made of other values, so it forgets them.
-    """
-    import torch
-
-    named = dict(model.named_parameters())
-    before = {name: named[name].detach().clone() for name in shifts}
-    try:
-        for name, shift in shifts.items():
-            named[name].data.add_(shift)
-        torch.clear_autocast_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            named[name].data.copy_(value)
-        torch.clear_autocast_cache()

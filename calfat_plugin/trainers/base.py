@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import (
-    ClientLoss,
-    InnerAttack,
-    InnerTask,
-    LocalTask,
-    LocalTrainer,
-    LossModifier,
-    RoundEnd,
-)
+from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, LocalTrainer, LossModifier, RoundEnd
 from calfat_plugin.options import option
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 

@@ -171,15 +171,7 @@ class _Pass:
 def mixed_rows(
     index: Tensor, task: LocalTask, batch_noise: Generator, ratio: float, sampling: Sampling
 ) -> Tensor | None:
-    """The rows of a batch that become adversarial: (N,) bool, or None for all of them.
-
-    Args:
-        index: (N,) positions of the batch's examples in ``task.data``.
-        task: the client's work.
-        batch_noise: source of the draw of mode ``per_batch``.
-        ratio: share of adversarial examples in [0, 1]; rounded down to whole examples.
-        sampling: ``per_batch``, or ``fixed``, whose split depends on seed and client alone.
-    """
+    """The rows of a batch that become adversarial, rounded down: (N,) bool, or None for all of them."""
     if ratio == 1.0:
         return None  # nothing is drawn, so that the attack's noise is that of a method without a mixture
     if sampling == "fixed":

@@ -49,16 +49,8 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
     """Weights of a batch, normalised to mean 1: examples that are easier to attack weigh more.
 
     With h = floor(steps / 2) and a = lam + 5 (h - kappa) / h the raw weight is (1 + tanh(a)) / 2 for ``tanh``,
-    sigmoid(a) for ``sigmoid``, and (steps + 1 - kappa) / (steps + 1) for ``discrete``.
-
-    Args:
-        kappa: (N,) correctly classified iterates, 0 .. steps (``TrainBatch.kappa``).
-        steps: steps of the attack that counted them; at least 2 unless ``discrete``.
-        lam: Lambda; +inf: all weights are 1, which is plain adversarial training.
-        weighting: form of the raw weight.
-
-    Returns:
-        (N,) float32 without gradient, summing to N.
+    sigmoid(a) for ``sigmoid``, and (steps + 1 - kappa) / (steps + 1) for ``discrete``. With lam = +inf all weights are
+    1, which is plain adversarial training.
     """
     import torch.nn.functional as F
 

@@ -8,6 +8,7 @@ clients' statistics, and each ``st`` client works out its own mixture of them: t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SENT = "fedrbn/at/"  # broadcast: fedrbn/at/<client>/<tensor>
 _CLEAN_MEAN = ".clean.running_mean"
+_STATISTIC = re.compile(r"\.(clean|noise)\.running_(mean|var)$")
 _CLIP_NORM = 10.0  # of the gradient through the frozen noise branch
 _TEMPERATURE = 0.01  # of the softmax over similarities: the most similar at client counts most
 
@@ -164,8 +166,8 @@ class FedRBN(AdversarialTrainer):
         return {  # also after a round of at clients alone: other clients may train in the next one
             f"{_SENT}{client}/{name}": state[name]
             for client, state in self._sources(updates).items()
-            for layer in _layers(state)
-            for name in _statistics(layer)
+            for name in state
+            if _STATISTIC.search(name)
         }
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
@@ -186,10 +188,7 @@ class FedRBN(AdversarialTrainer):
 
 
 def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[str, Tensor]:
-    """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
-
-    The ``at`` clients' weighted mean, summed in float64; a single ``at`` client's are copied bit for bit.
-    """
+    """The noise statistics that an ``st`` client borrows: a mean in float64; of one ``at`` client bit for bit."""
     from calfat_plugin.maths.averaging import weighted_sum
 
     if not sources:
@@ -201,8 +200,14 @@ def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[
     weights = [1 / len(sources)] * len(sources)
     if options.similarity == "cosine":
         weights = propagation_weights(target, clean)
-    if options.debias:
-        noise = [debiased(n, c, target, options.debias) for n, c in zip(noise, clean, strict=True)]
+    if d := options.debias:  # moved by the difference of clean statistics
+        noise = [
+            [
+                BranchStatistics(n.mean + d * (t.mean - c.mean), n.var * (t.var / c.var).pow(d))
+                for n, c, t in zip(*lender, target, strict=True)
+            ]
+            for lender in zip(noise, clean, strict=True)
+        ]
     return {
         f"{layer}.noise.running_{kind}": weighted_sum([getattr(lender, kind) for lender in lenders], weights)
         for layer, *lenders in zip(layers, *noise, strict=True)
@@ -227,18 +232,17 @@ class BranchStatistics(NamedTuple):
     var: Tensor
 
 
-Layers = Sequence[BranchStatistics]
+def propagation_weights(
+    target: Sequence[BranchStatistics], sources: Sequence[Sequence[BranchStatistics]]
+) -> list[float]:
+    """How much an ``st`` client borrows from each ``at`` client, by their clean statistics; at least one, sum 1.
 
-
-def propagation_weights(target_clean: Layers, sources_clean: Sequence[Layers]) -> list[float]:
-    """How much an ``st`` client borrows from each ``at`` client (at least one), sum 1.
-
-    Softmax of the layers' mean similarity [cos(mean, mean') + cos(var, var')] / (2 * temperature) of clean statistics.
+    Softmax of the layers' mean similarity [cos(mean, mean') + cos(var, var')] / (2 * temperature).
     """
     scores = [
-        math.fsum(_similarity(own, theirs) for own, theirs in zip(target_clean, source, strict=True))
-        / (len(target_clean) * _TEMPERATURE)
-        for source in sources_clean
+        math.fsum((_cosine(a.mean, b.mean) + _cosine(a.var, b.var)) / 2 for a, b in zip(target, source, strict=True))
+        / (len(target) * _TEMPERATURE)
+        for source in sources
     ]
     best = max(scores)
     raw = [math.exp(score - best) for score in scores]
@@ -246,29 +250,13 @@ def propagation_weights(target_clean: Layers, sources_clean: Sequence[Layers]) -
     return [weight / total for weight in raw]
 
 
-def _similarity(own: BranchStatistics, theirs: BranchStatistics) -> float:
-    return (_cosine(own.mean, theirs.mean) + _cosine(own.var, theirs.var)) / 2
-
-
 def _cosine(a: Tensor, b: Tensor) -> float:
     a, b = a.double(), b.double()
     return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-30))
 
 
-def debiased(noise: Layers, clean: Layers, target: Layers, d: float) -> list[BranchStatistics]:
-    """``noise`` moved by the difference of clean statistics: mean + d (mean_t - mean_a) and var (var_t / var_a)^d."""
-    return [
-        BranchStatistics(n.mean + d * (t.mean - c.mean), n.var * (t.var / c.var).pow(d))
-        for n, c, t in zip(noise, clean, target, strict=True)
-    ]
-
-
 def _layers(names: Iterable[str]) -> list[str]:
     return [name.removesuffix(_CLEAN_MEAN) for name in names if name.endswith(_CLEAN_MEAN)]
-
-
-def _statistics(layer: str) -> list[str]:
-    return [f"{layer}.{branch}.running_{kind}" for branch in ("clean", "noise") for kind in ("mean", "var")]
 
 
 def _branch(state: State, layers: Sequence[str], branch: str) -> list[BranchStatistics]:
@@ -289,11 +277,11 @@ def _received(broadcast: State) -> list[State]:
 
 
 def _check(options: FedRBNOptions, recipe: Recipe) -> None:
-    clients = recipe.train.client_num_in_total
-    if options.roles is not None and len(options.roles.split()) != clients:
+    clients, roles = recipe.train.client_num_in_total, options.roles
+    if roles is not None and len(roles.split()) != clients:
         raise OptionError(
-            f"roles: got {len(options.roles.split())} roles in '{options.roles}', expected one for each of the "
-            f"{clients} clients (train_args.client_num_in_total)."
+            f"roles: got {len(roles.split())} roles in '{roles}', expected one for each of the {clients} clients "
+            "(train_args.client_num_in_total)."
         )
     if options.role is None and not any(options.trains_adversarially(client) for client in range(clients)):
         raise OptionError(
@@ -307,8 +295,7 @@ def _check(options: FedRBNOptions, recipe: Recipe) -> None:
         for client in range(clients)
         for each in (of_ids.get(client, recipe.trainer.options), *drawn)
     ):
-        text = "role: every client has the role st; expected others, in calfat.clients, with the role at."
-        raise OptionError(text)
+        raise OptionError("role: every client has the role st; expected others, in calfat.clients, with the role at.")
 
 
 ENTRY = TrainerEntry(

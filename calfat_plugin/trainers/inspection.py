@@ -22,13 +22,8 @@ INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may
 def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, trained: bool) -> Iterator[None]:
     """Hold a step's images to the budget, and the step inside to leaving them alone.
 
-    Args:
-        batch: what the step trains on.
-        clean: (N, C, H, W), a copy of the clean images from before the attack.
-        made: (N, C, H, W), the adversarial examples that the attack gave.
-        number: of the mini-batch, from 1.
-        trained: whether there were steps in this round. What is not finite is then left to the check of the loss, since
-            the model may have diverged.
+    ``clean`` is a copy of the clean images from before the attack, and ``made`` what the attack gave. After steps
+    (``trained``) the model may have diverged: what is not finite is then left to the check of the loss.
     """
     task, x_nat, x_adv = batch.task, batch.x_nat, batch.x_adv
     where = f"client {task.client}, round {task.round}, batch {number}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin import returned
-from calfat_plugin.datasets.batches import Batch, Examples, batches, num_batches
+from calfat_plugin.datasets.batches import Batch, Examples, batch_bounds, batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
@@ -66,32 +66,20 @@ class Method(MakesOptimizers, Protocol):
 
 @dataclass(frozen=True)
 class _Work:
-    """One client's round as the loop sees it.
-
-    Attributes:
-        context: what the method's ``begin_round`` returned.
-        memory: what the inner attack's ``begin_round`` returned.
-        rows: examples that pass through the model at once in an attack.
-        passes: makes the context of the model's passes, which sets their arithmetic.
-        count: how often an image went forward through the model so far.
-    """
+    """One client's round as the loop sees it."""
 
     method: Method
     task: LocalTask
     loss: ClientLoss
-    context: Any
-    memory: Any
-    rows: int
-    passes: Callable[[], AbstractContextManager[object]]
+    context: Any  # what the method's ``begin_round`` returned
+    memory: Any  # what the inner attack's ``begin_round`` returned
+    rows: int  # examples that pass through the model at once in an attack
+    passes: Callable[[], AbstractContextManager[object]]  # makes contexts that set the arithmetic of the model's passes
     count: _Count
 
 
 class _Count:
-    """How often an image went forward through a model and its copies.
-
-    Attributes:
-        images: so far.
-    """
+    """How often an image went forward through a model and its copies so far."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -109,11 +97,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     """Train ``task.model`` for one round with ``method``'s losses.
 
     One optimiser a round, so SGD's momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
-    training mode.
-
-    Returns:
-        The update; ``metrics`` are means per example of the last epoch (of the round, where it has local steps), and
-        what the method's ``end_round`` adds.
+    training mode. Metrics are means per example of the last epoch (of the round, where it has local steps).
     """
     model = task.model
     if not method.attacks:
@@ -131,25 +115,18 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         model.register_forward_pre_hook(count.add),
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
-        arithmetic = passes_in(task.precision, task.device)
-        work = _Work(method, task, loss, context, memory, rows, arithmetic, count)
+        work = _Work(method, task, loss, context, memory, rows, passes_in(task.precision, task.device), count)
         metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
-    own = {
-        namespace + name: tensor
-        for namespace, state in (
-            (_KEPT, returned.tensors(end.state, "end_round's state holds")),
-            (_REMEMBERED, task.inner.end_round(memory)),
-        )
-        for name, tensor in _copied(state).items()
-    }
+    own = {_KEPT + name: tensor for name, tensor in returned.tensors(end.state, "end_round's state holds").items()}
+    own |= {_REMEMBERED + name: tensor for name, tensor in task.inner.end_round(memory).items()}
     return LocalUpdate(
         state=_copied(model.state_dict()),
         num_examples=len(task.data),
         extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
         metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics, PASSES: float(count.images)},
-        client_state={**client_state, **own},
+        client_state={**client_state, **_copied(own)},
     )
 
 
@@ -182,6 +159,8 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         nonlocal trained
         with nullcontext() if inspecting is None else inspecting(batch, trained=trained):
             value = _gradient(work, batch)
+        if not trained and all(parameter.grad is None for parameter in model.parameters()):
+            raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
         trained = True
         correction.after_backward(model)
         if max_norm is not None:
@@ -222,12 +201,10 @@ class LossMeter:
     """Running means of one epoch, or of a round of local steps; looks at the sums on the device now and then."""
 
     def __init__(self, task: LocalTask, in_round: int) -> None:
-        """in_round: how many batches the round has."""
         self.task, self.in_round, self.done = task, in_round, 0
         self.begin_epoch(0, in_round)
 
     def begin_epoch(self, epoch: int, in_epoch: int) -> None:
-        """epoch: counted from 0; in_epoch: how many batches it has."""
         self.epoch, self.in_epoch, self.batches = epoch, in_epoch, 0
         if epoch == 0 or self.task.settings.local_steps is None:
             self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
@@ -246,11 +223,9 @@ class LossMeter:
             self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
 
     def means(self) -> dict[str, float]:
-        """The mean loss per example, and those of all that was recorded."""
         return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
 
     def mean(self) -> float:
-        """Mean loss per example so far."""
         mean = float(self.total) / max(1, self.examples)
         if mean != mean or abs(mean) == float("inf"):
             raise UpdateError(
@@ -264,7 +239,7 @@ class LossMeter:
 def _lengths(task: LocalTask) -> list[int]:
     """How many batches to take of each epoch: all, or as many as make the round's local steps together."""
     settings = task.settings
-    whole = num_batches(len(task.data), settings.batch_size, merge_single=_has_batch_norm(task.model))
+    whole = len(batch_bounds(len(task.data), settings.batch_size, merge_single=_has_batch_norm(task.model)))
     if settings.local_steps is None or not whole:  # a client without examples takes no step
         return [whole] * settings.epochs
     passes, rest = divmod(settings.local_steps, whole)
@@ -274,9 +249,8 @@ def _lengths(task: LocalTask) -> list[int]:
 def _full_gradient(work: _Work) -> dict[str, Tensor]:
     """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
 
-    Attacks and augmentation have streams of their own, normalisation statistics and torch's global generators (dropout)
-    are put back, and the attack has a copy of its memory: the training that follows is the same with and without this
-    pass.
+    The training that follows is the same with and without this pass: it has random streams and an attack's memory of
+    its own, and puts normalisation statistics and torch's global generators (dropout) back.
     """
     work = replace(work, memory=deepcopy(work.memory))
     task, model = work.task, work.task.model
@@ -311,46 +285,49 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool) -> TrainBatch:
     """The batch with its adversarial examples; ``moving``: whether steps follow, where the attack may have its own."""
-    (x_nat, y, examples), index = drawn, drawn.examples.index
-    method, task, loss, model = work.method, work.task, work.loss, work.task.model
-    craft = _start if moving and task.inner.has_own_steps else _craft
-    if not method.attacks:
-        return TrainBatch(model, x_nat, x_nat, y, loss, task, context=work.context, index=index)
-    chosen = method.attacked_rows(index, task, noise)
-    if chosen is None:
-        x_adv, kappa = craft(work, x_nat, y, examples, noise)
-        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa, context=work.context, index=index)
-    chosen, mixed = returned.rows(chosen, len(y), "attacked_rows returned").to(x_nat.device), x_nat.clone()
-    where = chosen.nonzero().squeeze(1)
-    if len(where):
-        mixed[where], _ = craft(work, x_nat[where], y[where], examples.rows(where.to(index.device)), noise)
-    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen, context=work.context, index=index)
+    (x_nat, y, examples), method, task = drawn, work.method, work.task
+    index, x_adv, kappa, chosen = examples.index, x_nat, None, None
+    if method.attacks:
+        chosen = method.attacked_rows(index, task, noise)
+        if chosen is None:
+            x_adv, kappa = _crafted(work, x_nat, y, examples, noise, moving=moving)
+        else:
+            chosen, x_adv = returned.rows(chosen, len(y), "attacked_rows returned").to(x_nat.device), x_nat.clone()
+            where = chosen.nonzero().squeeze(1)
+            if len(where):
+                rows = examples.rows(where.to(index.device))
+                x_adv[where], _ = _crafted(work, x_nat[where], y[where], rows, noise, moving=moving)
+    return TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, chosen, kappa, work.context, index)
 
 
-def _craft(
-    work: _Work, x_nat: Tensor, y: Tensor, examples: Examples, noise: torch.Generator
+def _crafted(
+    work: _Work, x_nat: Tensor, y: Tensor, examples: Examples, noise: torch.Generator, *, moving: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself."""
-    start, _ = _start(work, x_nat, y, examples, noise)
-    return _climb(work, examples, x_nat, y, start)
+    """(x_adv, kappa) by the method's inner maximisation, or its start where the attack has its own steps.
 
-
-def _start(
-    work: _Work, x_nat: Tensor, y: Tensor, examples: Examples, noise: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """The attack's first iterate; drawn for the whole batch, so it does not depend on how the batch is cut."""
-    start = work.task.inner.start(x_nat, work.task.threat, noise)
+    The start is drawn for the whole batch, so it does not depend on how the batch is cut. One micro-batch takes all its
+    steps before the next one begins. kappa counts iterates 0 .. steps-1, so not x_adv itself.
+    """
+    method, task = work.method, work.task
+    start = task.inner.start(x_nat, task.threat, noise)
     if start is None:
-        start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
-    return start, None
+        start = returned.like(method.start(x_nat, task, noise), x_nat, "start returned")
+    if moving and task.inner.has_own_steps:
+        return start, None
+    x_adv = torch.empty_like(x_nat)
+    kappa = torch.zeros_like(y) if method.counts_iterates else None
+    with attack_mode(task.model):
+        for part in micro_batches(len(y), work.rows):
+            batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
+            loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
+            images = task.model, batch.x_nat, start[part]
+            inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
+            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
+    return x_adv, kappa
 
 
 def _first_looked_at(work: _Work, lengths: list[int]) -> int:
-    """From which batch of the round on, counted from 0, :func:`_true_losses` are taken.
-
-    The last ones hold enough images together, or all that the client has. Of the rounds 1, 2, 4, 8 ... alone, so that
-    it costs nothing to speak of.
-    """
+    """From which batch of rounds 1, 2, 4, 8 ..., counted from 0, :func:`_true_losses` are taken: the last few."""
     task = work.task
     if not work.method.attacks or task.round & (task.round - 1) or task.inner.has_own_steps:
         return sum(lengths)
@@ -359,10 +336,7 @@ def _first_looked_at(work: _Work, lengths: list[int]) -> int:
 
 
 def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
-    """(2, N) losses of the true label, clean and attacked; 0 for images that the client's model has wrong.
-
-    Of others an attack on a divergence may go anywhere.
-    """
+    """(2, N) losses of the true label, clean and attacked; 0 for images that the model has wrong: they go anywhere."""
     with _looking(work), torch.no_grad():
         clean, attacked = (work.loss.attack_logits(work.task.model(x)) for x in (batch.x_nat, batch.x_adv))
     losses = torch.stack([cross_entropy(logits, batch.y, reduction="none") for logits in (clean, attacked)])
@@ -370,10 +344,7 @@ def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
 
 
 def _overfit(work: _Work, batch: TrainBatch) -> float | None:
-    """``results.OVERFIT`` of the batch's first images; None where it is not measured.
-
-    By the logits that the client's attack sees: what of them one class alone cannot get wrong shows nothing.
-    """
+    """``results.OVERFIT`` of the batch's first images, by the logits that the attack sees; None: it is not measured."""
     task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
     if task.round % _PROBED_EVERY or task.threat.steps >= _FEW_STEPS:
         return None
@@ -409,21 +380,6 @@ def _gpus(task: LocalTask) -> list[torch.device]:
     return [task.device] if task.device.type == "cuda" else []
 
 
-def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(x_adv, kappa) from a start. One micro-batch takes all its steps before the next one begins."""
-    method, task = work.method, work.task
-    x_adv = torch.empty_like(x_nat)
-    kappa = torch.zeros_like(y) if method.counts_iterates else None
-    with attack_mode(task.model):
-        for part in micro_batches(len(y), work.rows):
-            batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
-            loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
-            images = task.model, batch.x_nat, start[part]
-            inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
-            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
-    return x_adv, kappa
-
-
 def _climbed(work: _Work, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
     """The loss of an iterate, and one more for ``kappa`` where it is classified correctly."""
     if kappa is not None:  # on the device: nothing waits for it
@@ -443,8 +399,6 @@ def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     with work.passes():
         value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
         value = returned.loss(value, "backward returned")
-    if all(parameter.grad is None for parameter in model.parameters()):  # ends at the first, as a rule
-        raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
     if not model.training:
         raise PluginError(
             "a step left the model in evaluation mode; modes are the loop's, so call model.train() again."

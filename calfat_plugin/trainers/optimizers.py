@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from torch import nn
@@ -34,26 +34,27 @@ def recipes_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSetting
 def methods_optimizer(
     method: MakesOptimizers, task: LocalTask, num_batches: int, *, needs_sgd: bool
 ) -> tuple[Optimizer, LRScheduler | None]:
-    """The method's optimiser of the model's parameters, and its schedule within the round.
-
-    Args:
-        method: makes both.
-        task: the client's work.
-        num_batches: of the round.
-        needs_sgd: whether the aggregator's correction does (``ActiveCorrection.needs_sgd``).
-    """
+    """The method's optimiser of the model's parameters, and its schedule within the round."""
     optimizer = returned.instance(
         method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"
     )
-    for asked in _contradicted(optimizer, task.settings):
+    own, settings = f"it makes an optimiser of its own ({type(optimizer).__name__})", task.settings
+    if asked := _contradicted(optimizer, settings):
         raise PluginError(
-            f"{_own(optimizer)}, but the recipe asks for {asked}. Remove that from the recipe, or let make_optimizer "
-            "use task.settings."
+            f"{own}, but the recipe asks for {asked}. Remove that from the recipe, or let make_optimizer use "
+            "task.settings."
         )
     schedule = method.make_schedule(optimizer, task, num_batches)
     if schedule is not None:
         returned.instance(schedule, LRScheduler, "make_schedule returned")
-    if needs_sgd and (other := _other_than_sgd(optimizer, schedule, task.settings)):
+    wanted = {"lr": settings.learning_rate, "momentum": settings.momentum, "nesterov": settings.nesterov}
+    as_wanted = all(group.get(name) == value for group in optimizer.param_groups for name, value in wanted.items())
+    other = "" if type(optimizer) is SGD and as_wanted and schedule is None else own
+    if settings.client_optimizer != "sgd":
+        other = f"train_args.client_optimizer is {settings.client_optimizer}"
+    if settings.max_grad_norm is not None:
+        other = f"train_args.max_grad_norm is {settings.max_grad_norm:g}"
+    if needs_sgd and other:
         raise PluginError(
             f"{other}, but this aggregator's correction of local steps holds for the recipe's SGD on unclipped "
             "gradients only. Choose another aggregator, such as fedavg."
@@ -61,29 +62,13 @@ def methods_optimizer(
     return optimizer, schedule
 
 
-def _own(optimizer: Optimizer) -> str:
-    return f"it makes an optimiser of its own ({type(optimizer).__name__})"
-
-
-def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> Iterator[str]:
-    """What the recipe asks for, beyond the defaults of ``train_args``, and an optimiser has not."""
+def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> str:
+    """What the recipe asks for, beyond the defaults of ``train_args``, and an optimiser has not; empty: nothing."""
     groups, kind = optimizer.param_groups, settings.client_optimizer
     if kind != "sgd" and type(optimizer) is not _KINDS[kind]:
-        yield f"train_args.client_optimizer: {kind}"
+        return f"train_args.client_optimizer: {kind}"
     if settings.nesterov and not all(group.get("nesterov") for group in groups):
-        yield "train_args.nesterov: true"
+        return "train_args.nesterov: true"
     if settings.has_schedule and all(group["lr"] != settings.learning_rate for group in groups):
-        yield f"the round's learning rate of {settings.learning_rate:g} (train_args.lr_schedule and warmup_rounds)"
-
-
-def _other_than_sgd(optimizer: Optimizer, schedule: LRScheduler | None, settings: TrainSettings) -> str:
-    """What makes a step more than one of the recipe's SGD, in words; empty where nothing does."""
-    if settings.max_grad_norm is not None:
-        return f"train_args.max_grad_norm is {settings.max_grad_norm:g}"
-    if settings.client_optimizer != "sgd":
-        return f"train_args.client_optimizer is {settings.client_optimizer}"
-    wanted = {"lr": settings.learning_rate, "momentum": settings.momentum, "nesterov": settings.nesterov}
-    as_wanted = all(group.get(name) == value for group in optimizer.param_groups for name, value in wanted.items())
-    if type(optimizer) is SGD and as_wanted and schedule is None:
-        return ""
-    return _own(optimizer)
+        return f"the round's learning rate of {settings.learning_rate:g} (train_args.lr_schedule and warmup_rounds)"
+    return ""

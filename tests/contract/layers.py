@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,28 +84,20 @@ def imports(package: Path = PACKAGE) -> list[Import]:
     return found
 
 
-def cycles(found: list[Import]) -> list[list[str]]:
-    """Groups of parts that import each other, directly or through others."""
-    targets: dict[str, set[str]] = {}
+def cycle(found: list[Import]) -> list[str]:
+    """Parts that import each other, directly or through others; the first again at the end."""
+    sorter = TopologicalSorter[str]()
     for each in found:
-        targets.setdefault(each.source, set()).add(each.target)
-
-    def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = list(targets.get(start, ()))
-        while todo:
-            part = todo.pop()
-            if part not in seen:
-                seen.add(part)
-                todo += targets.get(part, ())
-        return seen
-
-    reach: Mapping[str, set[str]] = {part: reachable(part) for part in targets}
-    groups = {frozenset(p for p in reach[part] if part in reach.get(p, ())) for part in targets if part in reach[part]}
-    return sorted(map(sorted, groups))
+        sorter.add(each.source, each.target)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        parts: list[str] = error.args[1]
+        return parts
+    return []
 
 
-def file_cycles(package: Path = PACKAGE) -> list[list[str]]:
+def file_cycle(package: Path = PACKAGE) -> list[str]:
     """The same for single files, by dotted name; ``__init__`` files, which re-export, are left out."""
     files = {".".join(file.relative_to(package.parent).with_suffix("").parts): file for file in package.rglob("*.py")}
     found = []
@@ -115,7 +108,7 @@ def file_cycles(package: Path = PACKAGE) -> list[list[str]]:
             known = next((t for t in (target, target.rpartition(".")[0]) if t in files), None)
             if known is not None and known != name:
                 found.append(Import(name, known, name))
-    return cycles(found)
+    return cycle(found)
 
 
 def table() -> str:

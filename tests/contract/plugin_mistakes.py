@@ -9,8 +9,9 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from calfat_plugin import (
     ClientLoss,
     Dataset,
     DatasetEntry,
-    EvaluationResult,
     EvaluatorEntry,
     ImageData,
     InnerAttack,
@@ -62,22 +62,24 @@ META = torch.device("meta")  # no data behind it: any other device than the one 
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A mistake.
+class Comes:
+    """What comes of a mistake.
 
     Attributes:
-        kind: of the plugin, as the page has it.
-        what: what its author did.
-        outcome: what comes of it.
         says: of what is said a part, word for word; of an alarm its code; of a harmless one why it is that.
         act: makes the plugin, and does with it what a run does; returns what was said without an error.
     """
 
-    kind: str
-    what: str
     outcome: Outcome
     says: str
     act: Callable[[], Iterable[str]]
+
+
+def _comes(outcome: Outcome, says: str, made: Any, *rounds: int, **settings: Any) -> Comes:
+    return Comes(outcome, says, play(made, *rounds, **settings) if isinstance(made, Entry) else made)
+
+
+error, warning, alarm, harmless = (partial(_comes, outcome) for outcome in get_args(Outcome))
 
 
 PATHS: dict[type[Entry], tuple[str | int, ...]] = {
@@ -209,144 +211,79 @@ def takes_steps_twice(self: Any, batch: Any, step: Any) -> Tensor:
     return last
 
 
-TRAINERS = (
-    (
-        "`train_loss` gives a loss for each example",
-        "error",
+TRAINERS = {
+    "`train_loss` gives a loss for each example": error(
         "expected one number, a tensor of shape ()",
-        play(trainer(train_loss=lambda self, batch: batch.loss.cross_entropy(batch.logits_adv, batch.y))),
+        trainer(train_loss=lambda self, batch: batch.loss.cross_entropy(batch.logits_adv, batch.y)),
     ),
-    (
-        "`train_loss` gives a Python float",
-        "error",
-        "expected one number, a tensor of shape ()",
-        play(trainer(train_loss=lambda self, batch: cross_entropy(batch).item())),
+    "`train_loss` gives a Python float": error(
+        "expected one number, a tensor of shape ()", trainer(train_loss=lambda self, batch: cross_entropy(batch).item())
     ),
-    (
-        "the loss is detached, or computed under `torch.no_grad()`",
-        "error",
-        "depends on no parameter of the model",
-        play(trainer(train_loss=lambda self, batch: cross_entropy(batch).detach())),
+    "the loss is detached, or computed under `torch.no_grad()`": error(
+        "depends on no parameter of the model", trainer(train_loss=lambda self, batch: cross_entropy(batch).detach())
     ),
-    (
-        "the loss is nan",
-        "error",
-        "the training loss is nan",
-        play(trainer(train_loss=lambda self, batch: cross_entropy(batch) * torch.nan)),
+    "the loss is nan": error(
+        "the training loss is nan", trainer(train_loss=lambda self, batch: cross_entropy(batch) * torch.nan)
     ),
-    (
-        "the loss is a sum over the batch",
-        "harmless",
+    "the loss is a sum over the batch": harmless(
         "as a learning rate that is as many times larger; the loss in `rounds.csv` shows it",
-        play(
-            trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv, b.y).sum()),
-            train_args__learning_rate=0.001,
-        ),
+        trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv, b.y).sum()),
+        train_args__learning_rate=0.001,
     ),
-    (
-        "cross-entropy of a softmax",
-        "harmless",
+    "cross-entropy of a softmax": harmless(
         "a weaker method; evaluators attack the model's own logits",
-        play(trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv.softmax(1), b.y).mean())),
+        trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv.softmax(1), b.y).mean()),
     ),
-    (
-        "it trains on the clean images alone",
-        "harmless",
+    "it trains on the clean images alone": harmless(
         "a method without robustness, and its robust accuracy says so",
-        play(trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_nat, b.y).mean())),
+        trainer(train_loss=lambda self, b: b.loss.cross_entropy(b.logits_nat, b.y).mean()),
     ),
-    (
-        "a hook's name is misspelt: `atack_loss`",
-        "error",
-        "Did you mean 'attack_loss'?",
-        play(TrainerEntry("wrong", build=Misspelt)),
+    "a hook's name is misspelt: `atack_loss`": error(
+        "Did you mean 'attack_loss'?", TrainerEntry("wrong", build=Misspelt)
     ),
-    (
-        "a subclass of a built-in method changes nothing",
-        "error",
-        "overrides nothing of FedPGD",
-        play(TrainerEntry("wrong", build=Idle)),
+    "a subclass of a built-in method changes nothing": error(
+        "overrides nothing of FedPGD", TrainerEntry("wrong", build=Idle)
     ),
-    (
-        "`attack_loss` is a mean over the examples",
-        "harmless",
+    "`attack_loss` is a mean over the examples": harmless(
         "a step has a length of its own, whatever the scale of the gradient",
-        play(trainer(attack_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv, b.y).mean())),
+        trainer(attack_loss=lambda self, b: b.loss.cross_entropy(b.logits_adv, b.y).mean()),
     ),
-    (
-        "`attack_loss` is negated, and the last batch of a round is short",
-        "alarm",
-        "attack-goes-down",
-        play(trainer(attack_loss=negated), 2, train_args__batch_size=8, train_args__epochs=10),
+    "`attack_loss` is negated, and the last batch of a round is short": alarm(
+        "attack-goes-down", trainer(attack_loss=negated), 2, train_args__batch_size=8, train_args__epochs=10
     ),
-    ("a step changes the clean images in place", "error", "in place", play(trainer(train_loss=over_images))),
-    (
-        "`take_steps` steps twice on one forward pass",
-        "error",
-        "Trying to backward through the graph a second time",
-        play(trainer(take_steps=takes_steps_twice)),
+    "a step changes the clean images in place": error("in place", trainer(train_loss=over_images)),
+    "`take_steps` steps twice on one forward pass": error(
+        "Trying to backward through the graph a second time", trainer(take_steps=takes_steps_twice)
     ),
-    (
-        "a running mean of losses keeps their graphs",
-        "error",
-        "detach what is kept from one batch to the next",
-        play(trainer(train_loss=smoothed)),
+    "a running mean of losses keeps their graphs": error(
+        "detach what is kept from one batch to the next", trainer(train_loss=smoothed)
     ),
-    (
-        "an attribute counts the batches",
-        "warning",
-        "changes its attributes while it works (batches)",
-        play(trainer(train_loss=counted)),
+    "an attribute counts the batches": warning(
+        "changes its attributes while it works (batches)", trainer(train_loss=counted)
     ),
-    (
-        "`backward` forgets `loss.backward()`",
-        "error",
-        "left no gradient in any parameter",
-        play(trainer(backward=without_backward)),
+    "`backward` forgets `loss.backward()`": error(
+        "left no gradient in any parameter", trainer(backward=without_backward)
     ),
-    (
-        "`backward` forgets `zero_grad()`",
-        "harmless",
-        "gradients are None before each step",
-        play(trainer(backward=without_zero_grad)),
+    "`backward` forgets `zero_grad()`": harmless(
+        "gradients are None before each step", trainer(backward=without_zero_grad)
     ),
-    (
-        "the model is left in evaluation mode",
-        "error",
-        "left the model in evaluation mode",
-        play(trainer(train_loss=in_evaluation_mode)),
+    "the model is left in evaluation mode": error(
+        "left the model in evaluation mode", trainer(train_loss=in_evaluation_mode)
     ),
-    (
-        "it draws from the global generators of torch, numpy and Python",
-        "harmless",
-        "they are seeded for each client and round, and put back",
-        play(trainer(train_loss=noisy)),
+    "it draws from the global generators of torch, numpy and Python": harmless(
+        "they are seeded for each client and round, and put back", trainer(train_loss=noisy)
     ),
-    (
-        "a tensor on another device",
-        "error",
-        "Make tensors where those that came in are",
-        play(trainer(train_loss=elsewhere)),
-    ),
-    (
-        "a loop of its own sends tensors that are on the GPU",
-        "error",
-        "expected it on the cpu",
-        play(trainer(fit=sent_elsewhere)),
-    ),
-    (
-        "a metric that the entry does not declare",
-        "error",
+    "a tensor on another device": error("Make tensors where those that came in are", trainer(train_loss=elsewhere)),
+    "a loop of its own sends tensors that are on the GPU": error("expected it on the cpu", trainer(fit=sent_elsewhere)),
+    "a metric that the entry does not declare": error(
         "which its entry does not declare",
-        play(trainer(train_loss=lambda self, b: b.record("margin", b.logits_adv) or cross_entropy(b))),
+        trainer(train_loss=lambda self, b: b.record("margin", b.logits_adv) or cross_entropy(b)),
     ),
-    (
-        "the code reads an option that the config lacks",
-        "error",
+    "the code reads an option that the config lacks": error(
         "its code reads the option 'beta', which its entry does not declare",
-        play(trainer(train_loss=lambda self, b: self.options.beta * cross_entropy(b))),
+        trainer(train_loss=lambda self, b: self.options.beta * cross_entropy(b)),
     ),
-)
+}
 
 
 # --- loss modifiers ---------------------------------------------------------------------------------------------------
@@ -364,40 +301,28 @@ def shifted_in_place(self: Any, logits: Tensor) -> Tensor:
     return logits
 
 
-MODIFIERS = (
-    (
-        "a method's name is misspelt: `attack_logit`",
-        "error",
-        "Did you mean 'attack_logits'?",
-        play(modifier(attack_logit=lambda self, z: 2 * z)),
+MODIFIERS = {
+    "a method's name is misspelt: `attack_logit`": error(
+        "Did you mean 'attack_logits'?", modifier(attack_logit=lambda self, z: 2 * z)
     ),
-    (
-        "`cross_entropy` gives the mean",
-        "error",
+    "`cross_entropy` gives the mean": error(
         "cross_entropy of its loss returned a tensor of shape (); expected a tensor of shape (2,)",
-        play(modifier(cross_entropy=lambda self, z, y: nn.functional.cross_entropy(z, y))),
+        modifier(cross_entropy=lambda self, z, y: nn.functional.cross_entropy(z, y)),
     ),
-    (
-        "logits are changed in place",
-        "error",
-        "changes the logits that it is given in place",
-        play(modifier(attack_logits=shifted_in_place)),
+    "logits are changed in place": error(
+        "changes the logits that it is given in place", modifier(attack_logits=shifted_in_place)
     ),
-    (
-        "`bind` returns the class",
-        "error",
+    "`bind` returns the class": error(
         "bind returned the class ClientLoss",
-        play(
-            ModifierEntry(
-                "wrong",
-                build=type(
-                    "Wrong", (LossModifier,), {"__init__": lambda self, o: None, "bind": lambda self, c: ClientLoss}
-                ),
-                methods=("fedpgd",),
-            )
+        ModifierEntry(
+            "wrong",
+            build=type(
+                "Wrong", (LossModifier,), {"__init__": lambda self, o: None, "bind": lambda self, c: ClientLoss}
+            ),
+            methods=("fedpgd",),
         ),
     ),
-)
+}
 
 
 # --- inner attacks ----------------------------------------------------------------------------------------------------
@@ -432,36 +357,23 @@ class Renamed(InnerAttack):
         return task.climb(steps=1, step_size=0.1)  # type: ignore[no-any-return]
 
 
-INNER_ATTACKS = (
-    (
-        "the method has another name: `find`",
-        "error",
-        "overrides nothing of InnerAttack",
-        play(InnerAttackEntry("wrong", build=Renamed)),
+INNER_ATTACKS = {
+    "the method has another name: `find`": error(
+        "overrides nothing of InnerAttack", InnerAttackEntry("wrong", build=Renamed)
     ),
-    ("`craft` returns nothing", "error", "craft returned nothing (None)", play(inner(craft=lambda self, task: None))),
-    (
-        "`craft` returns float64",
-        "error",
-        "expected torch.float32",
-        play(inner(craft=lambda self, task: task.x_nat.double())),
+    "`craft` returns nothing": error("craft returned nothing (None)", inner(craft=lambda self, task: None)),
+    "`craft` returns float64": error("expected torch.float32", inner(craft=lambda self, task: task.x_nat.double())),
+    "`craft` leaves the ball": error("left the linf ball", inner(craft=twice_as_far)),
+    "`craft` returns the perturbation alone": error(
+        "left the linf ball", inner(craft=lambda self, task: 0.05 * torch.ones_like(task.x_nat))
     ),
-    ("`craft` leaves the ball", "error", "left the linf ball", play(inner(craft=twice_as_far))),
-    (
-        "`craft` returns the perturbation alone",
-        "error",
-        "left the linf ball",
-        play(inner(craft=lambda self, task: 0.05 * torch.ones_like(task.x_nat))),
-    ),
-    ("`craft` changes the clean images in place", "error", "in place", play(inner(craft=whitened))),
-    ("`craft` does not detach its images", "harmless", "they are detached", play(inner(craft=with_graph))),
-    (
-        "`craft` takes more steps than the entry says",
-        "harmless",
+    "`craft` changes the clean images in place": error("in place", inner(craft=whitened)),
+    "`craft` does not detach its images": harmless("they are detached", inner(craft=with_graph)),
+    "`craft` takes more steps than the entry says": harmless(
         "`passes` in `rounds.csv` are counted, not believed",
-        play(inner(craft=lambda self, task: task.climb(steps=5, step_size=0.05))),
+        inner(craft=lambda self, task: task.climb(steps=5, step_size=0.05)),
     ),
-)
+}
 
 
 # --- aggregators ------------------------------------------------------------------------------------------------------
@@ -507,65 +419,38 @@ def as_numbers(task: Any) -> Aggregate:
 
 
 WITH_NORM = {"model_args__model": f"{__name__}:with_norm"}
-AGGREGATORS = (
-    ("`combine` returns the state alone", "error", "combine returned a dict", play(aggregator(mean))),
-    (
-        "the step has the wrong sign: theta - (mean - theta)",
-        "alarm",
-        "server-step",
-        play(each(lambda old, new: old - (new - old))),
+AGGREGATORS = {
+    "`combine` returns the state alone": error("combine returned a dict", aggregator(mean)),
+    "the step has the wrong sign: theta - (mean - theta)": alarm(
+        "server-step", each(lambda old, new: old - (new - old))
     ),
-    (
-        "`combine` returns the mean update in place of the model",
-        "alarm",
-        "server-step",
-        play(each(lambda old, new: new - old)),
-    ),
-    ("models are summed, and not divided", "alarm", "server-step", play(each(lambda old, new: 3 * new))),
-    (
-        "its weights are numbers of examples, and do not sum to 1",
-        "error",
+    "`combine` returns the mean update in place of the model": alarm("server-step", each(lambda old, new: new - old)),
+    "models are summed, and not divided": alarm("server-step", each(lambda old, new: 3 * new)),
+    "its weights are numbers of examples, and do not sum to 1": error(
         "sum to",
-        play(
-            aggregator(lambda task: Aggregate(mean(task), weights={c: u.num_examples for c, u in task.updates.items()}))
-        ),
+        aggregator(lambda task: Aggregate(mean(task), weights={c: u.num_examples for c, u in task.updates.items()})),
     ),
-    ("updates are changed in place", "error", "in place", play(aggregator(spoiled))),
-    (
-        "buffers are left out",
-        "error",
+    "updates are changed in place": error("in place", aggregator(spoiled)),
+    "buffers are left out": error(
         "is missing",
-        play(
-            aggregator(lambda task: Aggregate({name: mean(task)[name] for name in task.parameter_names})), **WITH_NORM
-        ),
+        aggregator(lambda task: Aggregate({name: mean(task)[name] for name in task.parameter_names})),
+        **WITH_NORM,
     ),
-    (
-        "integer buffers are averaged as floats",
-        "error",
-        "has dtype torch.float32, expected torch.int64",
-        play(aggregator(as_numbers), **WITH_NORM),
+    "integer buffers are averaged as floats": error(
+        "has dtype torch.float32, expected torch.int64", aggregator(as_numbers), **WITH_NORM
     ),
-    ("the result is nan", "error", "nan or inf", play(each(lambda old, new: new * torch.nan))),
-    ("tensors on another device", "error", "expected it on the cpu", play(each(lambda old, new: new.to(META)))),
-    (
-        "momentum is kept in an attribute",
-        "warning",
-        "changes its attributes while it works (last)",
-        play(AggregatorEntry("wrong", build=Momentum, config=FedAvgOptions)),
+    "the result is nan": error("nan or inf", each(lambda old, new: new * torch.nan)),
+    "tensors on another device": error("expected it on the cpu", each(lambda old, new: new.to(META))),
+    "momentum is kept in an attribute": warning(
+        "changes its attributes while it works (last)", AggregatorEntry("wrong", build=Momentum, config=FedAvgOptions)
     ),
-    (
-        "it looks at the server's images, undeclared",
-        "error",
-        "uses_monitored_data=True",
-        play(aggregator(lambda task: task.monitored())),
+    "it looks at the server's images, undeclared": error(
+        "uses_monitored_data=True", aggregator(lambda task: task.monitored())
     ),
-    (
-        "clients are not weighed by their examples",
-        "harmless",
-        "a rule like any other; without `weights` nothing is claimed",
-        play(aggregator(lambda task: Aggregate(mean(task)))),
+    "clients are not weighed by their examples": harmless(
+        "a rule like any other; without `weights` nothing is claimed", aggregator(lambda task: Aggregate(mean(task)))
     ),
-)
+}
 
 
 # --- attackers --------------------------------------------------------------------------------------------------------
@@ -589,46 +474,30 @@ def in_place(self: Any, data: ImageData, num_classes: int) -> ImageData:
     return data
 
 
-ATTACKERS = (
-    ("a method's name is misspelt: `send`", "error", "Did you mean 'sent'?", play(AttackerEntry("wrong", build=Sends))),
-    (
-        "`poisoned` gives labels that are none",
-        "error",
-        "poisoned returned labels from",
-        play(attacker(poisoned=lambda self, data, c: replace(data, y=data.y + 5))),
+ATTACKERS = {
+    "a method's name is misspelt: `send`": error("Did you mean 'sent'?", AttackerEntry("wrong", build=Sends)),
+    "`poisoned` gives labels that are none": error(
+        "poisoned returned labels from", attacker(poisoned=lambda self, data, c: replace(data, y=data.y + 5))
     ),
-    (
-        "`poisoned` gives images on another device",
-        "error",
-        "poisoned returned images on meta",
-        play(attacker(poisoned=lambda self, data, c: data.to(META))),
+    "`poisoned` gives images on another device": error(
+        "poisoned returned images on meta", attacker(poisoned=lambda self, data, c: data.to(META))
     ),
-    (
-        "`poisoned` gives images outside [0, 1]",
-        "error",
+    "`poisoned` gives images outside [0, 1]": error(
         "poisoned returned images whose pixels run from",
-        play(attacker(poisoned=lambda self, data, c: replace(data, x=pixels(data.x) * 2 - 1))),
+        attacker(poisoned=lambda self, data, c: replace(data, x=pixels(data.x) * 2 - 1)),
     ),
-    (
-        "`poisoned` gives a pair",
-        "error",
-        "poisoned returned a tuple; expected an ImageData",
-        play(attacker(poisoned=lambda self, data, c: (data.x, data.y))),
+    "`poisoned` gives a pair": error(
+        "poisoned returned a tuple; expected an ImageData", attacker(poisoned=lambda self, data, c: (data.x, data.y))
     ),
-    ("`poisoned` changes the labels in place", "harmless", "each round has a copy", play(attacker(poisoned=in_place))),
-    (
-        "`sent` looks at the honest clients, undeclared",
-        "error",
-        "sees_honest=True",
-        play(attacker(sent=lambda self, task: task.honest())),
+    "`poisoned` changes the labels in place": harmless("each round has a copy", attacker(poisoned=in_place)),
+    "`sent` looks at the honest clients, undeclared": error(
+        "sees_honest=True", attacker(sent=lambda self, task: task.honest())
     ),
-    (
-        "`sent` gives float64",
-        "warning",
+    "`sent` gives float64": warning(
         "has dtype torch.float64, expected torch.float32",
-        play(attacker(sent=lambda self, task: {n: t.double() for n, t in task.own.items()})),
+        attacker(sent=lambda self, task: {n: t.double() for n, t in task.own.items()}),
     ),
-)
+}
 
 
 # --- evaluators -------------------------------------------------------------------------------------------------------
@@ -650,9 +519,10 @@ def fitted(self: Any, task: Any, x: Tensor, y: Tensor, noise: Any) -> Tensor:
     return x
 
 
-def percent(self: Any, task: Any, label: str) -> EvaluationResult:
-    result = AttackEvaluator.evaluate(self, task, label)
-    return replace(result, accuracy=86.5)
+def counting(accuracy: Any) -> EvaluatorEntry:
+    return evaluator(
+        evaluate=lambda self, task, label: replace(AttackEvaluator.evaluate(self, task, label), accuracy=accuracy)
+    )
 
 
 def shaken(self: Any, task: Any, x: Tensor, y: Tensor, noise: Any) -> Tensor:
@@ -664,52 +534,27 @@ class Downhill(PGD):
         return -super().loss(logits, y)
 
 
-EVALUATORS = (
-    (
-        "`craft` leaves the ball",
-        "error",
-        "left the linf ball of eps 0.1",
-        play(evaluator(lambda self, task, x, y, noise: torch.ones_like(x))),
+EVALUATORS = {
+    "`craft` leaves the ball": error(
+        "left the linf ball of eps 0.1", evaluator(lambda self, task, x, y, noise: torch.ones_like(x))
     ),
-    (
-        "`craft` returns the perturbation alone",
-        "error",
-        "left the",
-        play(evaluator(lambda self, task, x, y, noise: 0.1 * torch.ones_like(x))),
+    "`craft` returns the perturbation alone": error(
+        "left the", evaluator(lambda self, task, x, y, noise: 0.1 * torch.ones_like(x))
     ),
-    (
-        "`craft` returns one image too few",
-        "error",
-        "craft returned a tensor of shape",
-        play(evaluator(lambda self, task, x, y, noise: x[1:])),
+    "`craft` returns one image too few": error(
+        "craft returned a tensor of shape", evaluator(lambda self, task, x, y, noise: x[1:])
     ),
-    (
-        "the attack climbs the wrong way",
-        "alarm",
-        "loss-falls",
-        play(EvaluatorEntry("wrong", build=Downhill, config=PGDOptions)),
+    "the attack climbs the wrong way": alarm("loss-falls", EvaluatorEntry("wrong", build=Downhill, config=PGDOptions)),
+    "the model is left in training mode": error("changed the model it was to measure", evaluator(training)),
+    "the model's weights are changed": error("changed the model it was to measure", evaluator(fitted)),
+    "accuracy in percent": error("expected a fraction in [0, 1]", counting(86.5)),
+    "it draws from torch's global generator": harmless(
+        "it is seeded for each evaluation; `check_evaluator` asks for `noise`", evaluator(shaken)
     ),
-    (
-        "the model is left in training mode",
-        "error",
-        "changed the model it was to measure",
-        play(evaluator(training)),
+    "a metric that the entry does not declare": error(
+        "which its entry does not declare", evaluator(lambda self, task, x, y, noise: task.record("far", y) or x)
     ),
-    ("the model's weights are changed", "error", "changed the model it was to measure", play(evaluator(fitted))),
-    ("accuracy in percent", "error", "expected a fraction in [0, 1]", play(evaluator(evaluate=percent))),
-    (
-        "it draws from torch's global generator",
-        "harmless",
-        "it is seeded for each evaluation; `check_evaluator` asks for `noise`",
-        play(evaluator(shaken)),
-    ),
-    (
-        "a metric that the entry does not declare",
-        "error",
-        "which its entry does not declare",
-        play(evaluator(lambda self, task, x, y, noise: task.record("far", y) or x)),
-    ),
-)
+}
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -739,39 +584,23 @@ def seeding(in_channels: int, image_size: tuple[int, int], num_classes: int) -> 
 
 
 ATTACKED = {"calfat__evaluators": ["natural", "pgd2"], "calfat__monitor__evaluators": ["natural"]}
-MODELS = (
-    (
-        "the model returns a softmax",
-        "alarm",
-        "probabilities",
-        play(model(lambda net, x: net(x).softmax(1)), **ATTACKED),
-    ),
-    (
-        "the number of classes is fixed",
-        "error",
+MODELS = {
+    "the model returns a softmax": alarm("probabilities", model(lambda net, x: net(x).softmax(1)), **ATTACKED),
+    "the number of classes is fixed": error(
         "expected logits of shape (2, 10)",
-        play(ModelEntry("wrong", build=lambda in_channels, image_size, num_classes: TinyModel(side=8, classes=4))),
+        ModelEntry("wrong", build=lambda in_channels, image_size, num_classes: TinyModel(side=8, classes=4)),
     ),
-    ("the images are detached", "error", "does not depend on x_adv", play(model(lambda net, x: net(x.detach())))),
-    (
-        "`build` takes other arguments",
-        "error",
+    "the images are detached": error("does not depend on x_adv", model(lambda net, x: net(x.detach()))),
+    "`build` takes other arguments": error(
         "calling it with in_channels, image_size, num_classes failed",
-        play(ModelEntry("wrong", build=lambda classes: TinyModel())),
+        ModelEntry("wrong", build=lambda classes: TinyModel()),
     ),
-    (
-        "`build` seeds torch by itself",
-        "error",
-        "its code seeds torch by itself",
-        play(ModelEntry("wrong", build=seeding)),
-    ),
-    (
-        "pixels are divided by 255 a second time",
-        "harmless",
+    "`build` seeds torch by itself": error("its code seeds torch by itself", ModelEntry("wrong", build=seeding)),
+    "pixels are divided by 255 a second time": harmless(
         "a model that learns more slowly; steps of an attack have a length of their own",
-        play(model(lambda net, x: net(x / 255))),
+        model(lambda net, x: net(x / 255)),
     ),
-)
+}
 
 
 # --- data sets and partitions -----------------------------------------------------------------------------------------
@@ -788,24 +617,18 @@ def dataset(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callab
     return lambda: experiment(DatasetEntry("wrong", build=load)).load_dataset() and ()
 
 
-DATASETS = (
-    (
-        "pixels are 0 to 255 in floating point",
-        "error",
-        "expected [0, 1]: divide bytes by 255",
-        dataset(lambda x, y: (x * 255, y)),
+DATASETS = {
+    "pixels are 0 to 255 in floating point": error(
+        "expected [0, 1]: divide bytes by 255", dataset(lambda x, y: (x * 255, y))
     ),
-    ("pixels are normalised", "error", "leave normalisation to the model", dataset(lambda x, y: ((x - 0.5) / 0.25, y))),
-    ("channels come last", "error", "permute(0, 3, 1, 2)", dataset(lambda x, y: (x.permute(0, 2, 3, 1), y))),
-    ("labels begin at 1", "error", "labels run from 1 to 4; expected 0 to 3", dataset(lambda x, y: (x, y + 1))),
-    (
-        "labels are floats",
-        "error",
-        "expected (N, C, H, W) uint8 or floats, and (N,) whole numbers",
-        dataset(lambda x, y: (x, y.float())),
+    "pixels are normalised": error("leave normalisation to the model", dataset(lambda x, y: ((x - 0.5) / 0.25, y))),
+    "channels come last": error("permute(0, 3, 1, 2)", dataset(lambda x, y: (x.permute(0, 2, 3, 1), y))),
+    "labels begin at 1": error("labels run from 1 to 4; expected 0 to 3", dataset(lambda x, y: (x, y + 1))),
+    "labels are floats": error(
+        "expected (N, C, H, W) uint8 or floats, and (N,) whole numbers", dataset(lambda x, y: (x, y.float()))
     ),
-    ("images are float64", "harmless", "they become float32", dataset(lambda x, y: (x.double(), y))),
-)
+    "images are float64": harmless("they become float32", dataset(lambda x, y: (x.double(), y))),
+}
 
 
 def partition(build: Callable[..., Any]) -> Callable[[], Iterable[str]]:
@@ -828,28 +651,18 @@ def masks(labels: Any, num_clients: int) -> Any:
     return [np.arange(len(labels)) % num_clients == client for client in range(num_clients)]
 
 
-PARTITIONS = (
-    (
-        "clients overlap",
-        "error",
+PARTITIONS = {
+    "clients overlap": error(
         "training examples out more than once",
         partition(lambda labels, n: [np.arange(11), np.arange(10, 20), np.arange(20, 30)]),
     ),
-    (
-        "examples are dropped",
-        "error",
-        "may_leave_out=True",
-        partition(lambda labels, n: np.array_split(np.arange(27), n)),
+    "examples are dropped": error("may_leave_out=True", partition(lambda labels, n: np.array_split(np.arange(27), n))),
+    "masks in place of positions": error("positions in the training set, whole numbers", partition(masks)),
+    "a client too few": error(
+        "2 index arrays for 3 clients", partition(lambda labels, n: np.array_split(np.arange(30), n - 1))
     ),
-    ("masks in place of positions", "error", "positions in the training set, whole numbers", partition(masks)),
-    (
-        "a client too few",
-        "error",
-        "2 index arrays for 3 clients",
-        partition(lambda labels, n: np.array_split(np.arange(30), n - 1)),
-    ),
-    ("the labels are sorted in place", "harmless", "they are a copy", partition(sorting)),
-)
+    "the labels are sorted in place": harmless("they are a copy", partition(sorting)),
+}
 
 
 # --- loggers ----------------------------------------------------------------------------------------------------------
@@ -872,27 +685,20 @@ def failing(self: Any, record: Any) -> None:
     raise OSError("disk full")
 
 
-LOGGERS = (
-    (
-        "it raises an exception",
-        "warning",
+LOGGERS = {
+    "it raises an exception": warning(
         "failed in calfat_round_finished and is off for this run: OSError: disk full",
         logger(calfat_round_finished=hookimpl(failing)),
     ),
-    (
-        "`@hookimpl` is missing above one of its hooks",
-        "warning",
+    "`@hookimpl` is missing above one of its hooks": warning(
         "is @hookimpl missing above it?",
         logger(calfat_round_finished=lambda self: None, calfat_run_finished=hookimpl(lambda self: None)),
     ),
-    ("a hook's name is misspelt", "warning", "calfat_round_finish", logger(calfat_round_finish=hookimpl(failing))),
-    (
-        "an argument has another name",
-        "warning",
-        "is not used",
-        logger(calfat_round_finished=hookimpl(lambda self, rec: None)),
+    "a hook's name is misspelt": warning("calfat_round_finish", logger(calfat_round_finish=hookimpl(failing))),
+    "an argument has another name": warning(
+        "is not used", logger(calfat_round_finished=hookimpl(lambda self, rec: None))
     ),
-)
+}
 
 
 # --- hooks, entries, options ------------------------------------------------------------------------------------------
@@ -915,47 +721,31 @@ class Reserved:
     name: str = option("x", help="of a test")
 
 
-HOOKS = (
-    (
-        "a hook's name is misspelt: `calfat_local_trainer`",
-        "error",
-        "Did you mean 'calfat_local_trainers'?",
-        loaded(calfat_local_trainer=hookimpl(lambda: [])),
+HOOKS = {
+    "a hook's name is misspelt: `calfat_local_trainer`": error(
+        "Did you mean 'calfat_local_trainers'?", loaded(calfat_local_trainer=hookimpl(lambda: []))
     ),
-    (
-        "`@hookimpl` is missing above a hook",
-        "error",
-        "is @hookimpl missing above it?",
-        loaded(calfat_aggregators=lambda: [], calfat_attackers=hookimpl(lambda: [])),
+    "`@hookimpl` is missing above a hook": error(
+        "is @hookimpl missing above it?", loaded(calfat_aggregators=lambda: [], calfat_attackers=hookimpl(lambda: []))
     ),
-    ("`yield` is forgotten", "error", "is a 'yield' or 'return' missing?", offering(lambda: None)),
-    (
-        "the class is yielded in place of an entry",
-        "error",
-        "must yield TrainerEntry objects, got the class FedPGD",
-        offering(lambda: [FedPGD]),
+    "`yield` is forgotten": error("is a 'yield' or 'return' missing?", offering(lambda: None)),
+    "the class is yielded in place of an entry": error(
+        "must yield TrainerEntry objects, got the class FedPGD", offering(lambda: [FedPGD])
     ),
-    (
-        "a name that a built-in has",
-        "error",
-        "offer a local trainer called 'fedpgd'",
-        offering(lambda: [TrainerEntry("fedpgd", build=FedPGD)]),
+    "a name that a built-in has": error(
+        "offer a local trainer called 'fedpgd'", offering(lambda: [TrainerEntry("fedpgd", build=FedPGD)])
     ),
-    (
-        "the config is no dataclass",
-        "error",
-        "NoDataclass",
-        offering(lambda: [TrainerEntry("wrong", build=FedPGD, config=NoDataclass)]),
+    "the config is no dataclass": error(
+        "NoDataclass", offering(lambda: [TrainerEntry("wrong", build=FedPGD, config=NoDataclass)])
     ),
-    (
-        "an option has the name of a recipe's key",
-        "error",
+    "an option has the name of a recipe's key": error(
         "recipes use that key for something else",
         offering(lambda: [TrainerEntry("wrong", build=FedPGD, config=Reserved)]),
     ),
-)
+}
 
-_KINDS: dict[str, tuple[tuple[str, Any, str, Any], ...]] = {
+#: Kind of the plugin, as the page has it, to what its author did, and what comes of it.
+MISTAKES: dict[str, dict[str, Comes]] = {
     "local trainer": TRAINERS,
     "loss modifier": MODIFIERS,
     "inner attack": INNER_ATTACKS,
@@ -968,26 +758,19 @@ _KINDS: dict[str, tuple[tuple[str, Any, str, Any], ...]] = {
     "logger": LOGGERS,
     "hooks and options": HOOKS,
 }
-MISTAKES = tuple(Mistake(kind, *row) for kind, rows in _KINDS.items() for row in rows)
 
 _BLOCK = re.compile(r"(<!-- mistakes: .*? -->\n).*?(<!-- end of mistakes -->)", re.DOTALL)
 
 
 def table() -> str:
     """The table as the page has it."""
-    rows = []
-    for mistake in MISTAKES:
-        what = {"error": f"`{mistake.says}`", "warning": f"`{mistake.says}`", "alarm": f"`{mistake.says}`"}
-        said = what.get(mistake.outcome, mistake.says)
-        rows.append(f"| {mistake.kind} | {mistake.what} | {mistake.outcome} | {said} |")
-    return "\n".join(
-        [
-            "| plugin | mistake | what comes of it | what is said, or why it is harmless |",
-            "| --- | --- | --- | --- |",
-            *rows,
-            "",
-        ]
-    )
+    rows = [
+        f"| {kind} | {what} | {comes.outcome} | {comes.says if comes.outcome == 'harmless' else f'`{comes.says}`'} |"
+        for kind, mistakes in MISTAKES.items()
+        for what, comes in mistakes.items()
+    ]
+    head = "| plugin | mistake | what comes of it | what is said, or why it is harmless |\n| --- | --- | --- | --- |"
+    return "\n".join([head, *rows, ""])
 
 
 def on_page() -> str:

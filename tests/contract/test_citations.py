@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.cli.runner import ROOT
 
 PAGE = ROOT / "docs" / "methods.md"
@@ -71,17 +69,3 @@ def test_the_page_cites_its_own_sections() -> None:
     own = re.findall(rf"\bsection ({NUMBER}\b)", text) + re.findall(r"\((\d+\.\d+)\)", text)
     assert own
     assert [number for number in own if number not in SECTIONS_OF_THE_PAGE] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("(methods.md 5.6): all", [("5.6", False)]),
-        ("drift (methods.md\n7.2-7.3)", [("7.2", False), ("7.3", False)]),
-        ("# margins (methods.md\n# 6 and 17).", [("6", False), ("17", False)]),
-        ("(`docs/methods.md`, sections 3 and 6.2)", [("3", False), ("6.2", False)]),
-        ("modifier (table 6.3); Table 4 of the paper, methods.md lists", [("6.3", True)]),
-    ],
-)
-def test_a_citation_is_recognised(text: str, expected: list[tuple[str, bool]]) -> None:
-    assert list(cited(text)) == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -278,17 +277,6 @@ def test_two_measurements_under_one_name_are_refused(label: str, twice: str, sna
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
     with snapshot.raises(CalfatError, twice):
         assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
-
-
-def test_of_several_such_names_the_first_of_the_recipe_is_named() -> None:
-    wrong = ["group", "server", "train"]
-    for order in itertools.permutations(wrong):
-        picks = ", ".join(f"{{name: natural, label: {label}}}" for label in order)
-        with pytest.raises(CalfatError, match=f"'{order[0]}' would name two things in rounds.csv"):
-            assemble(
-                parse_document(f"calfat: {{monitor: {{evaluators: [{picks}]}}}}", "a.yaml"),
-                Registry.load(entry_points=False),
-            )
 
 
 def test_the_page_of_an_entry_lists_its_metrics() -> None:

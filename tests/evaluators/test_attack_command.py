@@ -16,20 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.analyses.attack import _line
 from calfat_plugin.cli.main import main
-from calfat_plugin.cli.progress import Bars, Lines, ShownProgress
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
-from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 
@@ -200,28 +196,6 @@ def test_an_absolute_step_stays_in_its_norm_and_is_reported(run_dir, arguments, 
     found = [alarm["text"] for alarm in content["alarms"] if alarm["code"] == "step-size"]
     assert [text.startswith(f"pgd6: {warning}") for text in found] == [True] * bool(warning)
     assert out.count("  step-size: pgd6: ") == bool(warning)
-
-
-def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    code, out, _ = call(run_dir, "--attacks", "deepfool,mi-fgsm", "--eps", "0.02,0.1", "--examples", 20)
-    assert code == 0
-    rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
-    natural, *deepfool = (row for row in rows if row["label"] in ("natural", "deepfool"))
-    (distortion,) = {row["metrics"]["distortion"] for row in deepfool}
-    assert 0.02 < distortion < 1
-    assert natural["accuracy"] >= deepfool[0]["accuracy"] >= deepfool[1]["accuracy"]
-    table = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in out.splitlines() if line.startswith("│")]
-    assert [[row[0], row[5]] for row in table] == [
-        ["natural", ""],
-        ["deepfool", f"{distortion:.4g}"],
-        ["mi-fgsm", ""],
-        ["worst-case", ""],
-        ["deepfool", f"{distortion:.4g}"],
-        ["mi-fgsm", ""],
-        ["worst-case", ""],
-    ]
-    assert re.search(r"│ *release *[│┃] *distortion *[│┃] *examples", out.replace("┃", "│"))
 
 
 def test_brackets_in_a_path_are_no_markup(run_dir):
@@ -506,44 +480,3 @@ def _wait_for_state(attacks: Path, process: subprocess.Popen[bytes]) -> dict[str
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-# --- the console ------------------------------------------------------------------------------------------------------
-
-
-def finished(label: str, accuracy: float, release: float) -> EvaluationResult:
-    return EvaluationResult(label, 10, accuracy, release, (), (), {"norm": "linf", "eps": "8/255"}, "ours", 2.0)
-
-
-def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
-    now = [0.0]
-    monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
-    progress = ShownProgress(Lines())
-    for second in range(0, 70, 5):
-        now[0] = float(second)
-        progress.evaluation_progress("autoattack at eps 8/255", second, 100, second // 2)
-    progress.say(_line(finished("autoattack", 0.4, 0.5)))
-    progress.warn("careful")
-    printed = capsys.readouterr()
-    snapshot(printed.out)
-    assert printed.err == "warning: careful\n"
-
-
-def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
-    with (tmp_path / "screen").open("w+") as screen:
-        console = Console(file=screen, force_terminal=True, width=100)
-        with ShownProgress(bars := Bars(console)) as progress:
-            progress.evaluation_progress("pgd20 at eps 8/255", 50, 100, 20)
-            bars._live.refresh()
-            progress.say(_line(finished("pgd20", 0.4, 0.4)))
-            progress.warn("careful")
-            progress.evaluation_progress("[/x] at eps 8/255", 50, 100, 20)
-            bars._live.refresh()
-        screen.seek(0)
-        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read())
-    assert "pgd20 at eps 8/255" in text
-    assert "[/x] at eps 8/255" in text
-    assert "50 % done" in text
-    assert "40.0 % right" in text
-    assert "pgd20 (linf 8/255)  40.0 %  2.0 s" in text
-    assert "warning: careful" in text

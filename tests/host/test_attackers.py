@@ -100,7 +100,7 @@ def test_chosen_labels_become_others() -> None:
     assert data.y.tolist() == [3, 5, 0, 3]
     with pytest.raises(PluginError) as refused:
         attacker.poisoned(data, 4)
-    assert str(refused.value) == "there is no label 5; the 4 classes begin at 0."
+    assert str(refused.value).endswith("there is no label 5; the 4 classes begin at 0.")
 
 
 def test_those_who_attack_in_a_run_are_not_among_the_worst_clients(

@@ -1,15 +1,17 @@
-"""What a server across silos does with an answer that it reads too late, and what it says of clients without one."""
+"""What a server across silos does with an answer that comes too late, or shows no ticket; whom it says was absent."""
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.silo.server import Round, SiloServer
-from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.message import Message, RefusedError
 from calfat_plugin.results import RoundRecord
 from tests.report.made import record
 
@@ -58,3 +60,21 @@ def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_
     gone = "no sign of life since an earlier round"
     assert told[0].refused == {1: f"client 1: {gone}", 2: f"client 2: {gone}", 3: "client 3: never came"}
     assert told[0].bytes_down == 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("rank", "ticket", "reason"),
+    [
+        (1, "one", ""),
+        (1, "two", "an update of rank 1 without the ticket that this rank was sent"),
+        (3, "", "an update of rank 3 without the ticket that this rank was sent"),
+        (1, "older", "an update of rank 1 for round 4, which is over; this is round 5"),
+    ],
+    ids=["its own", "another's", "of who is not in the round", "of a round before"],
+)
+def test_an_update_shows_the_ticket_of_its_rank_and_round(rank: int, ticket: str, reason: str) -> None:
+    server = object.__new__(SiloServer)
+    server._round = Round(5, (1, 2), {1: "one", 2: "two"}, time.monotonic() + 3600.0)
+    server._old_tickets = {"older": 4}
+    with pytest.raises(RefusedError, match=f"^{reason}$") if reason else nullcontext():
+        server._admit(Message(3, rank, 0, ticket=ticket, round=5, num_samples=9))

@@ -19,10 +19,7 @@ from scipy.io import savemat
 
 from calfat_plugin.datasets.folders import IMAGENET_SUBSET
 
-CIFAR10_NAMES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
+CIFAR10_NAMES = (*("airplane", "automobile", "bird", "cat", "deer"), *("dog", "frog", "horse", "ship", "truck"))
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,7 @@ def write_cifar100(root: Path, n_train: int = 200, n_test: int = 100, seed: int 
     """root/cifar-100-python with train, test and meta."""
     made = _make(n_train, n_test, (3, 32, 32), 100, seed)
     folder = root / "cifar-100-python"
-    for name, x, y in (
-        ("train", made.x_train, made.y_train),
-        ("test", made.x_test, made.y_test),
-    ):
+    for name, x, y in (("train", made.x_train, made.y_train), ("test", made.x_test, made.y_test)):
         labels = {"fine_labels": y.tolist(), "coarse_labels": (y // 5).tolist()}
         _pickle(folder / name, _cifar_batch(x, **labels))
     _pickle(folder / "meta", {"fine_label_names": [f"class{i}" for i in range(100)]})
@@ -81,10 +75,7 @@ def write_svhn(root: Path, n_train: int = 50, n_test: int = 20, seed: int = 0) -
     """root/{train,test}_32x32.mat: images last axis, digit 0 labelled 10."""
     made = _make(n_train, n_test, (3, 32, 32), 10, seed)
     root.mkdir(parents=True, exist_ok=True)
-    for name, x, y in (
-        ("train", made.x_train, made.y_train),
-        ("test", made.x_test, made.y_test),
-    ):
+    for name, x, y in (("train", made.x_train, made.y_train), ("test", made.x_test, made.y_test)):
         labels = np.where(y == 0, 10, y).astype(np.uint8)[:, None]
         savemat(root / f"{name}_32x32.mat", {"X": x.transpose(2, 3, 1, 0), "y": labels})
     return made
@@ -114,10 +105,7 @@ def write_class_folders(
     """root/<split>/<class>/<number><suffix>, square colour images; what is returned is by class."""
     made = _make(n_train, n_test, (3, size, size), len(classes), seed)
     ordered = []
-    for split, x, y in (
-        (splits[0], made.x_train, made.y_train),
-        (splits[1], made.x_test, made.y_test),
-    ):
+    for split, x, y in ((splits[0], made.x_train, made.y_train), (splits[1], made.x_test, made.y_test)):
         for number, (image, label) in enumerate(zip(x, y, strict=True)):
             path = root / split / classes[label] / f"{number:05d}{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,14 +118,7 @@ def write_class_folders(
 def write_imagenet_subset(root: Path, n_train: int = 24, n_test: int = 12, *, size: int = 72, seed: int = 0) -> Written:
     """root/{train,val}/<WordNet id>/*.JPEG for the twelve classes; JPEG changes pixels."""
     return write_class_folders(
-        root,
-        list(IMAGENET_SUBSET),
-        n_train,
-        n_test,
-        size=size,
-        splits=("train", "val"),
-        suffix=".JPEG",
-        seed=seed,
+        root, list(IMAGENET_SUBSET), n_train, n_test, size=size, splits=("train", "val"), suffix=".JPEG", seed=seed
     )
 
 
@@ -169,10 +150,7 @@ def _pickle(path: Path, content: object) -> None:
 def _write_idx(folder: Path, n_train: int, n_test: int, seed: int) -> Written:
     made = _make(n_train, n_test, (1, 28, 28), 10, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, x, y in (
-        ("train", made.x_train, made.y_train),
-        ("t10k", made.x_test, made.y_test),
-    ):
+    for name, x, y in (("train", made.x_train, made.y_train), ("t10k", made.x_test, made.y_test)):
         images = struct.pack(">4B3i", 0, 0, 8, 3, len(x), 28, 28) + x.tobytes()
         labels = struct.pack(">4Bi", 0, 0, 8, 1, len(y)) + y.astype(np.uint8).tobytes()
         (folder / f"{name}-images-idx3-ubyte").write_bytes(images)

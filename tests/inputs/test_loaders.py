@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.datasets import Augmentation, ImageData
-from calfat_plugin.datasets.batches import batches, num_batches
+from calfat_plugin.datasets.batches import batch_bounds, batches
 
 
 def numbered(n: int, size: int = 3) -> ImageData:
@@ -26,11 +26,7 @@ def one_pass(data: ImageData, seed: int = 0, **options) -> list[tuple[torch.Tens
     return [(x, y) for x, y, _ in found]
 
 
-@given(
-    n=st.integers(0, 30),
-    batch_size=st.integers(1, 9),
-    merge_single=st.booleans(),
-)
+@given(n=st.integers(0, 30), batch_size=st.integers(1, 9), merge_single=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_pass_gives_every_example_once_in_batches_of_the_size(n, batch_size, merge_single):
     found = one_pass(numbered(n), batch_size=batch_size, merge_single=merge_single)
@@ -40,7 +36,7 @@ def test_a_pass_gives_every_example_once_in_batches_of_the_size(n, batch_size, m
     assert all(length == batch_size for length in lengths[:-1])
     if merge_single and len(lengths) > 1 and batch_size > 1:
         assert lengths[-1] > 1
-    assert len(found) == num_batches(n, batch_size, merge_single=merge_single)
+    assert len(found) == len(batch_bounds(n, batch_size, merge_single=merge_single))
 
 
 @pytest.mark.parametrize(
@@ -73,19 +69,14 @@ def test_the_generator_alone_decides_the_order():
     assert [y.tolist() for _, y in one_pass(numbered(20), seed=6)] != first
 
 
-def test_two_passes_with_one_generator_differ():
-    source = generator()
-    first, second = (torch.cat([y for _, y, _ in batches(numbered(20), 4, "cpu", generator=source)]) for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 def test_without_a_generator_the_order_is_the_data_sets():
     found = torch.cat([y for _, y, _ in batches(numbered(9), 4, "cpu")])
     assert found.tolist() == list(range(9))
 
 
-def test_passes_leave_the_data_and_the_global_generator_alone():
-    data = numbered(9)
+@pytest.mark.parametrize("stored", [numbered(9), ImageData(torch.rand(9, 2, 3, 3), torch.arange(9))])
+def test_passes_leave_the_data_and_the_global_generator_alone(stored):
+    data = stored
     before = data.x.clone(), torch.get_rng_state()
     for x, _ in one_pass(data, augment=Augmentation(1, True)):
         x.zero_()
@@ -93,14 +84,6 @@ def test_passes_leave_the_data_and_the_global_generator_alone():
         x.zero_()
     assert torch.equal(data.x, before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
-
-
-def test_float_images_are_not_changed_by_writing_to_a_batch():
-    data = ImageData(torch.rand(6, 1, 2, 2), torch.arange(6))
-    before = data.x.clone()
-    for x, _, _ in batches(data, 4, "cpu"):
-        x.zero_()
-    assert torch.equal(data.x, before)
 
 
 def crops_and_flips(image: torch.Tensor, padding: int, flip: bool) -> list[torch.Tensor]:
@@ -135,23 +118,10 @@ def test_augmentation_gives_every_crop_and_flip_and_nothing_else(padding, flip, 
     assert most < 4 * 400 / len(allowed)  # no place is strongly preferred
 
 
-def test_augmentation_without_a_generator_is_refused():
-    with pytest.raises(ValueError, match=r"^augmentation needs a generator to draw from$"):
-        batches(numbered(4), 2, "cpu", augment=Augmentation(flip=True))
-
-
-def test_a_batch_size_below_one_is_refused_before_the_first_batch():
-    with pytest.raises(ValueError, match=r"^batch_size is 0; expected 1 or more$"):
-        batches(numbered(4), 0, "cpu", generator=generator())
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("resident", ["cpu", "cuda"])
 def test_a_cpu_generator_gives_the_same_batches_on_a_gpu(resident):
-    data = ImageData(
-        torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=generator()),
-        torch.arange(50),
-    )
+    data = ImageData(torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=generator()), torch.arange(50))
     augment = Augmentation(2, True)
     here = one_pass(data, augment=augment)
     there = one_pass(data.to(resident), augment=augment, device="cuda")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.errors import DataError, OptionError
+from calfat_plugin.errors import DataError
 from calfat_plugin.partitions.entries import ENTRIES
 from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards, silo
 
@@ -70,11 +70,6 @@ def test_release_totals_at_seed_2021(labels, alpha, expected):
     assert sizes(dirichlet(labels, 5, alpha=alpha, seed=2021)) == expected
 
 
-def test_classes_that_clients_lack_in_the_release_partition_of_cifar100():
-    absent = [row.count(0) for row in counts(CIFAR100, dirichlet(CIFAR100, 5, alpha=0.1, seed=2021))]
-    assert absent == [40, 57, 44, 35, 16]
-
-
 @pytest.mark.parametrize(("num_clients", "smallest", "largest"), [(20, 168, 4741), (50, 10, 3746), (100, 13, 2409)])
 def test_release_extremes_with_many_clients(num_clients, smallest, largest):
     """A hundred clients need five tries, so this also pins that tries do not reseed."""
@@ -108,7 +103,6 @@ def test_every_example_goes_to_one_client_and_a_seed_means_one_partition(partiti
 
 def test_partitioning_leaves_labels_and_numpys_global_generator_alone():
     labels = CIFAR10.copy()
-    np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     dirichlet(labels, 5, alpha=0.1, seed=2021)
     assert np.array_equal(labels, CIFAR10)
@@ -124,11 +118,6 @@ def test_balancing_stops_a_client_at_its_even_share():
     assert max(plain) > max(balanced)
 
 
-def test_a_class_without_examples_is_passed_over():
-    labels = np.repeat([0, 2], 50)
-    assert sum(sizes(dirichlet(labels, 3, alpha=1.0, seed=0))) == 100
-
-
 def test_iid_sizes_differ_by_at_most_one():
     assert sizes(iid(np.zeros(11, dtype=int), 4, seed=0)) == [3, 3, 3, 2]
 
@@ -142,19 +131,6 @@ def test_label_shards_give_each_client_k_shards_and_leave_the_remainder_out():
     assert all(sum(count > 0 for count in row) <= 4 for row in counts(labels, parts))
     first, second = parts[0][:99], parts[0][99:]
     assert all(np.all(np.diff(labels[shard]) >= 0) for shard in (first, second))
-
-
-def test_one_shard_a_client_with_as_many_clients_as_classes_gives_one_class_each():
-    rows = counts(CIFAR10, label_shards(CIFAR10, 10, k=1, seed=0))
-    assert sorted(row.index(5000) for row in rows) == list(range(10))
-
-
-def test_a_client_at_its_even_share_gets_no_more():
-    """So small an alpha gives a class to one client; the other one gets the other class, or the deal is repeated."""
-    labels = [0] * 4 + [1] * 4
-    deals = [dirichlet(labels, 2, alpha=1e-4, seed=seed, min_size=0) for seed in range(30)]
-    assert [sizes(parts) for parts in deals] == [[4, 4]] * 30
-    assert len({tuple(parts[0].tolist()[:1]) for parts in deals}) > 1
 
 
 def test_limits_are_allowed():
@@ -181,29 +157,17 @@ def test_functions_and_options_have_the_same_defaults(entry):
 
 
 ERRORS = [
-    (lambda: dirichlet(CIFAR10, 5, alpha=float("inf"), seed=0), OptionError),
-    (lambda: dirichlet_plain([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=2), DataError),
-    (lambda: iid(CIFAR10, 5, seed=2**32), OptionError),
-    (lambda: iid(np.zeros((2, 3), dtype=int), 1, seed=0), DataError),
-    (lambda: iid(np.zeros(0, dtype=int), 1, seed=0), DataError),
-    (lambda: silo(CIFAR10, 5), DataError),
-    (lambda: dirichlet(CIFAR10, 5, alpha=0.0, seed=0), OptionError),
-    (lambda: dirichlet_plain(CIFAR10, 5, alpha=float("nan"), seed=0), OptionError),
-    (lambda: dirichlet(CIFAR10, 5, alpha=1.0, seed=0, min_size=-1), OptionError),
-    (lambda: iid(CIFAR10, 0, seed=0), OptionError),
-    (lambda: iid([0, 1, 0], 4, seed=0), DataError),
-    (lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0), DataError),
-    (lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20), DataError),
-    (lambda: dirichlet([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=3), DataError),
-    (lambda: label_shards(CIFAR10, 5, k=0, seed=0), OptionError),
-    (lambda: label_shards([0, 1, 2], 2, k=2, seed=0), DataError),
-    (lambda: iid(CIFAR10, 5, seed=-1), OptionError),
-    (lambda: iid([], 1, seed=0), DataError),
-    (lambda: iid([0, -1], 1, seed=0), DataError),
+    lambda: dirichlet_plain([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=2),
+    lambda: silo(CIFAR10, 5),
+    lambda: iid([], 1, seed=0),
+    lambda: iid([0, 1, 0], 4, seed=0),
+    lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0),
+    lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20),
+    lambda: label_shards([0, 1, 2], 2, k=2, seed=0),
 ]
 
 
-@pytest.mark.parametrize(("call", "kind"), ERRORS)
-def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, kind, snapshot):
-    with snapshot.raises(kind):
+@pytest.mark.parametrize("call", ERRORS)
+def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, snapshot):
+    with snapshot.raises(DataError):
         call()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +14,6 @@ from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.resolve import assemble
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from tests.inputs import on_disk
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=300)
 
@@ -34,11 +30,9 @@ def test_a_stratified_choice_keeps_the_share_of_each_class(labels: list[int], da
 
 
 def test_the_choice_depends_on_the_seed_and_on_nothing_else() -> None:
-    labels = np.repeat(np.arange(10), 50)
-    assert stratified(labels, 20, 7).tolist() == stratified(labels.copy(), 20, 7).tolist()
-    assert stratified(labels, 20, 7).tolist() != stratified(labels, 20, 8).tolist()
     # Golden: if it changes, results on fewer examples move.
     assert stratified([0, 1] * 10, 6, 2021).tolist() == [1, 4, 7, 12, 14, 15]
+    assert stratified([0, 1] * 10, 6, 2022).tolist() != [1, 4, 7, 12, 14, 15]
 
 
 def numbered(num_train: int, num_test: int) -> Dataset:
@@ -132,16 +126,3 @@ def test_the_choice_follows_the_seed_of_the_partition(options: str, alike: bool)
     assert (len(first.train), len(first.test)) == (400, 100)
     for name in ("train", "test", "validation"):
         assert torch.equal(getattr(first, name).x, getattr(second, name).x) is alike
-
-
-def test_any_data_set_is_cut_down(tmp_path: Path) -> None:
-    on_disk.write_fmnist(tmp_path, n_train=50, n_test=20)
-    lines = (f"data_cache_dir: {tmp_path}", "max_train_examples: 30", "max_test_examples: 10", "validation_share: 0.5")
-    run = experiment(*lines, dataset="fmnist")
-    run = dataclasses.replace(
-        run, dataset=dataclasses.replace(run.dataset, options=dataclasses.replace(run.dataset.options, verify=False))
-    )
-    dataset = run.load_dataset()
-    assert dataset.validation is not None
-    assert [len(split) for split in (dataset.train, dataset.validation, dataset.test)] == [15, 15, 10]
-    assert dataset.test.y.bincount().tolist() == [1] * 10

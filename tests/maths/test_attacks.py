@@ -57,12 +57,7 @@ class TestVectors:
 
     @pytest.mark.parametrize(
         ("steps", "expected"),
-        [
-            (0, (0.5, 0.5)),
-            (1, (0.492157, 0.507843)),
-            (4, (0.468627, 0.531373)),
-            (10, (0.468627, 0.531373)),
-        ],
+        [(0, (0.5, 0.5)), (1, (0.492157, 0.507843)), (4, (0.468627, 0.531373)), (10, (0.468627, 0.531373))],
     )
     def test_steps(self, steps, expected):
         assert pgd(steps=steps).flatten().tolist() == pytest.approx(expected, abs=1e-6)
@@ -84,11 +79,6 @@ class TestVectors:
         moving = pgd(x=x, loss=lambda z: cw(50.0).loss(z, Y))
         assert (stopped - x).flatten().tolist() == pytest.approx([-4 / 255, 4 / 255], abs=1e-6)
         assert (moving - x).flatten().tolist() == pytest.approx([-8 / 255, 8 / 255], abs=1e-6)
-
-    def test_cw_margin(self):
-        logits, y = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]]), torch.tensor([0, 2])
-        assert cw(50.0).loss(logits[:1], y[:1]).item() == pytest.approx(-48.0)
-        assert cw(50.0).loss(logits, y).item() == pytest.approx(-97.8)
 
     def test_cw_gradient_stops_at_the_boundary_without_kappa(self):
         wrong = torch.tensor([[0.0, 2.0]]).requires_grad_()
@@ -122,13 +112,7 @@ class TestLoop:
         model, y = small_net(seed).eval(), torch.tensor([0, 1, 2])
         before = x.clone(), start.clone()
         x_adv = gradient_ascent(
-            model,
-            x,
-            lambda z: cross_entropy(z, y, "sum"),
-            threat=threat,
-            steps=steps,
-            step_size=step_size,
-            start=start,
+            model, x, lambda z: cross_entropy(z, y, "sum"), threat=threat, steps=steps, step_size=step_size, start=start
         )
         threat.check(x_adv, x, who="pgd")
         assert not x_adv.requires_grad
@@ -156,11 +140,6 @@ class TestLoop:
         x = torch.full((1, 1, 4, 4), 0.5)
         pgd(model, x, lambda z: cross_entropy(z, y, "sum"))
         assert all(parameter.grad is None for parameter in model.parameters())
-
-    def test_works_where_gradients_are_off(self):
-        with torch.no_grad():
-            assert pgd().flatten().tolist() == pytest.approx([0.468627, 0.531373], abs=1e-6)
-            assert not torch.is_grad_enabled()
 
     def test_result_shares_no_storage_with_its_inputs(self):
         x = X.clone()
@@ -242,14 +221,6 @@ class TestAttackMode:
         assert self.state(model) == before
         assert before[0] == [True, True, False, True, True, True]
         assert before[1] == [True] * 5 + [False]
-
-    def test_restores_a_frozen_layer_that_two_branches_share(self):
-        shared = nn.BatchNorm2d(1)
-        model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared)).train()
-        shared.eval()
-        with attack_mode(model):
-            pass
-        assert [module.training for module in model.modules()] == [True, True, False, True]
 
     def test_batch_statistics_stay_put(self):
         model, y = small_net().train(), torch.tensor([0, 1])

@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.maths.averaging import (
-    check_update,
-    drift,
-    update_norm,
-    value_problem,
-    weighted_average,
-    weighted_sum,
-)
+from calfat_plugin.maths.averaging import check_update, drift, update_norm, value_problem, weighted_average
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 STATES = [{"w": torch.tensor(values)} for values in ((1.0, 2.0), (3.0, 4.0), (5.0, 0.0))]
@@ -42,8 +35,6 @@ class TestWeightedAverage:
     def test_vector(self):
         assert average([10, 30, 60]) == pytest.approx([4.0, 1.4])
         assert average([1, 1, 1]) == pytest.approx([3.0, 2.0])
-
-    def test_weight_zero_counts_for_nothing(self):
         assert average([0, 2, 0]) == [3.0, 4.0]
 
     @FEW
@@ -73,19 +64,6 @@ class TestWeightedAverage:
         for state, copy in zip(states, before, strict=True):
             assert all(torch.equal(state[name], copy[name]) for name in state)
 
-    def test_one_float64_state_is_copied_not_lent(self):
-        state = {"w": torch.ones(2, dtype=torch.float64)}
-        weighted_average([state], [3])["w"].fill_(9)
-        assert state["w"].tolist() == [1, 1]
-
-    def test_keeps_dtypes_and_order(self):
-        mean = weighted_average(random_states(0), [1, 1, 1])
-        assert [(name, value.dtype) for name, value in mean.items()] == [
-            ("w", torch.float32),
-            ("half", torch.bfloat16),
-            ("steps", torch.int64),
-        ]
-
     def test_integers_are_averaged_as_numbers_and_rounded(self):
         states = [
             {"n": torch.tensor([10, 1]), "flag": torch.tensor(True)},
@@ -110,11 +88,7 @@ class TestWeightedAverage:
             (STATES, [1, -2, 1], "weight 1 is -2; weights must be finite and not negative"),
             (STATES, [1, 1, math.nan], "weight 2 is nan; weights must be finite and not negative"),
             (STATES, [0, 0, 0], "all weights are zero: no update holds any examples"),
-            (
-                [STATES[0], {"w": torch.zeros(3)}],
-                [1, 1],
-                "state 1: tensor 'w' has shape (3,) where state 0 has (2,)",
-            ),
+            ([STATES[0], {"w": torch.zeros(3)}], [1, 1], "state 1: tensor 'w' has shape (3,) where state 0 has (2,)"),
             ([STATES[0], {}], [1, 1], "state 1: tensor 'w' is missing"),
         ],
     )
@@ -128,9 +102,6 @@ GLOBAL = {"conv.weight": torch.zeros(2, 3), "conv.bias": torch.zeros(2), "n": to
 
 
 class TestCheckUpdate:
-    def test_accepts_what_fits(self):
-        check_update({name: value + 1 for name, value in GLOBAL.items()}, GLOBAL, who="c")
-
     @pytest.mark.parametrize(
         "change",
         [
@@ -166,17 +137,10 @@ NOWHERE = {"w": torch.zeros(()), "v": torch.zeros(())}
 
 
 class TestFigures:
-    def test_heterogeneity_vector(self):
-        assert drift(STATES, NOWHERE, ["w"]).heterogeneity == pytest.approx(8.0)
-
     def test_heterogeneity_sums_over_tensors_and_leaves_others_out(self):
         states = [{**state, "v": 2 * state["w"], "bn": state["w"] * 100} for state in STATES]
         assert drift(states, NOWHERE, ["w", "v"]).heterogeneity == pytest.approx(8.0 * 5)
-
-    def test_heterogeneity_of_equal_or_single_clients_is_zero(self):
         assert drift(STATES[:1], NOWHERE, ["w"]).heterogeneity == 0.0
-        assert drift(STATES[:2], NOWHERE, ["w"]).heterogeneity == pytest.approx(4.0)
-        assert drift([STATES[0]] * 4, NOWHERE, ["w"]).heterogeneity == 0.0
 
     def test_each_clients_way_is_its_update_norm(self):
         torch.manual_seed(0)
@@ -195,13 +159,6 @@ class TestFigures:
         state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
         reference = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
         assert update_norm(state, reference, ["a", "b"]) == pytest.approx(5.0)
-
-
-def test_a_sum_needs_a_share_for_each_tensor():
-    tensors = [state["w"] for state in STATES]
-    for shares in ([1.0, 1.0], [1.0] * 4):
-        with pytest.raises(ValueError, match="zip"):
-            weighted_sum(tensors, shares)
 
 
 def test_integers_and_truth_values_are_checked_like_numbers() -> None:

@@ -54,8 +54,7 @@ def test_noise_has_its_strength():
 
 
 def test_brightness_goes_up_for_some_and_down_for_others():
-    x = torch.full((20, 1, 2, 2), 0.5)
-    last = made("brightness", x)[-1]
+    last = made("brightness", torch.full((20, 1, 2, 2), 0.5))[-1]
     assert sorted({round(value, 6) for value in last.flatten().tolist()}) == [0.2, 0.8]
     assert last.flatten(1).std(dim=1).max() == 0  # a whole image alike
 

@@ -7,12 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.maths.losses import (
-    cross_entropy,
-    kl_divergence,
-)
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.modifiers.calibrated import CalibratedLoss, CalibrationOptions
-from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies, rarest_present
+from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
@@ -51,10 +48,6 @@ COUNT_LISTS = st.lists(st.integers(0, 5000), min_size=6, max_size=6).filter(any)
 
 
 class TestCrossEntropy:
-    @pytest.mark.parametrize(("y", "value"), [(0, 1.495182), (1, 0.495182), (3, 3.495182)])
-    def test_vector(self, y, value):
-        assert cross_entropy(F, label(y)).item() == near(value)
-
     def test_reductions(self):
         assert cross_entropy(Z, Y).item() == near(1.008304)
         assert cross_entropy(Z, Y, "none").tolist() == near([1.495182, 0.521426])
@@ -72,38 +65,11 @@ class TestCrossEntropy:
 
 
 class TestCalibration:
-    @pytest.mark.parametrize(("y", "value"), [(0, 1.055560), (1, 0.566384), (2, 2.471848), (3, 16.177928)])
-    def test_paper_vector(self, y, value):
-        assert cross_entropy(outer(PAPER, F), label(y)).item() == near(value)
-
-    @pytest.mark.parametrize(("y", "value"), [(0, 1.066327), (3, 6.998152)])
-    def test_larger_floor(self, y, value):
-        logits = outer(CalibrationOptions(delta=1e-2), F)
-        assert cross_entropy(logits, label(y)).item() == near(value)
-
-    @pytest.mark.parametrize(
-        ("y", "value", "abs"),
-        [(0, 9.489251, 1e-4), (1, 7.593e-5, 1e-7), (2, 15.405542, 1e-4), (3, 33.401276, 1e-4)],
-    )
-    def test_release_vector(self, y, value, abs):
-        logits = outer(RELEASE, F)
-        assert cross_entropy(logits, label(y)).item() == near(value, abs)
-
-    def test_release_on_shrunk_logits(self):
-        logits = outer(RELEASE, F / 10)
-        assert cross_entropy(logits, label(0)).item() == near(1.056501)
-
-    def test_batch_vector(self):
-        assert cross_entropy(outer(PAPER, Z_ADV), Y).item() == near(1.689054)
-
     def test_gradient_vector(self):
         logits = F.clone().requires_grad_()
         cross_entropy(outer(PAPER, logits), label(0)).backward()
         assert logits.grad.tolist() == [near([-0.652003, 0.567574, 0.084429, 9.4e-8])]
         assert logits.grad[0, 3].item() == pytest.approx(9.4e-8, rel=0.01)
-
-    def test_the_rarest_class_of_a_client_without_examples(self):
-        assert [float(rarest_present(torch.tensor(counts))) for counts in ([5, 0, 2], [0, 0, 0])] == [2.0, 1.0]
 
     def test_priors(self):
         assert log_counts(COUNTS).exp().tolist() == near([50, 30, 20, 1])
@@ -127,13 +93,6 @@ class TestCalibration:
         assert torch.equal(logits, F)
 
     @FEW
-    @given(SEEDS, st.integers(1, 1000), st.sampled_from([PAPER, RELEASE]))
-    def test_a_uniform_prior_is_no_calibration(self, seed, count, method):
-        z, y = random_logits(seed), torch.arange(8) % 6
-        expected = cross_entropy(method.scale * z, y)
-        assert cross_entropy(outer(method, z, torch.full((6,), count)), y).item() == near(expected.item())
-
-    @FEW
     @given(SEEDS, COUNT_LISTS, st.floats(1e-3, 1e3))
     def test_the_priors_scale_does_not_matter(self, seed, counts, factor):
         z, z_adv, y = random_logits(seed), random_logits(seed + 1), torch.arange(8) % 6
@@ -146,15 +105,6 @@ class TestCalibration:
 
     @FEW
     @given(SEEDS, COUNT_LISTS)
-    def test_release_is_the_paper_on_ten_times_the_logits(self, seed, counts):
-        z, y = random_logits(seed, size=1.0).double(), torch.arange(8) % 6
-        kept = torch.tensor(counts).clamp_min(1)
-        release = cross_entropy(outer(RELEASE, z, torch.tensor(counts)), y)
-        paper = cross_entropy(calibrated_logits(10 * z, (kept / kept.sum()).log()), y)
-        assert release.item() == near(paper.item(), abs=1e-5)
-
-    @FEW
-    @given(SEEDS, COUNT_LISTS)
     def test_release_divergence_is_at_temperature_ten(self, seed, counts):
         z, z_adv = random_logits(seed).double(), random_logits(seed + 1).double()
         prior = CalibratedLoss(RELEASE, torch.tensor(counts)).log_prior
@@ -164,13 +114,9 @@ class TestCalibration:
 
 
 class TestDivergence:
-    def test_plain_vector(self):
+    def test_vectors(self):
         assert kl_divergence(F, F_ADV).item() == near(0.101830)
-
-    def test_paper_vector(self):
         assert kl_divergence(inner(PAPER, F), inner(PAPER, F_ADV)).item() == near(0.113122)
-
-    def test_release_vector(self):
         assert kl_divergence(inner(RELEASE, F), inner(RELEASE, F_ADV)).item() == near(0.103125)
 
     @pytest.mark.parametrize("trained_target", [False, True])

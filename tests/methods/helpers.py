@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,16 @@ from calfat_plugin.datasets import Dataset
 from calfat_plugin.entries import AggregatorEntry, ModifierEntry, TrainerEntry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.interfaces import AggregationTask, Aggregator, ClientLoss, LocalTask, LocalTrainer, TrainSettings
+from calfat_plugin.interfaces import (
+    ActiveCorrection,
+    AggregationTask,
+    Aggregator,
+    ClientLoss,
+    LocalCorrection,
+    LocalTask,
+    LocalTrainer,
+    TrainSettings,
+)
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.testing.federation import TinyFederation
@@ -110,6 +119,33 @@ def attack_batch(loss: ClientLoss) -> AttackBatch:
 
 
 # --- one client -------------------------------------------------------------------------------------------------------
+
+
+def watched(method: Any, see: Callable[[TrainBatch], object]) -> Any:
+    """The method, with ``see`` called for each mini-batch before its loss."""
+
+    class Watched(type(method)):  # type: ignore[misc]  # the class under test
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            see(batch)
+            found: Tensor = super().train_loss(batch)
+            return found
+
+    return Watched(method.options, method.modifier)
+
+
+class Asking(LocalCorrection, ActiveCorrection):
+    """Wants the gradient of the whole local loss, and keeps what it is given."""
+
+    wants_full_gradient = True
+
+    def __init__(self) -> None:
+        self.gradients: list[Mapping[str, Tensor]] = []
+
+    def begin(self, task: LocalTask) -> ActiveCorrection:
+        return self
+
+    def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+        self.gradients.append({name: tensor.clone() for name, tensor in gradient.items()})
 
 
 def train(method: LocalTrainer, task: LocalTask) -> LocalUpdate:

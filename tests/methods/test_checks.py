@@ -75,16 +75,6 @@ def test_a_method_that_would_begin_after_the_run_draws_a_warning(name, late, fir
     assert warnings({key: value - 1 for key, value in (late or {"start_round": 3}).items()}) == ()
 
 
-def test_a_groups_method_that_would_begin_after_the_run_draws_a_warning():
-    groups = [{"ids": 0, "trainer": "fedgairat"}, {"ids": 1, "epochs": 2}]
-    (warning,) = experiment("fedpgd", calfat__clients=groups).warnings
-    assert warning.endswith("calfat.clients[0]: 'fedgairat' begins to differ in round 60, and round 2 is the last.")
-
-
-def test_sfat_may_favour_all_clients_of_a_round():
-    assert experiment("fedpgd", {"name": "sfat", "top": 3}).warnings == ()
-
-
 def test_gairat_needs_two_attack_steps(snapshot):
     snapshot(refusal("fedgairat", calfat__threat__steps=1))
     discrete = {"name": "fedgairat", "weighting": "discrete"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from calfat_plugin import testing
 from calfat_plugin.entries import AggregatorEntry, ModelEntry
 from calfat_plugin.errors import CalfatError
-from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.models.convolutions import PixelConv2d
 from calfat_plugin.models.linearised import Linearised
@@ -26,9 +24,7 @@ from calfat_plugin.results import PASSES
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import tiny_experiment
-from calfat_plugin.trainers.batches import TrainBatch
 from tests.methods.helpers import (
-    SETTINGS,
     TinyNet,
     build_method,
     experiment,
@@ -37,7 +33,6 @@ from tests.methods.helpers import (
     same_bits,
     small_digits,
     tiny_data,
-    train,
 )
 from tests.snapshot import TextSnapshot
 
@@ -186,12 +181,6 @@ def test_its_state_says_all_that_it_is() -> None:
     assert torch.equal(other.eval()(images), before)
 
 
-def test_it_linearises_what_a_modifier_makes_of_the_network() -> None:
-    model = build_method("fedlat", "robal").adapt_model(TinyNet())
-    assert isinstance(model, Linearised)
-    assert [type(each.classifier).__name__ for each in (model.network, model.origin)] == ["CosineClassifier"] * 2
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_group_normalisation_trains_from_the_first_linear_round_on(precision: str) -> None:
     """Its derivative takes no map that is channels last in memory, which the loop has to see before it chooses."""
@@ -205,56 +194,6 @@ def test_group_normalisation_trains_from_the_first_linear_round_on(precision: st
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
-def test_clean_rounds_are_standard_training() -> None:
-    """The same weights, bit for bit, and the same cost; nothing is attacked, whatever the inner attack is."""
-    work: dict[str, Any] = {"round": 7, "model": TinyNet(norm=True)}
-    found = train(build_method("fedlat", clean_rounds=7), local_task(**copy.deepcopy(work)))
-    wanted = train(build_method("standard"), local_task(**copy.deepcopy(work)))
-    own = {f"network.{name}": tensor for name, tensor in wanted.state.items()}
-    assert same_bits({name: found.state[name] for name in own}, own)
-    assert found.metrics == wanted.metrics
-    start = TinyNet(norm=True).state_dict()
-    assert all(torch.equal(found.state[f"origin.{name}"], tensor) for name, tensor in start.items())
-
-
-def test_the_next_round_is_a_plain_loop_over_the_expansion() -> None:
-    """One batch: its adversarial examples and its step, both of the model that is linear in w."""
-    settings = dataclasses.replace(SETTINGS, momentum=0.0, weight_decay=0.01)
-    seen: dict[str, Tensor] = {}
-    base = build_method("fedlat", clean_rounds=7)
-
-    class Watched(type(base)):  # type: ignore[misc]  # the class under test
-        def start(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
-            seen["start"] = super().start(x_nat, task, generator).double()
-            return seen["start"].float()
-
-        def train_loss(self, batch: TrainBatch) -> Tensor:
-            seen.update(x=batch.x_nat.double(), x_adv=batch.x_adv, y=batch.y)
-            loss: Tensor = super().train_loss(batch)
-            return loss
-
-    model = moved(TinyNet(norm=True), 0.05)
-    reference = copy.deepcopy(model).double()
-    task = local_task(model, tiny_data(count=4), settings=settings, round=9)
-    update = Watched(base.options, base.modifier).fit(task)
-    threat, x, y = task.threat, seen["x"], seen["y"]
-    x_adv = threat.project(seen["start"], x)
-    for _ in range(threat.steps):
-        x_adv.requires_grad_()
-        (gradient,) = torch.autograd.grad(cross_entropy(expanded(reference, x_adv), y), x_adv)
-        x_adv = threat.project(x_adv.detach() + float(threat.step_size) * gradient.sign(), x)
-    assert torch.allclose(seen["x_adv"].double(), x_adv, rtol=0, atol=1e-6)
-    loss = cross_entropy(expanded(reference, x_adv), y)
-    assert update.metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
-    loss.backward()
-    for name, weight in reference.network.named_parameters():
-        assert weight.grad is not None
-        stepped = weight - 0.1 * (weight.grad + 0.01 * weight)
-        assert torch.allclose(update.state[f"network.{name}"].double(), stepped, rtol=0, atol=1e-6)
-    kept = {name for name in update.state if not name.startswith("network.") or "running" in name}
-    assert all(torch.equal(update.state[name].double(), reference.state_dict()[name].double()) for name in kept)
 
 
 def test_w0_is_what_clean_rounds_gave() -> None:

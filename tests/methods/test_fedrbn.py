@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -12,8 +13,7 @@ from torch import nn
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import DualNorm, dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.trainers import loop
-from calfat_plugin.trainers.fedrbn import _lent
+from calfat_plugin.trainers.fedrbn import BranchStatistics, _lent, propagation_weights
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -102,14 +102,7 @@ def test_models_that_cannot_be_made_dual(model, snapshot):
 
 @pytest.mark.parametrize(
     ("fraction", "clients", "chosen"),
-    [
-        (1.0, 5, [0, 1, 2, 3, 4]),
-        (0.2, 5, [4]),
-        (0.4, 5, [2, 4]),
-        (0.5, 4, [1, 3]),
-        (0.29, 100, 29),
-        (0.07, 100, 7),
-    ],
+    [(1.0, 5, [0, 1, 2, 3, 4]), (0.2, 5, [4]), (0.4, 5, [2, 4]), (0.5, 4, [1, 3]), (0.29, 100, 29), (0.07, 100, 7)],
 )
 def test_roles_by_fraction_are_spread_evenly(fraction, clients, chosen):
     options = build_method("fedrbn", at_fraction=fraction).options
@@ -120,19 +113,12 @@ def test_roles_by_fraction_are_spread_evenly(fraction, clients, chosen):
 # --- one client's step ------------------------------------------------------------------------------------------------
 
 
-def fitted(client=0, round=20, *, model=None, **options):
-    method = build_method("fedrbn", **{"roles": AT_THEN_ST, **options})
-    model = method.adapt_model(TinyNet()) if model is None else model
-    task = local_task(
-        model, tiny_data(count=4), client=client, round=round, personal=method.personal_names(model), settings=SETTINGS
-    )
-    return method, task, method.fit(task)
-
-
 def test_an_at_client_fills_both_branches_and_an_st_client_only_the_clean_one():
     fresh = build_method("fedrbn").adapt_model(TinyNet()).state_dict()
     for client, fills in ((0, True), (1, False)):
-        _, _, update = fitted(client)
+        method = build_method("fedrbn", roles=AT_THEN_ST)
+        model = method.adapt_model(TinyNet())
+        update = method.fit(local_task(model, tiny_data(count=4), client=client, round=20))
         moved = {name: not torch.equal(update.state[name], fresh[name]) for name in fresh if "running" in name}
         assert moved["body.0.norm.clean.running_mean"]
         assert moved["body.0.norm.noise.running_mean"] is fills
@@ -149,25 +135,6 @@ def test_an_at_client_weighs_clean_and_adversarial_loss():
 
     assert torch.allclose(step(0.25), 0.75 * step(0.0) + 0.25 * step(1.0), atol=1e-6)
     assert not torch.allclose(step(0.0), step(1.0), atol=1e-3)
-
-
-def test_the_attack_climbs_through_the_noise_branch():
-    method = build_method("fedrbn")
-    model = method.adapt_model(TinyNet())
-    with torch.no_grad():  # through this branch every image looks alike, so its attack has nowhere to climb
-        model.body[0].norm.noise.running_var.fill_(1e12)
-    seen = []
-
-    class Watched(type(method)):
-        def train_loss(self, batch):
-            seen.append((batch.x_adv - batch.x_nat).abs().max().item())
-            return super().train_loss(batch)
-
-    watched = Watched(method.options, method.modifier)
-    watched.start = lambda x, task, generator: x.clone()
-    model.body[0].norm.weight.data.fill_(0.0)
-    watched.fit(local_task(model, tiny_data(count=4)))
-    assert seen == [0.0]
 
 
 def gradient_steps(pnc, round, *, warmup=10, scale=1.0):
@@ -191,17 +158,6 @@ def gradient_steps(pnc, round, *, warmup=10, scale=1.0):
     update = method.fit(local_task(model, data, client=1, round=round, settings=settings))
     made = {name: (start[name] - update.state[name]) / settings.learning_rate for name in start}
     return made, clean, noise
-
-
-def test_st_clients_step_with_pnc():
-    made, clean, noise = gradient_steps(0.3, 11)
-    assert sum(gradient.square().sum() for gradient in noise.values()) * 0.3**2 < 100  # not clipped
-    assert all(torch.allclose(made[name], 0.7 * clean[name] + 0.3 * noise[name], atol=1e-5) for name in made)
-
-
-def test_pnc_waits_for_its_warm_up():
-    made, clean, _ = gradient_steps(0.3, 10)
-    assert all(torch.allclose(made[name], clean[name], atol=1e-5) for name in made)
 
 
 def test_the_gradient_through_the_noise_branch_is_clipped():
@@ -240,6 +196,28 @@ def test_one_at_client_is_copied_bit_for_bit():
     assert all(torch.equal(given[name], source.state[name]) for name in given)
 
 
+def layer(cos_mean, cos_var):
+    """Statistics at angles of these cosines to those of ``TARGET``."""
+    mean, var = (torch.tensor([cosine, math.sqrt(1 - cosine**2)]) for cosine in (cos_mean, cos_var))
+    return BranchStatistics(3 * mean, 0.5 * var)
+
+
+TARGET = BranchStatistics(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([[layer(1, 1)], [layer(0.98, 0.96)]], [0.952574, 0.047426]),
+        ([[layer(1, 1)] * 3, [layer(0.98, 0.96)] * 3], [0.952574, 0.047426]),  # more layers do not sharpen them
+        ([[layer(1, 1), layer(0.96, 0.92)], [layer(0.98, 0.96)] * 2], [0.5, 0.5]),  # the mean over layers
+        ([[layer(1, 1)], [BranchStatistics(-TARGET.mean, -TARGET.var)]], [1.0, 0.0]),  # and nothing overflows
+    ],
+)
+def test_weights_of_at_clients(sources, expected):
+    assert propagation_weights([TARGET] * len(sources[0]), sources) == pytest.approx(expected, abs=1e-4)
+
+
 def test_like_clients_lend_more():
     method = build_method("fedrbn")
     own = update_with((1.0, 0.0), (0.0, 0.0))
@@ -267,18 +245,6 @@ def test_the_server_sends_along_what_st_clients_need():
     assert method.broadcast({1: updates[1]}) == {}
     for everyone in ({}, {"roles": "at at at"}):  # nobody borrows
         assert build_method("fedrbn", **everyone).broadcast(updates) == {}
-
-
-def test_the_evaluated_model_is_the_uniform_mean_after_lending():
-    method = build_method("fedrbn", roles=AT_THEN_ST)
-    updates = {
-        0: update_with((1.0, 0.0), (4.0, 2.0)),
-        1: update_with((1.0, 0.0), (100.0, 100.0)),  # an st client's own noise statistics are stale
-        2: dataclasses.replace(update_with((1.0, 3.0), (50.0, 50.0)), num_examples=99),
-    }
-    mean = method.evaluated_personal(updates, NAMES)
-    assert mean["n.noise.running_mean"].tolist() == pytest.approx([4.0, 2.0])
-    assert mean["n.clean.running_mean"].tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_each_client_borrows_by_its_own_options():
@@ -312,30 +278,6 @@ def test_personal_tensors_stay_with_their_client():
     assert not torch.equal(states[0][f"personal/{first}"], states[1][f"personal/{first}"])
     mean = sum(states[client][f"personal/{first}"] for client in range(3)) / 3
     assert torch.allclose(federation.server.state[first], mean)
-
-
-def test_a_round_starts_from_the_clients_own_tensors_and_the_borrowed_statistics(monkeypatch):
-    federation = Federation(experiment(ROLES, train_args__comm_round=3))
-    federation.play()
-    downlink, worker = federation.server.downlink(), federation.worker
-    before = dict(worker.client_states)
-    started = {}
-
-    def watched(work, correction):
-        started[work.task.client] = {name: tensor.clone() for name, tensor in work.task.model.state_dict().items()}
-        return epochs(work, correction)
-
-    epochs = loop._epochs
-    monkeypatch.setattr(loop, "_epochs", watched)
-    for client in (0, 1):
-        worker.fit(client, 2, downlink)
-        for name, found in started[client].items():
-            if ".noise.running" in name:  # one at client, so a copy of its statistics; its own are its own
-                assert torch.equal(found, before[0][f"personal/{name}"])
-            elif ".norm." in name:
-                assert torch.equal(found, before[client][f"personal/{name}"])
-            else:
-                assert torch.equal(found, downlink[name])
 
 
 def test_aggregators_leave_personal_tensors_alone():

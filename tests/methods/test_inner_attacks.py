@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -27,15 +27,13 @@ from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import (
     RECIPE,
-    SETTINGS,
     Federation,
-    TinyNet,
     build_method,
     experiment,
     local_task,
     registry,
-    tiny_data,
     train,
+    watched,
 )
 from tests.methods.test_reference_training import NOISE, REFERENCE, X, Y, tiny_model
 from tests.methods.test_reference_training import SETTINGS as REFERENCE_SETTINGS
@@ -75,12 +73,7 @@ def test_one_local_step_equals_the_published_code(name: str, monkeypatch: pytest
                 found: Tensor = super().start(X, threat, generator)
             return found[where(x_nat)]
 
-    class Watched(FedPGD):
-        def train_loss(self, batch: TrainBatch) -> Tensor:
-            seen["x_adv"] = batch.x_adv[where(batch.x_nat).argsort()]
-            return super().train_loss(batch)
-
-    method = build_method("fedpgd")
+    method = watched(build_method("fedpgd"), lambda b: seen.update(x_adv=b.x_adv[where(b.x_nat).argsort()]))
     task = local_task(
         tiny_model(),
         ImageData(X, Y),
@@ -89,7 +82,7 @@ def test_one_local_step_equals_the_published_code(name: str, monkeypatch: pytest
         class_counts=torch.tensor([50, 30, 20, 0]),
         inner=Repeatable(inner.options),
     )
-    update = Watched(method.options, method.modifier).fit(task)
+    update = method.fit(task)
     weights = torch.cat([tensor.flatten() for tensor in update.state.values()])
     assert seen["x_adv"].flatten().tolist() == pytest.approx(REFERENCE[name]["x_adv"], abs=1e-6)
     assert update.metrics["loss"] == pytest.approx(REFERENCE[name]["loss"], abs=1e-6)
@@ -120,54 +113,6 @@ def test_noise_and_reach(name: str, options: dict[str, Any], radius: float, reac
     step = options.get("step", 1.25 if name == "rs-fgsm" else 1)
     limit = GREY + 1 / 8 if name == "rs-fgsm" else torch.ones(())
     assert torch.allclose(inner.craft(task), (start + step / 8).minimum(limit), atol=1e-6)
-
-
-@pytest.mark.parametrize(("norm", "longest"), [("linf", 1), ("l2", 10_000), ("l1", 10**8)])
-def test_a_scaled_budget_is_no_longer_than_an_image(norm: Any, longest: int) -> None:
-    threat = ThreatModel(norm=norm, eps="8/255", step_size="2/255", steps=7)
-    assert threat.scaled(3) == ThreatModel(norm=norm, eps="24/255", step_size="eps/4", steps=7)
-    assert threat.scaled(1e10).eps == longest
-
-
-def test_a_gradient_is_that_of_the_loss_and_leaves_the_image_alone() -> None:
-    x_adv = torch.tensor([[0.25, 0.5]])
-    task = InnerTask(torch.square, x_adv, x_adv, lambda logits: logits.sum(), THREAT)
-    with torch.no_grad():
-        assert task.gradient(x_adv).tolist() == [[0.5, 1.0]]
-    assert not x_adv.requires_grad
-
-
-# --- what they cost ---------------------------------------------------------------------------------------------------
-
-
-class Counting(TinyNet):
-    """Counts the forward and the backward passes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forwards, self.backwards = 0, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.forwards += 1
-        logits: Tensor = super().forward(x)
-        logits.register_hook(self._backward)
-        return logits
-
-    def _backward(self, gradient: Tensor) -> None:
-        self.backwards += 1
-
-
-@pytest.mark.parametrize(("name", "passes"), [("pgd", 6), ("rs-fgsm", 2), ("n-fgsm", 2), ("atas", 2), ("free", 8)])
-def test_an_attack_of_one_step_makes_a_batch_cost_two_passes(name: str, passes: int) -> None:
-    """In further epochs of one batch; a round begins with passes of its own."""
-    counts = []
-    for epochs in (1, 4):
-        model, settings = Counting(), dataclasses.replace(SETTINGS, batch_size=10, epochs=epochs)
-        task = local_task(model, tiny_data(), threat=THREAT, settings=settings, inner=build_inner(name), round=3)
-        train(build_method("fedpgd"), task)
-        counts.append((model.forwards, model.backwards))
-    (forwards, backwards), (more, back) = counts
-    assert (more - forwards, back - backwards) == (3 * passes, 3 * passes)
 
 
 # --- whom they reach --------------------------------------------------------------------------------------------------
@@ -280,36 +225,20 @@ def test_the_recipe_in_full_has_the_attack_where_it_is_not_pgd() -> None:
     assert again.clients[0].recipe.threat.inner.name == "pgd"
 
 
-def test_what_attacks_cite() -> None:
-    group = {"ids": 1, "threat": {"inner": "n-fgsm"}}
-    before = experiment("fedpgd").citations()
-    found = experiment("fedpgd", calfat__threat__inner="rs-fgsm", calfat__clients=[group]).citations()
-    assert sorted(citation.text[:9] for citation in {*found} - {*before}) == ["Wong et a", "de Jorge "]
-
-
-PLACE = "test.yaml:2: calfat.threat"
-
-
 @pytest.mark.parametrize(
-    ("trainer", "inner", "warned"),
+    ("trainer", "inner", "key"),
     [
-        (
-            "fedpgd",
-            "n-fgsm",
-            [f"{PLACE}.steps: this key has no effect here: the inner attack 'n-fgsm' takes 1 of its own."],
-        ),
-        ("fedpgd", "pgd", []),
-        (
-            "standard",
-            "rs-fgsm",
-            [f"{PLACE}.inner: this key has no effect here: the local trainer 'standard' does not attack."],
-        ),
-        ("standard", "pgd", []),
+        ("fedpgd", "n-fgsm", ".steps"),
+        ("fedpgd", "pgd", None),
+        ("standard", "rs-fgsm", ".inner"),
+        ("standard", "pgd", None),
     ],
 )
-def test_keys_without_effect_draw_a_warning(trainer: str, inner: str, warned: list[str]) -> None:
+def test_keys_without_effect_draw_a_warning(trainer: str, inner: str, key: str | None) -> None:
     text = f"calfat:\n  threat: {{steps: 4, inner: {inner}}}\n  trainer: {trainer}\n"
-    assert list(assemble(parse_document(text, "test.yaml"), registry()).warnings) == warned
+    said = assemble(parse_document(text, "test.yaml"), registry()).warnings
+    assert len(said) == (key is not None)
+    assert all(each.startswith(f"test.yaml:2: calfat.threat{key}: this key has no effect here") for each in said)
 
 
 def test_no_warning_where_an_override_replaces_the_attack_of_a_file_or_a_step_does_not_fit_the_budget() -> None:
@@ -325,36 +254,15 @@ def test_no_warning_where_an_override_replaces_the_attack_of_a_file_or_a_step_do
 @pytest.mark.parametrize(
     ("trainer", "inner", "text"),
     [
-        (
-            "fedgairat",
-            "n-fgsm",
-            "test.yaml:1: calfat.trainer: weighting tanh divides by half the attack's steps, rounded down, so the "
-            "steps of calfat.threat.inner 'n-fgsm' must be at least 2; got 1. weighting: discrete takes any number.",
-        ),
-        (
-            "fedpgd",
-            "nfgsm",
-            "--set calfat.threat.inner=nfgsm: calfat.threat.inner: no inner attack called 'nfgsm'. Did you mean "
-            "'n-fgsm'? Known: atas, free, n-fgsm, pgd, rs-fgsm (calfat-plugin 0.1.0).",
-        ),
-        (
-            "fedpgd",
-            {"name": "n-fgsm", "step": 0},
-            "--set calfat.threat.inner={'name': 'n-fgsm', 'step': 0}: calfat.threat.inner.step: got 0 (int), "
-            "expected a number, > 0.",
-        ),
-        (
-            "fedpgd",
-            {"name": "pgd", "steps": 3},
-            "--set calfat.threat.inner={'name': 'pgd', 'steps': 3}: calfat.threat.inner.steps: inner attack 'pgd' "
-            "has no option 'steps'. Known: label, name, preset.",
-        ),
+        ("fedgairat", "n-fgsm", "test.yaml:1: calfat.trainer: weighting tanh divides by half the attack's steps"),
+        ("fedpgd", "nfgsm", "calfat.threat.inner: no inner attack called 'nfgsm'. Did you mean 'n-fgsm'?"),
+        ("fedpgd", {"name": "n-fgsm", "step": 0}, "calfat.threat.inner.step: got 0 (int), expected a number, > 0."),
+        ("fedpgd", {"name": "pgd", "steps": 3}, "calfat.threat.inner.steps: inner attack 'pgd' has no option 'steps'."),
     ],
 )
 def test_what_is_refused(trainer: str, inner: Any, text: str) -> None:
-    with pytest.raises(CalfatError) as raised:
+    with pytest.raises(CalfatError, match=re.escape(text)):
         experiment(trainer, calfat__threat__inner=inner)
-    assert str(raised.value) == text
 
 
 def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_group() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.batches import num_batches
+from calfat_plugin.datasets.batches import batch_bounds
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
@@ -24,7 +24,16 @@ from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.loop import LossMeter
-from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data
+from tests.methods.helpers import (
+    SETTINGS,
+    Asking,
+    TinyNet,
+    build_method,
+    build_modifier,
+    local_task,
+    same_bits,
+    tiny_data,
+)
 from tests.snapshot import TextSnapshot
 
 
@@ -115,17 +124,6 @@ def test_rows_that_are_not_attacked_stay_clean() -> None:
     assert none.attack_modes == []
 
 
-def test_iterates_are_counted_for_methods_that_ask() -> None:
-    asking, other = Watched(counts_iterates=True), Watched()
-    for method in (asking, other):
-        method.fit(local_task())
-    assert all(batch.kappa is None for batch in other.batches)
-    for batch in asking.batches:
-        assert batch.kappa is not None
-        assert batch.kappa.shape == batch.y.shape
-        assert 0 <= batch.kappa.min() <= batch.kappa.max() <= 3
-
-
 def test_a_last_batch_of_one_joins_its_neighbour_where_statistics_need_it() -> None:
     """Batch normalisation cannot train on a single example."""
 
@@ -134,10 +132,8 @@ def test_a_last_batch_of_one_joins_its_neighbour_where_statistics_need_it() -> N
         method.fit(local_task(model, tiny_data(count=9)))
         return [len(batch.y) for batch in method.batches]
 
-    normalised = TinyNet()
-    normalised.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
     assert sizes(TinyNet()) == [4, 4, 1]
-    assert sizes(normalised) == [4, 5]
+    assert sizes(TinyNet(norm=True)) == [4, 5]
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -158,14 +154,6 @@ def test_streams_are_functions_of_seed_round_and_client() -> None:
     assert torch.equal(here, starts(seed=3, round=2, client=1))
     for other in ({"seed": 4}, {"round": 3}, {"client": 0}):
         assert not torch.equal(here, starts(**{"seed": 3, "round": 2, "client": 1, **other}))
-
-
-def test_nothing_is_kept_from_one_call_to_the_next() -> None:
-    """No momentum, no position in a stream: the same task twice gives the same bits."""
-    method = build_method("fedpgd")
-    first, second = (method.fit(local_task(TinyNet(), settings=epochs(2))) for _ in range(2))
-    assert same_bits(first.state, second.state)
-    assert first.metrics == second.metrics
 
 
 # --- optimiser and corrections ----------------------------------------------------------------------------------------
@@ -246,43 +234,20 @@ def test_a_correction_is_called_around_every_step() -> None:
 
 
 def test_the_full_gradient_is_that_of_all_data_and_changes_nothing() -> None:
-    seen: dict[str, Tensor] = {}
+    clean, asking, settings = build_method("standard"), Asking(), dataclasses.replace(SETTINGS, batch_size=10)
+    asked = clean.fit(local_task(TinyNet(norm=True), settings=settings, correction=asking))
+    assert same_bits(asked.state, clean.fit(local_task(TinyNet(norm=True), settings=settings)).state)  # statistics, too
 
-    class Asking(LocalCorrection, ActiveCorrection):
-        wants_full_gradient = True
-
-        def begin(self, task: LocalTask) -> ActiveCorrection:
-            return self
-
-        def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
-            seen.update(gradient)
-
-    def model() -> TinyNet:
-        net = TinyNet()
-        net.body = nn.Sequential(net.body[0], nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
-        return net
-
-    clean = build_method("standard")
-    settings = dataclasses.replace(SETTINGS, batch_size=10)
-    asked = clean.fit(local_task(model(), settings=settings, correction=Asking()))
-    assert same_bits(asked.state, clean.fit(local_task(model(), settings=settings)).state)  # statistics included
-
-    net, data = model().train(), tiny_data(count=10)
+    net, data = TinyNet(norm=True).train(), tiny_data(count=10)
     order = torch.randperm(10, generator=generator(0, "full gradient batches", round=1))
     with fast_passes(net, data.x):  # the loop's order and layout: statistics of a batch are summed in float32
         loss = nn.functional.cross_entropy(net(data.x[order]), data.y[order])
         gradients = torch.autograd.grad(loss, list(net.parameters()))
     for (name, parameter), gradient in zip(net.named_parameters(), gradients, strict=True):
-        assert torch.allclose(seen[name], gradient + settings.weight_decay * parameter, atol=1e-6)
+        assert torch.allclose(asking.gradients[0][name], gradient + settings.weight_decay * parameter, atol=1e-6)
 
 
 def test_the_full_gradient_leaves_dropout_its_draws() -> None:
-    class Asking(LocalCorrection, ActiveCorrection):
-        wants_full_gradient = True
-
-        def begin(self, task: LocalTask) -> ActiveCorrection:
-            return self
-
     def trained(**correction: LocalCorrection) -> Mapping[str, Tensor]:
         net = TinyNet()
         net.body.append(nn.Dropout())
@@ -294,15 +259,6 @@ def test_the_full_gradient_leaves_dropout_its_draws() -> None:
 
 
 def test_the_full_gradient_is_of_what_is_trained_whether_or_not_the_loss_reaches_it() -> None:
-    class Asking(LocalCorrection, ActiveCorrection):
-        wants_full_gradient = True
-
-        def begin(self, task: LocalTask) -> ActiveCorrection:
-            return self
-
-        def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
-            assert {name: float(value) for name, value in gradient.items()} == {"w": 1.5, "unused": 1.0}
-
     class Parts(One):
         def __init__(self) -> None:
             super().__init__(1.0)
@@ -314,23 +270,15 @@ def test_the_full_gradient_is_of_what_is_trained_whether_or_not_the_loss_reaches
             assert all(parameter.grad is None for parameter in batch.model.parameters())
             return batch.model.w.square().sum() / 2  # type: ignore[operator,union-attr]
 
-    settings = epochs(1, momentum=0.0, weight_decay=0.5)
-    update = Of().fit(local_task(Parts(), settings=settings, correction=Asking()))
+    settings, asking = epochs(1, momentum=0.0, weight_decay=0.5), Asking()
+    update = Of().fit(local_task(Parts(), settings=settings, correction=asking))
+    assert {name: float(value) for name, value in asking.gradients[0].items()} == {"w": 1.5, "unused": 1.0}
     assert (update.state["unused"].item(), update.state["frozen"].item()) == (2.0, 3.0)  # no gradient, no decay
 
 
 def test_a_methods_own_step_is_taken_in_training_and_in_the_full_gradient() -> None:
     """What ``backward`` leaves in the parameters, not the gradient of ``train_loss``."""
-    gradients: list[Mapping[str, Tensor]] = []
-
-    class Asking(LocalCorrection, ActiveCorrection):
-        wants_full_gradient = True
-
-        def begin(self, task: LocalTask) -> ActiveCorrection:
-            return self
-
-        def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
-            gradients.append(gradient)
+    asking = Asking()
 
     class Doubled(AdversarialTrainer):
         attacks = False
@@ -349,11 +297,11 @@ def test_a_methods_own_step_is_taken_in_training_and_in_the_full_gradient() -> N
     settings = dataclasses.replace(SETTINGS, batch_size=10, momentum=0.0, weight_decay=0.0)
     start, moved = TinyNet().state_dict(), []
     for method in (build_method("standard"), Doubled(None, build_modifier("plain"))):
-        update = method.fit(local_task(settings=settings, correction=Asking()))
+        update = method.fit(local_task(settings=settings, correction=asking))
         moved.append({name: tensor - start[name] for name, tensor in update.state.items()})
     assert update.metrics["loss"] == 7.0
     for name in start:
-        assert torch.equal(gradients[1][name], 2 * gradients[0][name])
+        assert torch.equal(asking.gradients[1][name], 2 * asking.gradients[0][name])
         assert torch.allclose(moved[1][name], 2 * moved[0][name], atol=1e-6)
 
 
@@ -391,11 +339,6 @@ def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batc
     assert [progress.loss for progress in told] == pytest.approx([4, 4, mean] * 2)
 
 
-def test_the_loss_of_a_single_example_is_its_own() -> None:
-    update = Quadratic().fit(local_task(One(3.0), tiny_data(count=1)))
-    assert update.metrics == {"passes": 0.0, "loss": 4.5}
-
-
 def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look makes the GPU wait; there is none here, so its tensors are kept on the CPU."""
     told: list[BatchProgress] = []
@@ -411,7 +354,7 @@ def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkey
     )
     meter = LossMeter(task, 46)
     for epoch in range(2):
-        meter.begin_epoch(epoch, num_batches(len(task.data), task.settings.batch_size))
+        meter.begin_epoch(epoch, len(batch_bounds(len(task.data), task.settings.batch_size)))
         for batch in range(23):
             meter.add(torch.tensor(float(batch)), 1)
     assert [(progress.batch, progress.loss) for progress in told] == [

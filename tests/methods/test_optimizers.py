@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from calfat_plugin.aggregators.scaffold import divisor
 from calfat_plugin.datasets.batches import Batch, batches
@@ -141,9 +141,8 @@ def test_steps_of_whole_epochs_are_these_epochs(method: str) -> None:
     made = build_method(method)
 
     def fit(given: TrainSettings) -> Mapping[str, Tensor]:
-        net = TinyNet()
-        net.body = nn.Sequential(net.body[0], nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
-        state: Mapping[str, Tensor] = made.fit(local_task(made.adapt_model(net), settings=given)).state
+        model = made.adapt_model(TinyNet(norm=True))
+        state: Mapping[str, Tensor] = made.fit(local_task(model, settings=given)).state
         return state
 
     assert same_bits(fit(settings(epochs=2)), fit(settings(local_steps=6)))
@@ -158,55 +157,6 @@ def test_clients_of_any_size_take_the_same_number_of_steps() -> None:
 
 
 # --- every method, every round ----------------------------------------------------------------------------------------
-
-ALL_OF_IT = {
-    "train_args__lr_schedule": "cosine",
-    "train_args__warmup_rounds": 1,
-    "train_args__client_optimizer": "adamw",
-    "train_args__max_grad_norm": 1.0,
-    "train_args__local_steps": 3,
-}
-
-
-@pytest.mark.parametrize("method", ["standard", "calfat", "fedtrades", "fedmart", "fedgairat", "fedawp"])
-def test_every_method_has_the_rounds_learning_rate_and_resumes_in_the_middle(method: str) -> None:
-    run = experiment(method, **ALL_OF_IT)
-    whole = Federation(run)
-    records = [whole.play() for _ in range(2)]
-    resumed = Federation(run, whole.snapshot())
-    records.append(whole.play())
-    assert resumed.play().learning_rate == records[-1].learning_rate
-    assert same_bits(resumed.server.state, whole.server.state)
-    rates = [record.learning_rate for record in records]
-    assert rates == [run.train.learning_rate_of(round) for round in (1, 2, 3)]
-    assert len(set(rates)) == 3
-    assert not any(record.refused for record in records)
-
-
-def test_trainers_get_what_the_recipe_says() -> None:
-    run = experiment(
-        "fedpgd",
-        **{**ALL_OF_IT, "train_args__client_optimizer": "sgd"},
-        train_args__nesterov=True,
-        train_args__momentum=0.5,
-    )
-    train = run.train
-    for round in (1, 2):
-        assert run.train_settings(round) == TrainSettings(
-            epochs=train.epochs,
-            batch_size=train.batch_size,
-            learning_rate=train.learning_rate * round / 2,  # one round of warm-up
-            momentum=0.5,
-            weight_decay=train.weight_decay,
-            num_rounds=train.comm_round,
-            local_steps=3,
-            client_optimizer="sgd",
-            nesterov=True,
-            max_grad_norm=1.0,
-            has_schedule=True,
-        )
-    plain = experiment("fedpgd").train_settings(2)
-    assert (plain.client_optimizer, plain.has_schedule, plain.learning_rate) == ("sgd", False, train.learning_rate)
 
 
 def test_the_rate_that_is_recorded_is_the_one_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,15 +232,6 @@ def test_a_correction_of_plain_steps_is_refused_beside_others(
     with snapshot.raises(PluginError, found):
         trained(settings(**asked), "fedpgd", correction=correction)
     trained(settings(nesterov=True, has_schedule=True), "fedpgd", correction=correction)  # in both, variates know it
-
-
-def test_a_correction_of_plain_steps_is_refused_beside_a_schedule_within_the_round() -> None:
-    class Falling(Counting):
-        def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler:
-            return StepLR(optimizer, 1)
-
-    with pytest.raises(PluginError, match=r"^it makes an optimiser of its own \(SGD\), but this aggregator"):
-        Falling().fit(local_task(correction=build_aggregator("scaffold").correction()))
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [("client_optimizer", "adamw", "adamw"), ("max_grad_norm", 2, "2")])

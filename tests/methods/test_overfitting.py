@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.federation.outliers import overfit_alarms
-from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.results import OVERFIT
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.fedpgd import FedPGD
-from tests.methods.helpers import SETTINGS, Federation, build_method, experiment, local_task, train
+from tests.methods.helpers import SETTINGS, build_method, local_task, train
 from tests.methods.test_inner_attacks import build_inner
 
 EPS = 1 / 8
@@ -118,14 +117,3 @@ def test_the_server_names_the_clients() -> None:
     assert overfit_alarms({0: 0.1, 3: 0.9375}) == (
         "overfitted-attack: client 3 has 94 % more of its images right after one step of eps than after three of eps/2",
     )
-
-
-def test_a_federation_of_an_attack_of_one_step_says_it_in_the_fourth_round() -> None:
-    federation = Federation(experiment("fedpgd", calfat__threat__inner="n-fgsm", train_args__comm_round=4))
-    sent = []
-    for round in range(1, 5):
-        federation.server.start_round(round)
-        update = unpack_update(federation.worker.fit(0, round, federation.server.downlink()), 30)
-        sent.append(OVERFIT in update.metrics)
-        federation.server.round = round
-    assert sent == [False, False, False, True]

@@ -90,11 +90,7 @@ def test_one_local_step_equals_the_published_code(name, options, reference, star
 
     model = tiny_model()
     task = local_task(
-        model,
-        ImageData(X, Y),
-        settings=SETTINGS,
-        threat=ThreatModel(),
-        class_counts=torch.tensor([50, 30, 20, 0]),
+        model, ImageData(X, Y), settings=SETTINGS, threat=ThreatModel(), class_counts=torch.tensor([50, 30, 20, 0])
     )
     update = Repeatable(method.options, method.modifier).fit(task)
     weights = torch.cat([tensor.flatten() for tensor in update.state.values()])

@@ -16,7 +16,6 @@ from calfat_plugin.interfaces import TrainSettings
 from calfat_plugin.results import PASSES
 from calfat_plugin.threat import ThreatModel
 from tests.methods.helpers import (
-    SETTINGS,
     TinyNet,
     build_aggregator,
     build_method,
@@ -25,6 +24,7 @@ from tests.methods.helpers import (
     same_bits,
     tiny_data,
     train,
+    watched,
 )
 
 few = settings(max_examples=12, deadline=None)
@@ -133,14 +133,6 @@ def test_a_correction_that_is_zero_leaves_the_local_training_as_it_is(aggregator
     assert_same_training((method, build_aggregator(aggregator, **options).correction()), alone(method), task)
 
 
-def test_calibration_by_a_uniform_prior_trains_as_no_calibration():
-    task = local_task(class_counts=torch.full((4,), 7))
-    same = dataclasses.replace(task, model=TinyNet())
-    calibrated = train(build_method("fedpgd", "calibrated"), task)
-    plain = train(build_method("fedpgd"), same)
-    assert all(torch.allclose(calibrated.state[name], plain.state[name], atol=1e-5) for name in plain.state)
-
-
 # --- the budget -------------------------------------------------------------------------------------------------------
 
 CELLS = [
@@ -161,32 +153,19 @@ threats = st.builds(
 @given(threats, st.integers(0, 2**31))
 @pytest.mark.parametrize(("name", "loss"), CELLS)
 def test_every_example_trained_on_is_inside_the_budget(name, loss, threat, seed):
-    method = build_method(name, loss)
-    seen = []
-
-    class Watched(type(method)):
-        def train_loss(self, batch):
-            threat.check(batch.x_adv, batch.x_nat, who=name)
-            seen.append(len(batch.y))
-            return super().train_loss(batch)
-
-    data = tiny_data(seed, count=6)
-    train(Watched(method.options, method.modifier), local_task(TinyNet(seed), data, threat=threat, seed=seed))
-    assert sum(seen) == len(data)
+    batches, data = [], tiny_data(seed, count=6)
+    method = watched(build_method(name, loss), batches.append)
+    train(method, local_task(TinyNet(seed), data, threat=threat, seed=seed))
+    assert sum(len(batch.y) for batch in batches) == len(data)
+    for batch in batches:
+        threat.check(batch.x_adv, batch.x_nat, who=name)
 
 
 @pytest.mark.parametrize(("name", "loss"), [cell for cell in CELLS if cell[0] != "standard"])
 def test_attacks_do_move_the_examples(name, loss):
-    method = build_method(name, loss)
-    moved = []
-
-    class Watched(type(method)):
-        def train_loss(self, batch):
-            moved.append((batch.x_adv - batch.x_nat).abs().flatten(1).amax(dim=1))
-            return super().train_loss(batch)
-
-    train(Watched(method.options, method.modifier), local_task(data=tiny_data(count=8)))
-    reach = torch.cat(moved)
+    batches = []
+    train(watched(build_method(name, loss), batches.append), local_task(data=tiny_data(count=8)))
+    reach = torch.cat([(batch.x_adv - batch.x_nat).abs().flatten(1).amax(dim=1) for batch in batches])
     attacked = 4 if name == "mixfat" else 8  # two of each batch of four
     assert int((reach > 0.05).sum()) == attacked
     assert int((reach == 0).sum()) == 8 - attacked
@@ -195,24 +174,15 @@ def test_attacks_do_move_the_examples(name, loss):
 # --- which examples MixFAT attacks ------------------------------------------------------------------------------------
 
 
-def attacked_examples(sampling, ratio, rounds=(1, 2)):
-    """For each round, the set of positions in the data that were attacked, and the rows attacked in each batch."""
-    method = build_method("mixfat", ratio=ratio, sampling=sampling)
-    data = tiny_data(count=11)
+def attacked_examples(sampling, ratio):
+    """For each of two rounds, the set of positions in the data that were attacked, and how many in each batch."""
     found = []
-    for round in rounds:
-        where, per_batch = set(), []
-
-        class Watched(type(method)):
-            def train_loss(self, batch, where=where, per_batch=per_batch):
-                for x, attacked in zip(batch.x_nat, batch.attacked, strict=True):
-                    if attacked:
-                        where.add(next(i for i in range(len(data)) if torch.equal(data.x[i], x)))
-                per_batch.append(int(batch.attacked.sum()))
-                return super().train_loss(batch)
-
-        train(Watched(method.options, method.modifier), local_task(data=data, round=round, settings=SETTINGS))
-        found.append((where, per_batch))
+    for round in (1, 2):
+        batches = []
+        method = watched(build_method("mixfat", ratio=ratio, sampling=sampling), batches.append)
+        train(method, local_task(data=tiny_data(count=11), round=round))
+        where = {int(i) for batch in batches for i in batch.index[batch.attacked]}
+        found.append((where, [int(batch.attacked.sum()) for batch in batches]))
     return found
 
 

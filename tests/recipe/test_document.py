@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calfat_plugin.errors import CalfatError
+from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import assemble
-from calfat_plugin.recipe.document import Document, dotted, parse_document
+from calfat_plugin.recipe.document import Document, dotted, from_python, parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS
 from calfat_plugin.registry import Registry
 
@@ -128,6 +131,21 @@ def test_an_override_leaves_the_original_alone() -> None:
 def test_an_override_fills_a_section_that_is_null() -> None:
     document = parse_document("train_args:\ncalfat:\n", "a.yaml").with_overrides(["train_args.epochs=3"])
     assert document.data == {"train_args": {"epochs": 3}, "calfat": None}
+
+
+def test_values_of_python_are_those_of_a_file() -> None:
+    values = {"a": (np.float64(0.5), True, Fraction(8, 255)), "b": {"c": None, "d": StepSize("eps/4")}}
+    found = from_python(values)
+    assert found == {"a": [0.5, True, "8/255"], "b": {"c": None, "d": "eps/4"}}
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+    endless: dict[str, Any] = {}
+    endless["a"] = endless
+    for wrong, said in ({"a": [1, {2}]}, "recipe: a[1]: got {2} (set), "), ({1: 2}, "recipe: the key 1 (int) "):
+        with pytest.raises(RecipeError) as refused:
+            from_python(wrong)
+        assert str(refused.value).startswith(said)
+    with pytest.raises(RecipeError, match=r"^recipe: a: values are nested more than 20 deep\.$"):
+        from_python(endless)
 
 
 def test_an_override_with_nothing_after_the_equals_sign_is_null() -> None:

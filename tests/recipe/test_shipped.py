@@ -79,6 +79,8 @@ def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
     assert experiment.partition.name == "dirichlet"
     assert experiment.trainer.options.start_noise == 0.01
     assert experiment.trainer.options.prior == "counts"
+    loss = "{name: robal, preset: cifar100-r, gamma: 0.5}"  # the preset's is 0.03125
+    assert assemble_text(f"calfat: {{trainer: {{name: fedpgd, loss: {loss}}}}}\n").modifier.options.gamma == 0.5
 
 
 def test_the_presets_of_calfat_differ_as_their_source_does() -> None:

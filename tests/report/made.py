@@ -177,7 +177,7 @@ def full_run(path: Path, *overrides: str) -> Path:
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of this process list figures that nobody has drawn, which would take most of their time."""
-    monkeypatch.setattr(charts, "render", lambda chart, _: charts.Drawing(chart.title, chart.caption, False, "data:,"))
+    monkeypatch.setattr(charts, "render", lambda chart, _: charts.Drawing(chart.title, chart.caption, "data:,"))
 
 
 def change_json(path: Path, **values: object) -> None:

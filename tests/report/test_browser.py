@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report import theme, write_comparison, write_run_report
-from tests.report.browser import Seen, look, picture
+from tests.report.browser import Seen, look
 from tests.report.made import full_run, made_run
 from tests.report.pages import Page
 
@@ -63,7 +63,6 @@ def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]
     assert page.troubles == []
     assert page.fetched == []
     assert page.broken == 0
-    assert page.bare == []
     assert len(page.figures) == len(Page.read(pages[which]).all("figure")) >= 4
     for figure in page.figures:
         left, wide, right, high = figure["box"]
@@ -72,24 +71,6 @@ def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]
         assert wide >= 300
         assert high >= 150
         assert figure["text"] >= 7.5  # line height of the smallest words in CSS pixels
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_table_that_goes_on_beyond_the_edge_has_a_shadow_there(
-    dark: bool, pages: dict[str, Path], seen: Look
-) -> None:
-    paper = theme.PAPER.dark if dark else theme.PAPER.light
-    narrow, *_, broad = WIDTHS
-    tables = {width: seen("comparison", dark)[width].tables[0] for width in (narrow, broad)}
-    lowest = max(int(table["top"]) + int(table["height"]) for table in tables.values())
-    image = picture(pages["comparison"], narrow, broad, height=lowest + 50, dark=dark)
-    for width, table in tables.items():
-        assert table["name"] == "Results"
-        assert (table["hidden"] > 0) is (width == narrow)
-        top, height, left = int(table["top"]), int(table["height"]), 0 if width == narrow else narrow
-        edge = [image.getpixel((left + int(table["right"]) - 2, y)) for y in range(top + 2, top + height - 2)]
-        plain = sum(rgb(paper) == f"rgb{pixel}" for pixel in edge) / len(edge)
-        assert plain < 0.1 if width == narrow else plain > 0.8  # lines between rows reach the edge
 
 
 def rgb(colour: str) -> str:

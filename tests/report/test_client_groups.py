@@ -68,12 +68,6 @@ def test_ids_are_ranges_as_in_recipes(ids: Any, text: str) -> None:
     assert ranges(ids) == text
 
 
-def test_nobody_else_is_no_row(tmp_path: Path) -> None:
-    run = grouped(tmp_path)
-    change_json(run.path / "partition.json", groups={"liars": [1, 4], "weak": [0, 2, 3, 5]})
-    assert [name for name, _, _ in groups_table(read_run(run.path))] == ["liars, attackers", "weak"]
-
-
 def test_curves_have_a_line_a_group(tmp_path: Path) -> None:
     drawn = [chart for chart in group_curves(grouped(tmp_path)) if chart is not None]
     assert [(chart.name, chart.title) for chart in drawn] == [
@@ -107,16 +101,6 @@ def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
     assert "Groups of clients" not in page
     assert "are left out" not in page
     assert "calfat.clients" not in highlights(run)
-
-
-def test_a_run_that_does_not_know_who_is_in_them_yet(tmp_path: Path) -> None:
-    run = read_run(made_run(tmp_path / "run", *GROUPS))
-    rows = groups_table(run)
-    assert [(name, numbers[0]) for name, _, numbers in rows] == [
-        ("liars, attackers", NOTHING),
-        ("weak", NOTHING),
-        ("others", NOTHING),
-    ]
 
 
 def test_what_was_run_names_the_groups(tmp_path: Path, snapshot: TextSnapshot) -> None:

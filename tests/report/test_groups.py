@@ -60,16 +60,6 @@ def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> N
     assert [run.path for run in group.runs] == [second.path]
 
 
-def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
-    trainer = "calfat.trainer={}".format
-    found = runs(tmp_path, (), (trainer("fedpgd"),), (trainer("{name: fedpgd, loss: calibrated}"),))
-    assert [group.name for group in group_runs(found)] == [
-        "calfat.trainer calfat · calfat.aggregator.weights uniform",  # as its preset sets them
-        "calfat.trainer fedpgd · calfat.trainer.loss plain · calfat.aggregator.weights examples",
-        "calfat.trainer fedpgd · calfat.trainer.loss calibrated · calfat.aggregator.weights examples",
-    ]
-
-
 def test_names_tell_settings_apart(tmp_path: Path) -> None:
     found = runs(
         tmp_path,

@@ -157,36 +157,36 @@ def test_a_plugin_is_named_as_where_it_is_listed() -> None:
     assert warnings == [f"plugin Fails (passed in Fails) {failed}"]
 
 
-def test_a_logger_that_cannot_be_built_is_left_out_with_a_warning() -> None:
-    def build(options: Any) -> Recorder:
-        raise RuntimeError("no server")
+class Misspelt:
+    """Its hook is never called."""
 
+    @hookimpl
+    def calfat_run_finishd(self) -> None: ...
+
+
+class Unmarked:
+    """It lacks ``@hookimpl``."""
+
+    def calfat_run_finished(self) -> None: ...
+
+
+def breaks(options: Any) -> Recorder:
+    raise RuntimeError("no server")
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (breaks, "RuntimeError: no server"),
+        (lambda options: Misspelt(), "PluginValidationError: unknown hook 'calfat_run_finishd'"),
+        (lambda options: Unmarked(), "PluginError: it implements no hook of a run's life; is @hookimpl missing?"),
+    ],
+)
+def test_a_logger_that_cannot_be_used_is_left_out_with_a_warning(build: Callable[[Any], Any], reason: str) -> None:
     warnings: list[str] = []
     live(Listeners.of(experiment(Offers(build), "calfat.loggers=[chat]"), warnings.append))
-    assert warnings == ["logger 'chat' is not used: RuntimeError: no server"]
-
-
-def test_a_logger_with_a_misspelt_hook_is_left_out_with_a_warning() -> None:
-    class Misspelt:
-        @hookimpl
-        def calfat_run_finishd(self) -> None:
-            """Never called."""
-
-    warnings: list[str] = []
-    Listeners.of(experiment(Offers(lambda options: Misspelt()), "calfat.loggers=[chat]"), warnings.append)
     (warning,) = warnings
-    assert warning.startswith("logger 'chat' is not used: PluginValidationError: unknown hook 'calfat_run_finishd'")
-
-
-def test_a_logger_without_a_hook_is_left_out_with_a_warning() -> None:
-    class Unmarked:
-        def calfat_run_finished(self) -> None:
-            """Never called: it lacks @hookimpl."""
-
-    warnings: list[str] = []
-    Listeners.of(experiment(Offers(lambda options: Unmarked()), "calfat.loggers=[chat]"), warnings.append)
-    complaint = "it implements no hook of a run's life; is @hookimpl missing?"
-    assert warnings == [f"logger 'chat' is not used: PluginError: {complaint}"]
+    assert warning.startswith(f"logger 'chat' is not used: {reason}")
 
 
 # --- what loggers leave behind ----------------------------------------------------------------------------------------

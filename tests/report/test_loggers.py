@@ -136,15 +136,6 @@ def test_rounds_done_again_after_a_resume_are_shown_once(tmp_path: Path) -> None
     assert found["final/natural"] == [(4, 0.75)]
 
 
-@needs_tensorboard
-def test_tensorboard_writes_where_it_is_reported(tmp_path: Path) -> None:
-    logger = TensorBoard(TensorBoardOptions(directory=str(tmp_path / "elsewhere")))
-    logger.calfat_run_started(info(tmp_path / "run"))
-    logger.calfat_run_stopped()
-    assert len(list((tmp_path / "elsewhere").glob("events.*"))) == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_tensorboard_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with snapshot.raises(PluginError):

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, Drawing, eps_chart, final_per_class, learning_curves
+from calfat_plugin.report.charts import Chart, Drawing
 from calfat_plugin.report.comparison import group_runs, results_table
 from calfat_plugin.report.labels import WORST_DEFINED
 from calfat_plugin.report.numbers import NOTHING
@@ -33,7 +31,7 @@ def charts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
 
     def note(chart: Chart, figures: Path) -> Drawing:
         found[chart.name] = chart.title, chart.caption
-        return Drawing(chart.title, chart.caption, False, "data:,")
+        return Drawing(chart.title, chart.caption, "data:,")
 
     monkeypatch.setattr("calfat_plugin.report.charts.render", note)
     return found
@@ -171,14 +169,6 @@ def test_bold_follows_blocks_that_the_table_shows(tmp_path: Path, charts: dict[s
     assert best == ["50.00", "90.00"]
 
 
-def test_one_problem_has_no_blocks(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
-    run(tmp_path / "a")
-    run(tmp_path / "b", "calfat.trainer=fedpgd")
-    page = write_comparison([tmp_path])
-    assert f"Bold: the best mean of each column{CLEAR}." in table(page)
-    assert 'scope="rowgroup"' not in page.read_text()
-
-
 @pytest.mark.parametrize(
     ("better", "worse", "is_bold"),
     [
@@ -274,20 +264,6 @@ def test_a_suites_page_has_its_headings_their_order_and_its_axes(
     assert (charts["natural"][0], charts["classes_natural"][0]) == ("Clean accuracy", "Clean accuracy, per class")
 
 
-def test_an_attack_has_one_colour_on_a_page(tmp_path: Path) -> None:
-    """fgsm, pgd20 and natural are the curves; natural and pgd20 the bars."""
-    path = run(tmp_path / "a", "calfat.monitor.evaluators=[fgsm, pgd20, natural]", fgsm=0.5, pgd20=0.3, natural=0.6)
-    lines, bars = Figure(), Figure()
-    learning, classes = learning_curves(read_run(path)), final_per_class(read_run(path))
-    assert learning is not None
-    assert classes is not None
-    learning.draw(lines)
-    classes.draw(bars)
-    colour = {line.get_label(): to_hex(line.get_color()) for line in lines.axes[0].get_lines()}
-    drawn = {each.get_title(loc="left"): to_hex(each.containers[0].patches[0].get_facecolor()) for each in bars.axes}
-    assert drawn == {label: colour[label] for label in ("natural", "pgd20")}
-
-
 @pytest.mark.parametrize(("share", "split"), [("0.2", "validation"), ("0", "test")])
 def test_without_a_final_evaluation_a_page_begins_with_the_last_monitored_round(
     tmp_path: Path, charts: dict[str, tuple[str, str]], share: str, split: str
@@ -297,18 +273,6 @@ def test_without_a_final_evaluation_a_page_begins_with_the_last_monitored_round(
     write_run_report(tmp_path / "a")
     text = Page.read(tmp_path / "a" / "report.html").text
     assert f" 50.0 % natural, round 2, {split} split " in text
-
-
-@pytest.mark.parametrize(("max_examples", "said"), [(359, "359"), (64, "359 or 64")])
-def test_a_curve_over_eps_says_of_how_many_examples_its_attacks_are(max_examples: int, said: str) -> None:
-    sweep: list[dict[str, Any]] = [{"label": "natural", "accuracy": 0.9, "num_examples": 359, "settings": {}}]
-    for label, number in (("pgd20", 359), ("autoattack", max_examples)):
-        for eps in ("0.05", "0.1"):
-            settings = {"norm": "linf", "eps": eps}
-            sweep.append({"label": label, "accuracy": 0.5, "num_examples": number, "settings": settings})
-    chart = eps_chart("attacks", sweep)
-    assert chart is not None
-    assert chart.caption == f"Clean and attacked image both classified correctly, {said} test examples."
 
 
 def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from calfat_plugin.report import theme, write_comparison, write_run_report
-from tests.report.made import FINAL, change_json, draw_nothing, full_run, made_run
+from calfat_plugin.report import write_comparison, write_run_report
+from tests.report.made import FINAL, draw_nothing, full_run, made_run
 from tests.report.pages import Page
 
 
@@ -85,13 +85,6 @@ def test_figures_fetch_nothing_and_run_nothing(page: Page) -> None:
 
 
 @PAGES
-def test_every_reference_on_a_page_leads_somewhere(page: Page) -> None:
-    inside = {found[1:] for found in page.references if found.startswith("#")}
-    assert inside <= set(page.ids)
-    assert {"results", "recipe"} <= inside
-
-
-@PAGES
 def test_figures_are_named_for_those_who_do_not_see_them(page: Page) -> None:
     figures = page.all("figure")
     names = [image["alt"] for image in page.all("img")]
@@ -107,18 +100,6 @@ def test_tables_are_named_and_their_headings_have_a_scope(page: Page) -> None:
     assert len(boxes) == len(page.all("table")) >= 2
     assert all(box["aria-label"] and (box["role"], box["tabindex"]) == ("region", "0") for box in boxes)
     assert {heading.get("scope") for heading in page.all("th")} == {"col", "row"}
-
-
-@PAGES
-def test_figures_have_the_colours_that_were_checked_and_no_ground(page: Page) -> None:
-    """Their contrast was checked as drawn and behind the filter of a dark page, which shows through."""
-    known = {*theme.SERIES, *(colour.light for colour in theme.PAGE)}
-    for figure in page.figures:
-        colours = set(re.findall(r"\b(?:fill|stroke|stop-color)[:=] *\"?(#[0-9a-f]+)", figure))
-        assert colours <= known
-        ground = re.search(r'<g id="patch_1">\s*<path [^>]*style="fill: ([^";]+)', figure)
-        assert ground is not None
-        assert ground[1] == "none"
 
 
 @PAGES
@@ -174,19 +155,6 @@ def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> None:
-    path = made_run(tmp_path / "a", final={"natural": 0.5, "personalised": 0.25})
-    natural, personalised = json.loads((path / "results.json").read_text())["evaluations"]
-    names = [f"{kind}_{of}{end}" for kind in ("own", "tuned") for of in ("natural", "robust") for end in ("", "_worst")]
-    personalised["metrics"] = {name: 0.125 * number for number, name in enumerate(names)}
-    change_json(path / "results.json", evaluations=[natural, personalised])
-    assert (
-        "evaluator natural % worst clients % robust % worst clients % personalised own models 0.00 12.50 25.00 37.50 "
-        "personalised global model, fine-tuned 50.00 62.50 75.00 87.50"
-    ) in Page.read(write_run_report(path)).text
-
-
-@pytest.mark.usefixtures("no_figures")
 def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
     assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text
@@ -214,13 +182,6 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
     assert text.index("attacks/best-robust.json Checkpoint") < text.index("attacks/best-robust-2.json Checkpoint")
     assert "Accuracy under attack over eps, attacks/best-robust.json" in text
     assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
-
-
-def test_captions_say_what_is_seen(run_page: Path) -> None:
-    text = Page.read(run_page).text
-    assert "After round 4: natural 80.0 %, pgd20 40.0 %." in text
-    assert "55 training examples over 2 clients, from 25 to 30 examples each" in text
-    assert "a client lacks 5.0 of the 10 classes on average." in text
 
 
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
@@ -311,20 +272,6 @@ def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: P
         f"8 alarms about these numbers aa-above-pgd: {listed}flattened-logits: {of} calfat, seed 0, attacks/b" in text
     )
     assert f"What was seen aa-above-pgd: {of} calfat, seed 0: AutoAttack <above> PGD. flattened-logits: {of}" in text
-
-
-def test_seven_methods_are_lines_and_panels_of_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
-    for number in range(7):
-        made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)
-    page = Page.read(write_comparison([tmp_path / "s"]))
-    assert page.errors == []
-    assert "calfat.trainer.scale 1.0" in page.text
-    legends = [figure for figure in page.figures if 'id="legend_1"' in figure]
-    assert len(legends) == 3
-    panels = [figure for figure in page.figures if figure.count(">calfat.trainer.scale") == 7 and figure not in legends]
-    assert len(panels) == 2
-    assert all(f">calfat.trainer.scale {number + 1}.0<" in legend for legend in legends for number in range(7))
 
 
 def test_a_page_is_the_same_twice(run_page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, legend_name, matplotlib_at_hand, render
+from calfat_plugin.report.charts import Chart, legend_name, render
 from calfat_plugin.runs.directory import RunDirectory
 from tests.environment import bare
 from tests.report.made import made_run
@@ -124,14 +123,6 @@ def test_figures_that_are_not_ours_are_kept(
     assert not Path(out).exists()
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_run_whose_page_was_removed_gets_a_new_one(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a", final=FINAL)
-    write_run_report(run).unlink()
-    (run / "figures" / "natural.svg").write_text("of the page that is gone")
-    assert write_run_report(run).exists()
-
-
 def test_a_report_that_fails_leaves_the_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
@@ -201,21 +192,6 @@ def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert list(home.iterdir()) == []
     assert (run / "figures" / "learning_curves.svg").exists()
-
-
-def test_libraries_do_not_speak_while_we_draw(caplog: pytest.LogCaptureFixture) -> None:
-    """matplotlib says after five seconds that it looks for fonts: on a slow machine, at the end of each run."""
-
-    def speak() -> list[str]:
-        caplog.clear()
-        logging.getLogger("matplotlib.font_manager").warning("looking for fonts")
-        logging.getLogger("fontTools.subset").info("a table")
-        return caplog.messages
-
-    caplog.set_level(logging.INFO)
-    with matplotlib_at_hand():
-        assert speak() == []
-    assert speak() == ["looking for fonts", "a table"]
 
 
 @pytest.mark.filterwarnings("error")

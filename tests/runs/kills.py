@@ -8,7 +8,6 @@ uninterrupted run, there must be a page, and neither a file of a killed process 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import random
@@ -28,15 +27,11 @@ RUN = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run")
 WHOLE_PAGE = {"WITHOUT_REPORT": ""}
 
 
-def with_states(clients: int) -> list[str]:
-    """Further arguments of a run whose clients keep states, a hundredth of them a round, or two."""
-    values = (
-        "calfat.aggregator=scaffold",
-        "data_args.partition_method=iid",
-        f"train_args.client_num_in_total={clients}",
-        f"train_args.client_num_per_round={max(2, clients // 100)}",
-    )
-    return [word for value in values for word in ("--set", value)]
+#: Of a run whose clients keep states, two of them a round.
+WITH_STATES = (
+    *("--set", "calfat.aggregator=scaffold", "--set", "data_args.partition_method=iid"),
+    *("--set", "train_args.client_num_per_round=2"),
+)
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -54,13 +49,7 @@ def checkpoints(run: Path) -> dict[str, bytes]:
 
 
 def complaints(run: Path, finished: list[dict[str, str]], different: list[str]) -> list[str]:
-    """What is wrong with a run that was killed and resumed.
-
-    Args:
-        run: its directory.
-        finished: its rows at the time of the kill.
-        different: what has other bits than in the uninterrupted run.
-    """
+    """What is wrong with a run that was killed after its ``finished`` rows, and resumed."""
     files = [path for path in run.rglob("*") if path.name.startswith((".report-", ".tmp")) or path.suffix == ".tmp"]
     wrong = {
         "a finished round was lost": rows(run)[: len(finished)] != finished,
@@ -73,12 +62,7 @@ def complaints(run: Path, finished: list[dict[str, str]], different: list[str]) 
 
 
 class Simulations:
-    """Kills in a single process. The uninterrupted run is made once.
-
-    Args:
-        folder: a new one.
-        words: further arguments of the run.
-    """
+    """Kills in a single process. The uninterrupted run is made once."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.folder, self._run = folder, (*RUN, *words)
@@ -174,43 +158,19 @@ def kill_party(folder: Path, place: str, chance: random.Random) -> tuple[str, li
         return f"after round {len(finished)}", found
 
 
-def kill_many(
-    folder: Path,
-    kills: int,
-    seed: int,
-    say: Callable[[str], None],
-    places: tuple[str, ...] = PLACES,
-    clients: int = 5,
-) -> int:
-    """Kill so many runs, a place after the other; returns how many did not come back as they should.
-
-    Args:
-        folder: a new one, for all of them.
-        kills: how many.
-        seed: of the random times.
-        say: is called with a line for each.
-        places: some of :data:`PLACES`.
-        clients: of the runs whose clients keep states.
-    """
-    chance = random.Random(seed)
-    hits: collections.Counter[str] = collections.Counter()
-    bad = 0
-    simulations = Simulations(folder / "simulations")
-    many = Simulations(folder / "states", *with_states(clients))
+def kill_many(folder: Path, kills: int, seed: int) -> list[str]:
+    """Kill so many runs at random times, a place after the other; what was wrong with any of them."""
+    chance, found = random.Random(seed), list[str]()
+    simulations, states = Simulations(folder / "simulations"), Simulations(folder / "states", *WITH_STATES)
     try:
         for number in range(kills):
-            place = places[number % len(places)]
+            place = PLACES[number % len(PLACES)]
             if place in ("server", "client"):
                 where, wrong = kill_party(folder / f"{place}-{number}", place, chance)
             else:
-                where, wrong = (many if place == "states" else simulations).kill(place, chance)
-            hits[f"{place}, {where}"] += 1
-            bad += bool(wrong)
-            say(f"{number + 1}/{kills}  {place}, {where}: {'; '.join(wrong) or 'good'}")
+                where, wrong = (states if place == "states" else simulations).kill(place, chance)
+            found += [f"{place}, {where}: {complaint}" for complaint in wrong]
     finally:
         simulations.close()
-        many.close()
-    for hit, count in sorted(hits.items()):
-        say(f"{count:4}  {hit}")
-    say(f"{kills} kills (seed {seed}), {bad} bad")
-    return bad
+        states.close()
+    return found

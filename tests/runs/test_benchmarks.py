@@ -16,15 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import (
-    gpu,
-    gpu_results,
-    hosts,
-    local_epoch,
-    loops,
-    round_overhead,
-    work,
-)
+from benchmarks import gpu, gpu_results, hosts, local_epoch, loops, round_overhead, work
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.threat import ThreatModel

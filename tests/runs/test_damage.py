@@ -94,10 +94,8 @@ def linked_to_itself(path: Path) -> None:
 
 DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, truncated, "the checkpoint cannot be read ("),
-    (RESUME, LAST, emptied, "the checkpoint cannot be read ("),
     (RESUME, LAST, replaced, "the checkpoint cannot be read ("),
     (RESUME, LAST, deeply_nested, "the checkpoint cannot be read (maximum recursion depth exceeded "),
-    (ATTACK, LAST, deeply_nested, "the checkpoint cannot be read (maximum recursion depth exceeded "),
     (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
@@ -122,14 +120,10 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
         emptied,
         "the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml.\n",
     ),
-    (REPORT, "rounds.csv", shortened, f"row 3 is damaged (expected 48 values). {FILE_AGAIN}\n"),
-    (REPORT, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
-    (REPORT, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
     (REPORT, "partition.json", a_list, f"holds no JSON mapping; it was changed by hand. {RESTORE}\n"),
     (REPORT, "environment.json", linked_to_itself, f"cannot be read (Too many levels of symbolic links). {RESTORE}\n"),
     (REPORT, "results.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
     (ATTACK, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
-    (REPORT, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
     (RESUME, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
 ]
 

@@ -72,12 +72,7 @@ def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
 def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) -> None:
     listener = Listener()
     request = Request(build(listener), recipe.parent / "run", False, [])
-    run(
-        request,
-        RunDirectory.open(request),
-        RunObserver(),
-        pytest.fail,
-    )
+    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
     assert listener.heard == [
         ("started", (1, 2)),
         ("round", (1, 1, 1)),
@@ -92,12 +87,7 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
 
     listener.heard.clear()
     request = Request(build(listener, rounds=3), recipe.parent / "run", True, [])
-    run(
-        request,
-        RunDirectory.open(request),
-        RunObserver(),
-        pytest.fail,
-    )
+    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
     assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
     assert listener.heard[0] == ("started", (3, 3))
 

@@ -50,12 +50,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
 
 @pytest.mark.parametrize(
     ("participation", "at", "round", "rows_left"),
-    [
-        (AVERAGED, "training", 7, 6),
-        (ALL, "training", 1, 0),
-        (ALL, "row", 7, 7),
-        (ALL, "evaluation", 9, 9),
-    ],
+    [(AVERAGED, "training", 7, 6), (ALL, "training", 1, 0), (ALL, "row", 7, 7), (ALL, "evaluation", 9, 9)],
     ids=["mid-round 7, moving average and perturbed weights", "mid-round 1", "before the checkpoint", "evaluation"],
 )
 def test_killed_and_resumed_equals_uninterrupted(
@@ -99,16 +94,22 @@ def test_killed_in_round_7_as_a_user_starts_it(
     assert_same_end(run, whole[ALL])
 
 
+def killed_and_resumed(warm: WarmServer, folder: Path, at: str, round: int, *words: str) -> tuple[Path, Path]:
+    """(a run that was killed there and resumed, the same without an interruption), which have to end alike."""
+    arguments = ("run", "tiny.yaml", *words)
+    assert warm.run(*arguments, "--run-dir", "whole", cwd=folder).code == 0
+    assert warm.run(*arguments, "--run-dir", "run", cwd=folder, **sabotage(at, round)).code == -9
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=folder).code == 0
+    assert_same_end(folder / "run", folder / "whole")
+    return folder / "run", folder / "whole"
+
+
 def test_killed_in_the_middle_of_a_schedule(warm: WarmServer, recipe: Path) -> None:
     """Adam's moments and the passes over the data begin anew with each round, and the rate is the round's."""
     asked = ("client_optimizer=adamw", "lr_schedule=cosine", "warmup_rounds=2", "local_steps=3", "comm_round=5")
-    arguments = ("run", "tiny.yaml", *(word for each in asked for word in ("--set", f"train_args.{each}")))
-    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
-    killed = warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage("training", 4))
-    assert killed.code == -9
-    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
-    assert_same_end(recipe.parent / "run", recipe.parent / "whole")
-    rates = [float(row["learning_rate"]) for row in rows(recipe.parent / "run")]
+    words = (word for each in asked for word in ("--set", f"train_args.{each}"))
+    run, _ = killed_and_resumed(warm, recipe.parent, "training", 4, *words)
+    rates = [float(row["learning_rate"]) for row in rows(run)]
     assert rates == pytest.approx([0.05 / 3, 0.1 / 3, 0.05, 0.0375, 0.0125])
 
 
@@ -117,12 +118,8 @@ def test_killed_with_groups_and_attackers(warm: WarmServer, recipe: Path) -> Non
         "[{share: 0.2, attacker: gaussian_noise}, {smallest: 1, attacker: label_flip, epochs: 2}, "
         "{largest: 1, trainer: standard, threat: {eps: 0.05}}]"
     )
-    arguments = ("run", "tiny.yaml", *SOME, "--set", f"calfat.clients={groups}", "--set", "train_args.comm_round=5")
-    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
-    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage("training", 3)).code == -9
-    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
-    run, whole = recipe.parent / "run", recipe.parent / "whole"
-    assert_same_end(run, whole)
+    words = (*SOME, "--set", f"calfat.clients={groups}", "--set", "train_args.comm_round=5")
+    run, whole = killed_and_resumed(warm, recipe.parent, "training", 3, *words)
     assert (run / "partition.json").read_text() == (whole / "partition.json").read_text()
 
 
@@ -130,12 +127,9 @@ def test_killed_with_groups_and_attackers(warm: WarmServer, recipe: Path) -> Non
 def test_killed_with_many_clients(warm: WarmServer, recipe: Path, at: str, round: int) -> None:
     """Their values are in a file of their own, which ends with the round of the checkpoint, too."""
     asked = ("train_args.client_num_in_total=11", "train_args.client_num_per_round=6", "train_args.comm_round=3")
-    arguments = ("run", "tiny.yaml", *(word for each in asked for word in ("--set", each)))
-    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
-    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage(at, round)).code == -9
-    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
-    run, whole = recipe.parent / "run", recipe.parent / "whole"
-    assert_same_end(run, whole)
+    run, whole = killed_and_resumed(
+        warm, recipe.parent, at, round, *(word for each in asked for word in ("--set", each))
+    )
     of_clients = (run / "clients.csv").read_text()
     assert of_clients == (whole / "clients.csv").read_text()
     assert len({line.split(",")[1] for line in of_clients.splitlines()[1:]}) > 6
@@ -209,14 +203,11 @@ def everything(run: Path) -> dict[str, object]:
 
 def test_a_resumed_run_leaves_behind_what_an_uninterrupted_one_does(warm: WarmServer, recipe: Path) -> None:
     """Down to the bytes of checkpoints; a rate that makes accuracies rise and fall gives a best round in the middle."""
-    arguments = ("run", "tiny.yaml", *SOME, "--set", "train_args.learning_rate=2.0", "--set", "train_args.comm_round=6")
-    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
-    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage("training", 6)).code == -9
-    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
-    whole = everything(recipe.parent / "whole")
+    words = (*SOME, "--set", "train_args.learning_rate=2.0", "--set", "train_args.comm_round=6")
+    run, whole = (everything(each) for each in killed_and_resumed(warm, recipe.parent, "training", 6, *words))
     best = {found["round"] for found in whole["results.json"]["test_selected"].values()}  # type: ignore[index]
     assert min(best) < 6
-    assert everything(recipe.parent / "run") == whole
+    assert run == whole
 
 
 def test_a_resumed_run_names_clients_by_the_rounds_behind_it(warm: WarmServer, recipe: Path) -> None:

@@ -64,31 +64,28 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
 
 
-def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(
-    warm: WarmServer, recipe: Path, snapshot: TextSnapshot
-) -> None:
-    os.mkfifo(recipe.parent / "pipe")
-    held = os.open(recipe.parent / "pipe", os.O_RDWR)
+def from_a_pipe(warm: WarmServer, recipe: Path, name: str, *words: str, **env: str) -> Finished:
+    """A run of the recipe, which comes through a pipe of this name."""
+    os.mkfifo(recipe.parent / name)
+    held = os.open(recipe.parent / name, os.O_RDWR)
     os.write(held, recipe.read_bytes())
-    arguments = ("run", "pipe", "--set", "train_args.comm_round=2", "--run-dir", "run")
-    started = warm.start(*arguments, cwd=recipe.parent, **sabotage("training", 2, "SIGTERM"))
+    started = warm.start("run", name, *words, cwd=recipe.parent, **env)
     while select.select([held], [], [], 0)[0]:  # until it is read
         time.sleep(0.01)
     os.close(held)
-    stopped = started.wait()
+    return started.wait()
+
+
+def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(
+    warm: WarmServer, recipe: Path, snapshot: TextSnapshot
+) -> None:
+    words = ("--set", "train_args.comm_round=2", "--run-dir", "run")
+    stopped = from_a_pipe(warm, recipe, "pipe", *words, **sabotage("training", 2, "SIGTERM"))
     command = "calfat run run/recipe.yaml --set train_args.comm_round=2 --resume --run-dir run\n"
     assert (stopped.code, stopped.err.endswith(f"Resume with:\n  {command}")) == (130, True), stopped.err
     assert warm.run(*resume_command(stopped.err), cwd=recipe.parent).code == 0
-
-    os.mkfifo(recipe.parent / "another")
-    held = os.open(recipe.parent / "another", os.O_RDWR)
-    os.write(held, recipe.read_bytes())
     silos = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC", "--local")
-    started = warm.start("run", "another", *silos, cwd=recipe.parent)
-    while select.select([held], [], [], 0)[0]:
-        time.sleep(0.01)
-    os.close(held)
-    snapshot(started.wait().err)
+    snapshot(from_a_pipe(warm, recipe, "another", *silos).err)
 
 
 @pytest.mark.slow

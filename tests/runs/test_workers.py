@@ -189,14 +189,8 @@ def test_more_workers_than_clients(folder: Path, monkeypatch: pytest.MonkeyPatch
     [
         ("auto", "1", 4, 4, []),
         ("auto", "1", 8, 5, []),
-        (
-            *("auto", "2", 4, 2),
-            ["--workers auto: 2 workers of 2 threads on 4 cores." + MORE],
-        ),
-        (
-            *("auto", "null", 4, 1),
-            ["--workers auto: 1 worker of 4 threads on 4 cores." + MORE],
-        ),
+        (*("auto", "2", 4, 2), ["--workers auto: 2 workers of 2 threads on 4 cores." + MORE]),
+        (*("auto", "null", 4, 1), ["--workers auto: 1 worker of 4 threads on 4 cores." + MORE]),
         (
             *("3", "null", 2, 3),
             [

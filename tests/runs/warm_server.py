@@ -19,9 +19,7 @@ def import_everything() -> None:
     """What a run imports, as a suite's warm process does, and scikit-learn."""
     import sklearn.datasets  # noqa: F401
 
-    from calfat_plugin.cli.suite_run import _import_what_runs_need
-
-    _import_what_runs_need()
+    import calfat_plugin.cli.suite_run  # noqa: F401
 
 
 def child(order: dict[str, Any]) -> NoReturn:

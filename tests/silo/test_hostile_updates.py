@@ -79,11 +79,7 @@ def sent(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    AGGREGATORS,
-    st.sampled_from([10, -3, 10**400, True, "7", 1.5, None, math.nan]),
-    SENT,
-)
+@given(AGGREGATORS, st.sampled_from([10, -3, 10**400, True, "7", 1.5, None, math.nan]), SENT)
 def test_a_message_is_refused_or_its_update_is(aggregator: str, num_examples: Any, changes: dict[str, Any]) -> None:
     message = sent({"num_samples": num_examples}, {name: built(value) for name, value in changes.items()})
     if type(num_examples) is not int:

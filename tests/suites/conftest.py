@@ -12,8 +12,7 @@ import pytest
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import SuitePlan, make_plan
-from tests.cli.runner import ROOT
-from tests.suites.files import CHOOSING, FAKE_RUN, write_suite
+from tests.suites.files import CHOOSING, use_fake_run, write_suite
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +34,8 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry)
 def use_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`calfat suite tiny.yaml` in a folder, with a stand-in for ``calfat run`` on one thread."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    use_fake_run(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

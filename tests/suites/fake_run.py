@@ -20,7 +20,6 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import checked_experiment
-from calfat_plugin.suites.warm import fork_runs
 
 ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
 STEP = {"calfat": 0.02, "fedpgd": 0.01}  # what one seed more adds
@@ -37,6 +36,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--no-page", action="store_true")
     words = parser.parse_args()
     experiment = checked_experiment(read_document(words.recipe), words.set, words.seed)
     trainer = experiment.trainer.name
@@ -91,9 +91,3 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
         while behaviour == "slow":
             time.sleep(0.1)
             print("in round 1: batch after batch", flush=True)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        fork_runs(lambda: None)
-    main()

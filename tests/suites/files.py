@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
+from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record
@@ -49,7 +48,15 @@ choose:
 """
 )
 
-FAKE_RUN = (sys.executable, str(Path(__file__).with_name("fake_run.py")))
+FAKE_RUN = "fake_run"  # a module of this folder, which :func:`use_fake_run` lets processes import
+
+
+def use_fake_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for ``calfat run``, in this process and those that it starts."""
+    here = Path(__file__).parent
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{here.parents[1]}")
 
 
 def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str = BASE) -> str:

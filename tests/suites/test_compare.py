@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,10 +13,9 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.cells import PlannedRun, RunOutcome
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest
-from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
 from calfat_plugin.suites.tables import as_json, markdown
 from tests.snapshot import TextSnapshot
@@ -87,13 +85,6 @@ def families(summary: SuiteSummary) -> tuple[dict[tuple[str, str], Compared], ..
 
 def differences(one: str, other: str, metric: int) -> list[float]:
     return [a - b for a, b in zip(VALUES[one][metric], VALUES[other][metric], strict=False)]
-
-
-def test_every_planned_comparison_is_there_and_no_other(summary: SuiteSummary) -> None:
-    endpoints = ["natural:worst-class", "pgd20"]
-    skewed, even = families(summary)
-    assert list(skewed) == [(f"0.1/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
-    assert list(even) == [(f"0.5/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
 
 
 def test_differences_are_the_named_row_minus_the_other(summary: SuiteSummary) -> None:
@@ -233,28 +224,10 @@ def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     assert lines[0] == "| row | endpoint | n | difference | p | p, corrected | result |"
     assert lines[2] == "| 0.1/FedPGD | natural:worst-class | 4 | +35.25 [+21.66, +48.84] | 0.0037 | 0.011 | clear |"
     assert "| 0.5/FedMART | pgd20 | 3 | -1.33 [-2.77, +0.10] | | | not all seeds yet |" in lines
-
-
-def test_a_suite_without_a_plan_has_no_such_part(summary: SuiteSummary) -> None:
-    plan = dataclasses.replace(summary.plan, suite=summary.suite.model_copy(update={"compare": None}))
-    without = dataclasses.replace(summary, plan=plan)
-    assert "Planned" not in markdown(without)
-    assert "comparisons" not in as_json(without)
-
-
-def test_json_has_what_the_table_has(summary: SuiteSummary) -> None:
-    found = as_json(summary)["comparisons"]
-    assert [len(family) for family in found] == [4, 4]
-    for one, other in zip(found[0], next(iter(comparisons(summary))), strict=True):
-        assert one == {
-            "cell": other.row.cell.name,
-            "endpoint": other.endpoint,
-            "difference": {
-                "mean": other.difference.mean,
-                "interval": other.difference.interval,
-                "seeds": other.difference.seeds,
-            },
-            "p_value": other.p_value,
-            "adjusted": other.adjusted,
-            "result": other.word,
-        }
+    found = [one for family in as_json(summary)["comparisons"] for one in family]
+    assert [(one["cell"], one["endpoint"], one["result"]) for one in found[:2]] == [
+        ("0.1/FedPGD", "natural:worst-class", "clear"),
+        ("0.1/FedPGD", "pgd20", "not clear"),
+    ]
+    assert found[0]["difference"]["mean"] == pytest.approx(0.3525)
+    assert 0.003 < found[0]["p_value"] < found[0]["adjusted"] < 0.012

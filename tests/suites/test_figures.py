@@ -14,8 +14,8 @@ from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, make_plan
-from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_csv, caption, markdown
 from calfat_plugin.trainers.fedpgd import FedPGD

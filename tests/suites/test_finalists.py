@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
-from calfat_plugin.suites.plan import SuitePlan, seconds_left
+from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
@@ -78,22 +78,6 @@ def test_a_lost_value_is_no_finalist(plan_of):
     assert "learning_rate 0.02: 0.00 with the first seed, 1 of 1 run lost" in tries_text(choice)
 
 
-def test_where_all_are_lost_there_is_no_final(plan_of):
-    end(plan_of(TEXT), 100, None, None, None)
-    plan = plan_of(TEXT)
-    assert (left(plan), plan.choices["FedPGD"].hopeless, plan.choices["FedPGD"].best) == ([], True, None)
-
-
-def test_as_many_finalists_as_values_are_all_of_them(plan_of):
-    plan = plan_of(TEXT.replace("finalists: 2", "finalists: 3"))
-    assert (len(left(plan)), plan.num_finals) == (9, 0)
-
-
-def test_the_estimate_counts_the_finals(plan_of):
-    """3 firsts, 4 finals and 2 runs a cell, of one round at 10 s."""
-    assert seconds_left(plan_of(TEXT + "seconds_per_round: 10\n")) == pytest.approx(2 * 9 * 10)
-
-
 def test_a_row_of_which_nothing_was_tried_yet_has_no_notes(plan_of):
     assert choice_notes(plan_of(TEXT).choices["FedPGD"]) == []
     finish(plan_of(TEXT).choosing.left[0], {"pgd20": 0.25})
@@ -108,8 +92,6 @@ def test_a_row_of_which_nothing_was_tried_yet_has_no_notes(plan_of):
 def test_the_caption_says_how(plan_of, snapshot):
     plan = plan_of(TEXT)
     snapshot(how_chosen(plan.suite.choose, plan.choices))
-    one = plan_of(TEXT.replace("finalists: 2", "finalists: 1"))
-    assert "the others the best value by it" in how_chosen(one.suite.choose, one.choices)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import RunOutcome, look_again, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
@@ -92,7 +92,7 @@ def test_a_run_that_another_machine_has_just_recorded_has_its_numbers(
     (run, *_) = plan.runs
     add_to_record(RECORD, {run.key: dataclasses.replace(ROW, recipe=digest(run.experiment))})
     (found,) = look_again(RECORD, run)
-    summary = summarise(plan, [runner.RunOutcome(found, "finished")])
+    summary = summarise(plan, [RunOutcome(found, "finished")])
     assert summary.cells[0].scores["natural"].by_seed == {run.seed: 0.5}
 
 
@@ -277,11 +277,3 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
         list(pool.map(lambda key: add_to_record(path, {key: wanted[key]}), wanted))
     assert read_record(path) == wanted
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
-
-
-def test_a_record_that_cannot_be_written_is_reported_with_what_helps(tmp_path: Path) -> None:
-    (tmp_path / "runs.csv.tmp").mkdir()
-    with pytest.raises(RunError) as raised:
-        add_to_record(tmp_path / "runs.csv", {("CalFAT", "", 0): ROW})
-    told = "cannot be written (Is a directory). Make room, and try again with the same command."
-    assert str(raised.value) == f"{tmp_path / 'runs.csv'}: {told}"

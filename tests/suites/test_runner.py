@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,10 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import mark_lost
+from calfat_plugin.suites.cells import RunOutcome, mark_lost
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import RunOutcome, SuiteObserver, run_all
-from calfat_plugin.suites.warm import WarmProcess
-from tests.suites.files import FAKE_RUN, SUITE, note_in, write_suite
-
-ROOT = str(Path(__file__).resolve().parents[2])
+from calfat_plugin.suites.runner import SuiteObserver, run_all
+from tests.suites.files import SUITE, note_in, use_fake_run, write_suite
 
 
 class Recorder(SuiteObserver):
@@ -47,8 +43,7 @@ class Recorder(SuiteObserver):
 @pytest.fixture(autouse=True)
 def _stand_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
-    monkeypatch.setenv("PYTHONPATH", ROOT)
+    use_fake_run(monkeypatch)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
 
 
@@ -179,13 +174,12 @@ def test_no_process_outlives_a_signal(number, plan_of, monkeypatch):
     behave(monkeypatch, calfat="wait", fedpgd="wait")
     before = signal.getsignal(number)
     started = []
-    note_in(started, monkeypatch, subprocess, "Popen")
-    note_in(started, monkeypatch, WarmProcess, "start")
+    note_in(started, monkeypatch, runner, "WarmRun")
     outcomes = []
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(), 2, Signalled(number), outcomes)
     assert len(outcomes) == 2
-    assert len(started) == 3  # and the process that they are forked from
+    assert len(started) == 2
     assert all(process.poll() is not None for process in started)
     assert signal.getsignal(number) is before
 
@@ -219,15 +213,6 @@ def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
     assert [(outcome.status, outcome.message) for outcome in outcomes] == [
         ("elsewhere", "another calfat suite is running it")
     ]
-
-
-def test_a_run_that_another_suite_finished_meanwhile_is_taken_as_it_is(plan_of):
-    stale = plan_of(only=["CalFAT"], seeds=[0])
-    run_all(stale, 1, Recorder(), [])
-    heard, outcomes = Recorder(), []
-    run_all(stale, 1, heard, outcomes)
-    assert [outcome.status for outcome in outcomes] == ["finished"]
-    assert ("started", "CalFAT seed 0") not in heard.events
 
 
 def test_a_run_that_another_suite_lost_meanwhile_is_not_tried_again(plan_of):

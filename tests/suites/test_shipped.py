@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.experiment import same_but_rounds
-from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 
@@ -15,7 +14,6 @@ TABLES = [f"table{number}" for number in range(1, 11)]
 CHOOSING = [name for name in SUITES if name.startswith(("digits_table", "fmnist_"))]
 SHARING = [name for name in SUITES if "\nruns: " in (ROOT / f"suites/{name}.yaml").read_text(encoding="utf-8")]
 PLANS: dict[str, SuitePlan] = {}
-METHODS = ["MixFAT", "FedPGD", "FedTRADES", "FedMART", "FedGAIRAT", "FedRBN", "CalFAT"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +26,6 @@ def plan_of(name, registry):
     if name not in PLANS:
         PLANS[name] = make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
     return PLANS[name]
-
-
-def test_every_table_and_figure_of_the_paper_is_there():
-    figures = [f"fig{number}" for number in range(1, 7)]
-    twins = [f"digits_table{number}" for number in (1, 2, 3, 7, 8, 9, 10)]
-    twins += [f"fmnist_table{number}" for number in (1, 2, 3, 7, 8)]
-    assert set(SUITES) >= {*TABLES, *figures, *twins}
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -58,21 +49,6 @@ def test_shared_runs_are_the_same_runs(name, registry):
 def test_only_the_suites_of_the_papers_setting_have_one_partition(name, registry):
     seeds = {cell.experiment.partition.options.seed for cell in plan_of(name, registry).cells if not cell.skipped}
     assert seeds == {2021 if name.startswith(("table", "fig")) else None}
-
-
-@pytest.mark.parametrize(
-    ("name", "methods", "times"),
-    [
-        ("table1", METHODS, 4),
-        ("table3", METHODS, 2),
-        ("table5", METHODS, 3),
-        ("table7", METHODS, 3),
-        ("table8", METHODS, 3),
-    ],
-)
-def test_the_grid_is_the_paper_s(name, methods, times, registry):
-    cells = plan_of(name, registry).cells
-    assert [cell.labels[-1] for cell in cells] == methods * times
 
 
 def test_the_paper_s_setting_holds_where_a_table_does_not_change_it(registry):
@@ -146,13 +122,3 @@ def test_fedrbn_is_beside_the_others_on_the_network_that_it_makes(name, registry
         model = experiment.build_model(dataset, experiment.build_trainer())
         sizes[label] = sorted(tuple(parameter.shape) for parameter in model.parameters())
     assert sizes["FedRBN"] == sizes["FedPGD + BN"]
-
-
-@pytest.mark.parametrize("name", [name for name in SUITES if name.startswith(("digits_", "fmnist_"))])
-def test_twins_report_nothing(name):
-    """Their numbers do not compare with those of other data sets."""
-    suite = load_suite(f"suites/{name}.yaml")
-    assert suite.reported.percent == {}
-    assert {cell.experiment.dataset.name for cell in plan_of(name, Registry.load(entry_points=False)).cells} == {
-        name.partition("_")[0]
-    }

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import io
 import json
-import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from calfat_plugin.cli.progress import verbatim_console
@@ -16,8 +13,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, beside, caption, latex, markdown, measured, write_tables
@@ -95,16 +92,6 @@ def test_seeds_that_share_a_partition_are_said_to(text, whose, tmp_path, monkeyp
         assert whose is None or ONE.format(whose) in said
 
 
-def test_latex_has_what_was_chosen_only_if_asked(plan_of):
-    plan = plan_of()
-    assert "chosen" in markdown(summarise(plan))
-    plain, asked = (latex(summarise(plan), chosen).partition("\\end{table}")[0] for chosen in (False, True))
-    assert "chosen" not in plain
-    assert "method & chosen & $n$" in asked
-    rows = [[line.count("&") for line in text.splitlines() if line.endswith("\\\\")] for text in (plain, asked)]
-    assert [set(counts) for counts in rows] == [{3}, {4}]
-
-
 UPDATE = "A newer calfat-plugin wrote it: update yours."
 NASTY = """<script>alert(1)</script> *b* _c_ `d` [e](f) ~~g~~ &lt; a|b
 # h"""
@@ -144,11 +131,6 @@ def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
     assert text.replace("\\|", "|").count(ESCAPED) == text.count("<script>") == 7
     assert "<script" not in text.replace("\\<", "")
     assert [line for line in latex(nasty).splitlines() if line.startswith("# h")] == []
-
-
-def test_a_word_with_an_underscore_and_an_ampersand_stay_as_they_are(summary):
-    assert "| data_set |" in markdown(summary)
-    assert "| A&B " in markdown(summary)
 
 
 def test_a_column_says_what_was_measured_on_fewer_examples(summary):
@@ -266,24 +248,9 @@ def test_scores_by_hand():
     assert beside(three) == "80.00, +5.00!"
 
 
-def test_one_seed_has_no_deviation_and_none_has_no_mean():
-    assert measured(Score({0: 0.5})) == "50.00"
-    assert measured(Score({})) == "-"
-    assert Score({}, reported=0.5).difference is None
-    assert beside(Score({}, reported=0.5)) == "50.00"
-    assert beside(Score({0: 0.5})) == ""
-
-
 @pytest.mark.parametrize(
     ("mean", "beyond"), [(0.2912, False), (0.2911, True), (0.3312, False), (0.3313, True), (0.3112, False)]
 )
 def test_a_difference_of_just_the_tolerance_passes(mean, beyond):
     """0.3112 - 0.2912 is 0.020000000000000018 in floating point."""
     assert Score({0: 0.0}, reported=0.3112, release=(mean,), tolerance=0.02).beyond is beyond
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
-def test_mean_and_deviation_agree_with_the_standard_library(values):
-    found = Score(dict(enumerate(values)))
-    assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-12)
-    assert found.std == pytest.approx(statistics.stdev(values), abs=1e-9)

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
-from calfat_plugin.report.reading import read_trust
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import judges_another, verdict_of
@@ -61,10 +60,6 @@ def rows(done):
     return {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table.splitlines()}
 
 
-def test_a_table_has_no_such_column_where_no_model_was_judged():
-    assert rows(call())["method"] == "n"
-
-
 def test_trust_judges_the_first_seed_of_each_row_once(judged):
     found = rows(call("--trust"))
     assert judged == [str(FIRST).format("calfat"), str(FIRST).format("fedpgd")]
@@ -85,12 +80,6 @@ def test_a_polite_kill_ends_the_judging_as_ctrl_c_does(monkeypatch):
     assert (done.exit_code, done.stderr) == (130, "error: stopped.\n")
 
 
-def test_trust_judges_the_rows_that_are_asked_for(judged):
-    found = rows(call("--trust", "--only", "FedPGD"))
-    assert judged == [str(FIRST).format("fedpgd")]
-    assert found["FedPGD"] == "holds (seed 0)"
-
-
 def test_what_a_row_says():
     said(str(FIRST).format("fedpgd"))
     for left, text in (
@@ -104,15 +93,6 @@ def test_what_a_row_says():
         said(str(FIRST).format("calfat"), **left)
         found = rows(call())
         assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
-
-
-def test_a_verdict_is_of_one_reading_of_its_file(registry, monkeypatch):
-    """Two might find two files: another process may judge the run at this moment."""
-    run = make_plan(load_suite("tiny.yaml"), registry).runs[0]
-    said(run.directory)
-    found = [read_trust(run.directory)]
-    monkeypatch.setattr("calfat_plugin.suites.record.read_trust", lambda directory: found.pop())
-    assert verdict_of(run.directory, run.experiment) == "holds"
 
 
 def test_a_verdict_without_a_checkpoint_is_of_another_model(registry):
@@ -138,14 +118,6 @@ def test_a_verdict_on_another_model_is_kept_and_the_row_judged(judged):
     assert judged == [str(run)] * 2
     kept = [json.loads((run / f"trust-{number}.json").read_text()) for number in (1, 2)]
     assert [each["verdict"]["text"] for each in kept] == ["of the best", VERDICT["text"]]
-
-
-def test_a_verdict_that_was_begun_is_continued(judged):
-    run = Path(str(FIRST).format("calfat"))
-    said(run, finished=False)
-    call("--trust", "--only", "CalFAT")
-    assert judged == [str(run)]
-    assert list(run.glob("trust-*")) == []
 
 
 def test_every_form_of_the_table_has_the_verdict():

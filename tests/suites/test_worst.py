@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.labels import WORST_DEFINED
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, make_plan
-from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import DIFFERENCES, as_csv, as_json, caption, latex, markdown
 from tests.snapshot import TextSnapshot
@@ -62,23 +61,11 @@ def test_the_worst_are_columns(tmp_path: Path) -> None:
     assert [score.mean for score in calfat.values()] == pytest.approx([0.45, 0.25, 0.35])
     assert [score.mean for score in fedpgd.values()] == pytest.approx([0.45, 0.45, 0.45])
     assert [score.is_clear_best for score in fedpgd.values()] == [False, True, True]
+    assert WORST_DEFINED in caption(found)
     row = markdown(found).splitlines()[4]
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
         *("CalFAT", "4", "45.00 ± 5.77 [35.8, 54.2]", "25.00 ± 5.77 [15.8, 34.2]", "35.00 ± 5.77 [25.8, 44.2]")
     ]
-
-
-def test_the_caption_says_what_they_are(tmp_path: Path) -> None:
-    found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)})
-    assert WORST_DEFINED in caption(found)
-    only = found.plan.suite.model_copy(update={"metrics": {"pgd20": "PGD-20"}})
-    assert WORST_DEFINED not in caption(replace(found, plan=replace(found.plan, suite=only)))
-
-
-def test_what_a_run_has_written_itself_counts(tmp_path: Path) -> None:
-    worst = {"worst_class": {"accuracy": 0.125, "ids": [0]}, "worst_clients": {"accuracy": 0.25, "ids": [1]}}
-    found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)}, **worst)
-    assert [score.mean for score in found.cells[0].scores.values()] == pytest.approx([0.45, 0.125, 0.25])
 
 
 def test_one_seed_has_wilsons_interval_and_its_worst_class_has_none(tmp_path: Path) -> None:

@@ -63,7 +63,6 @@ class Bound:
         return max(0, min(f, (clients - self.rest) // self.factor))
 
     def check(self, options: Any, recipe: Recipe) -> None:
-        """Refuse an f that the clients of a round cannot bear."""
         clients, f = recipe.clients_per_round, options.f
         needed = self.factor * f + self.rest
         if clients >= needed:
@@ -115,13 +114,7 @@ class Displacements:
         return squared
 
     def moved(self, by: Mapping[str, Tensor], buffers: CoordinateRule | None = None, **more: Any) -> Aggregate:
-        """The aggregate whose model is theta + ``by``.
-
-        Args:
-            by: name to (values,), for every parameter.
-            buffers: rule for all other tensors; None: the median.
-            more: further fields of the aggregate.
-        """
+        """The aggregate whose parameters are theta + ``by``; ``buffers``: rule for all other tensors, or the median."""
         state = {}
         for name, start in self.task.global_state.items():
             moved = name in by

@@ -17,12 +17,7 @@ _BOUND = Bound("Bulyan", 4, 3)
 
 
 def chosen_by_krum(squared: Tensor, f: int) -> list[int]:
-    """The n - 2f that Krum chooses one after the other, each from those that are left; ascending.
-
-    Args:
-        squared: (n, n) squared distances between clients.
-        f: attackers among them.
-    """
+    """The n - 2f that Krum chooses one after the other, each from those that are left, by (n, n) distances."""
     left = list(range(len(squared)))
     chosen: list[int] = []
     while len(chosen) < len(squared) - 2 * f:
@@ -41,8 +36,7 @@ def mean_around_median(rows: Tensor, count: int) -> Tensor:
 class Bulyan(Aggregator):
     """theta[k] <- the mean of the n - 4f values nearest to the median of theta_i[k], i over Krum's n - 2f choices."""
 
-    def __init__(self, options: TolerantOptions) -> None:
-        self.options = options
+    options: TolerantOptions
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)

@@ -24,12 +24,7 @@ BOUND = Bound("Krum", 2, 3)
 
 
 def krum_scores(squared: Tensor, f: int) -> list[float]:
-    """s(i): the sum of client i's squared distances to the n - f - 2 others nearest to it; at least one of them.
-
-    Args:
-        squared: (n, n) squared distances between clients.
-        f: attackers among them.
-    """
+    """s(i): the sum of client i's ``squared`` distances, (n, n), to the n - f - 2 nearest others, at least one."""
     others = squared.sort(1).values[:, 1:]  # the first is the distance to itself
     scores: list[float] = others[:, : max(1, len(squared) - f - 2)].sum(1).tolist()
     return scores
@@ -38,8 +33,7 @@ def krum_scores(squared: Tensor, f: int) -> list[float]:
 class Krum(Aggregator):
     """theta <- theta_i of the smallest score; of equal ones the first client's."""
 
-    def __init__(self, options: TolerantOptions) -> None:
-        self.options = options
+    options: TolerantOptions
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)

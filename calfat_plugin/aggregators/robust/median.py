@@ -6,7 +6,6 @@ from calfat_plugin.aggregators.robust.base import Displacements
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 from calfat_plugin.maths.averaging import median_of
-from calfat_plugin.options import NoOptions
 
 CITATION = Citation(
     "Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018",
@@ -21,9 +20,6 @@ CITATION = Citation(
 
 class Median(Aggregator):
     """theta[k] <- med_i theta_i[k]; of an even number of clients the mean of the middle two."""
-
-    def __init__(self, options: NoOptions) -> None:
-        """options: none."""
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)

@@ -19,8 +19,7 @@ _BOUND = Bound("the trimmed mean", 2, 1)
 class TrimmedMean(Aggregator):
     """theta[k] <- the mean of theta_i[k] without the f largest and the f smallest (the paper's beta is f / n)."""
 
-    def __init__(self, options: TolerantOptions) -> None:
-        self.options = options
+    options: TolerantOptions
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)

@@ -263,27 +263,16 @@ class _Run:
 
 @dataclass
 class AttackState:
-    """How far an attack made of sub-attacks has come; kept in a file, or nowhere where the task has no ``scratch``.
+    """How far an attack made of sub-attacks has come; kept in a file, or nowhere where the task has no ``scratch``."""
 
-    Attributes:
-        robust: (N,) bool on the CPU, examples that nothing has broken yet.
-        attacked: (N,) bool, those that were robust when the current sub-attack began; it works through them.
-        position: index of the current sub-attack.
-        batch: its finished batches.
-        finished: a row for each finished sub-attack, ready for JSON.
-        warnings: findings so far, each with ``code`` and ``text``.
-        zero_gradients: starts with a gradient of exactly zero.
-        seconds: spent so far, in all processes together.
-    """
-
-    robust: Tensor
-    attacked: Tensor
-    position: int = 0
-    batch: int = 0
-    finished: list[dict[str, Any]] = field(default_factory=list)
+    robust: Tensor  # (N,) bool on the CPU, examples that nothing has broken yet
+    attacked: Tensor  # (N,) bool, those that were robust when the current sub-attack began; it works through them
+    position: int = 0  # of the current sub-attack
+    batch: int = 0  # its finished batches
+    finished: list[dict[str, Any]] = field(default_factory=list)  # a row for each finished sub-attack
     warnings: list[dict[str, str]] = field(default_factory=list)
-    zero_gradients: int = 0
-    seconds: float = 0.0
+    zero_gradients: int = 0  # starts with a gradient of exactly zero
+    seconds: float = 0.0  # in all processes together
 
     @classmethod
     def load(cls, path: Path | None, digest: str, clean_correct: Tensor) -> AttackState:
@@ -320,9 +309,7 @@ class AttackState:
 def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
     """A digest of the model, the data and the settings: where one bit differs, no state is shared.
 
-    Args:
-        task: its model counts with structure, parameters and all buffers, also those outside the state dict.
-        settings: JSON-ready.
+    Of the model it has structure, parameters and all buffers, also those outside the state dict.
     """
     import torch  # here, not above: recipes are checked without torch
 

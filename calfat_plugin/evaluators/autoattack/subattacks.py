@@ -56,14 +56,8 @@ def playable(
 class SubAttacks:
     """One configured ``pyautoattack.AutoAttack``, driven sub-attack by sub-attack.
 
-    Args:
-        task: the model and its device.
-        threat: norm and eps.
-        settings: as results record them: ``version`` (of pyautoattack; ``custom`` for a list of the user's own),
-            ``sub_attacks`` in order, ``iterations`` of APGD and FAB (the first so many of the published schedule),
-            ``queries`` of Square, ``target_classes`` that the targeted sub-attacks aim at, and ``seed``, which
-            pyautoattack takes anew for every batch.
-        on_call: called with the number of calls of the model since the last batch began.
+    ``settings`` are as results record them; their seed is taken anew for every batch. ``on_call`` is called with the
+    number of calls of the model since the last batch began.
     """
 
     def __init__(
@@ -110,12 +104,7 @@ class SubAttacks:
             self._current = whole.apgd_targeted if name == "apgd-t" else whole.square
 
     def perturb(self, x: Tensor, y: Tensor) -> Tensor:
-        """Adversarial examples of the current sub-attack; x itself where it found none.
-
-        Args:
-            x: (N, C, H, W) float32 in [0, 1].
-            y: (N,) labels.
-        """
+        """Adversarial examples of the current sub-attack; x itself, (N, C, H, W), where it found none."""
         # Also taken by pyautoattack from its global stream; the caller keeps that stream out of everything else.
         self._current.seed, self._calls = self._settings["seed"], 0
         x_adv: Tensor = self._current.perturb(x, y)

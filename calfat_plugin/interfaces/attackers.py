@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
 from calfat_plugin.results import State
@@ -50,6 +50,9 @@ class AttackTask:
 
 class Attacker:
     """A client that attacks the federation; this one does not. It is stateless, as all plugins are."""
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options
 
     def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
         """What it trains on instead of its own data.
