@@ -23,8 +23,9 @@ def test_bars_of_runs_come_and_go() -> None:
     )
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, _environ={})
-    pictures = []
-    with patch("rich.live._RefreshThread"), SuiteProgress(bars := Bars(console), 4) as progress:
+    pictures, now = [], [0.0]
+    clock = patch("calfat_plugin.cli.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    with patch("rich.live._RefreshThread"), clock, SuiteProgress(bars := Bars(console), 4) as progress:
         events: list[tuple[Any, ...]] = [
             (progress.run_started, first),
             (progress.run_started, second),
@@ -33,6 +34,7 @@ def test_bars_of_runs_come_and_go() -> None:
             (progress.run_ended, RunOutcome(first, "failed", "no data", 75.0)),  # type: ignore[arg-type]
         ]
         for call, *arguments in events:
+            now[0] += 20.0
             call(*arguments)
             before = len(stream.getvalue())
             bars._live.refresh()
@@ -42,6 +44,6 @@ def test_bars_of_runs_come_and_go() -> None:
     assert drawn[2][0] == "CalFAT seed 0 round 2/4 ETA 0:10"
     assert drawn[2][2].startswith("suite 0/4 runs ETA ")
     assert drawn[3][0] == "CalFAT seed 0 round 3: 50 % done"
-    assert [line.partition(" ETA")[0] for line in drawn[4]] == ["CalFAT seed 1 starting", "suite 1/4 runs"]
+    assert drawn[4] == ["CalFAT seed 1 starting", "suite 1/4 runs ETA 5:00"]
     assert "[1/4] CalFAT seed 0: failed after 1:15: no data  (seed.txt)" in stream.getvalue()
     assert "running CalFAT" not in stream.getvalue()
