@@ -75,9 +75,15 @@ class Run:
         Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan). Of more than
         ten clients, a mapping has only those of its round (from ``clients.csv``).
         """
-        texts = read_rounds(self.directory / "rounds.csv")
+
+        def value(name: str, text: str) -> str | float | None:
+            if name in words:
+                return text
+            return None if text == "" else int(text) if text.isdigit() else float(text)
+
         words = text_columns()
-        rows = [{name: text if name in words else _number(text) for name, text in row.items()} for row in texts]
+        rounds = read_rounds(self.directory / "rounds.csv")
+        rows = [{name: value(name, text) for name, text in row.items()} for row in rounds]
         try:
             import pandas
         except ImportError:
@@ -100,10 +106,6 @@ class Run:
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in (head, *body))
         alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
-
-
-def _number(text: str) -> float | None:
-    return None if text == "" else int(text) if text.isdigit() else float(text)
 
 
 def run(
@@ -267,16 +269,8 @@ def trust(
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
     how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": ShownProgress()}
     if target is not None and not isinstance(target, (str, Path)):
-        others = {
-            "plugins": plugins or None,
-            "checkpoint": checkpoint,
-            "model": model,
-            "weights": weights,
-            "dataset": dataset,
-            "data_dir": data_dir,
-            "download": download or None,
-            "device": device,
-        }
+        others: dict[str, Any] = {"plugins": plugins or None, "data_dir": data_dir, "download": download or None}
+        others |= {"checkpoint": checkpoint, "model": model, "weights": weights, "dataset": dataset, "device": device}
         if given := [name for name, value in others.items() if value is not None]:
             raise OptionError(
                 f"{given[0]}: is for a model on disk. This one, a {type(target).__name__}, is judged as it is in "

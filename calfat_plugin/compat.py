@@ -36,10 +36,7 @@ _damaged: set[Path] = set()  # folders
 def make_torchvision_importable() -> bool:
     """Define torchvision's missing operator schemas if, and only if, its compiled operators cannot load.
 
-    Call it before the first import of torchvision or fedml. Matching builds are left alone.
-
-    Returns:
-        True when the schemas had to be defined (by this call or an earlier one).
+    Call it before the first import of torchvision or fedml. True: they had to be defined, now or earlier.
     """
     global _library
     if _library is not None:

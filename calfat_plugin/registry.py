@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distribution
+from importlib.metadata import EntryPoint, distribution
 from typing import Any, TypeVar, cast
 
 import pluggy
@@ -315,30 +315,23 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
         try:
             if isinstance(points, Exception):
                 raise points
-            ours = any(point.group == GROUP for point in points)
-            offered: Sequence[tuple[Provider, EntryPoint | PluginError]] = _offered(found, seen) if ours else ()
+            if not any(point.group == GROUP for point in points):
+                continue
+            name = next(iter(found.metadata.get_all("Name", [])), "")
+            if not name:
+                raise PluginError("METADATA has no name")
+            if _normal(name) in seen:
+                continue  # the same distribution twice on the path: the first one wins, as for imports
+            first = distribution(name)
+            seen.add(_normal(name))
+            points = [point for point in first.entry_points if point.group == GROUP]
+            offered = [(Provider(name, first.version or "?", point.name), point) for point in points]
         except Exception as error:  # in another encoding, say, or with the name of another distribution
-            offered = [_damaged(found, _reason(error))]
-        yield from offered
-
-
-def _offered(found: Distribution, seen: set[str]) -> list[tuple[Provider, EntryPoint]]:
-    """The entry points of our group that a distribution has; none if its name was ``seen``, to which it is added."""
-    name = next(iter(found.metadata.get_all("Name", [])), "")
-    if not name:
-        raise PluginError("METADATA has no name")
-    if _normal(name) in seen:
-        return []
-    first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
-    seen.add(_normal(name))
-    return [(Provider(name, first.version or "?", p.name), p) for p in first.entry_points if p.group == GROUP]
-
-
-def _damaged(found: Distribution, reason: str) -> tuple[Provider, PluginError]:
-    """A distribution whose metadata cannot be read, called as the folder of these is."""
-    folder = folder_of(found)
-    name, _, version = folder.stem.partition("-")
-    return Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({reason})")
+            folder = folder_of(found)
+            name, _, version = folder.stem.partition("-")
+            yield Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({_reason(error)})")
+        else:
+            yield from offered
 
 
 def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:

@@ -15,14 +15,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextmanager
 def json_output(wanted: bool) -> Iterator[Callable[[Any], None]]:
-    """Keep standard output for the result.
-
-    Args:
-        wanted: whether ``--json`` was given; if not, nothing changes.
-
-    Yields:
-        A function that prints a result of plain values, or does nothing if no JSON is wanted.
-    """
+    """Keep standard output for the result, if one is wanted; gives a function that prints it, or else does nothing."""
     stdout = sys.stdout
 
     def show(result: Any) -> None:

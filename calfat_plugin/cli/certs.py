@@ -64,13 +64,8 @@ def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
     """
     address = None if broker is None else broker_address(broker)
     make_certificates(directory, clients, days, address)
-    silo: dict[str, dict[str, str]] = {
-        "tls": {
-            "ca": str(directory / "ca.pem"),
-            "cert": f"{directory}/rank-{{rank}}.pem",
-            "key": f"{directory}/rank-{{rank}}.key",
-        }
-    }
+    files = {"ca": "ca.pem", "cert": "rank-{rank}.pem", "key": "rank-{rank}.key"}
+    silo = {"tls": {key: str(directory / name) for key, name in files.items()}}
     if address is not None:
         silo["mqtt"] = {"broker": str(address)}
     # A line for each section, whatever the folder is called.
@@ -128,17 +123,13 @@ def make_certificates(directory: Path, clients: int, days: int, broker: Address 
             (directory / f"{stem}.pem").write_bytes(certificate)
             _write_private(directory / f"{stem}.key", key)
         if broker is not None:
-            _write_broker_settings(directory.absolute(), broker.port)
+            settings = _MOSQUITTO.format(port=broker.port, folder=directory.absolute())
+            with suppress(KeyError):  # a user without a name
+                settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
+            (directory / "mosquitto.conf").write_text(settings, encoding="utf-8")
+            _write_private(directory / "mosquitto.acl", _ACCESS.encode())  # mosquitto warns about one that all can read
     except OSError as error:
         raise RunError(f"{directory}: cannot be written ({error.strerror}).") from None
-
-
-def _write_broker_settings(folder: Path, port: int) -> None:
-    settings = _MOSQUITTO.format(port=port, folder=folder)
-    with suppress(KeyError):  # a user without a name
-        settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
-    (folder / "mosquitto.conf").write_text(settings, encoding="utf-8")
-    _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto warns about one that all can read
 
 
 def _write_private(path: Path, content: bytes) -> None:

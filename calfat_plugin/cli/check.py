@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import yaml
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
-from calfat_plugin.cli.options import (
-    host_option,
-    model_file_option,
-    plugin_option,
-    recipe_argument,
-    seed_option,
-    set_option,
-)
+from calfat_plugin.cli.options import recipe_options
 from calfat_plugin.errors import OptionError, RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
@@ -28,12 +21,7 @@ from calfat_plugin.runs.request import checked_experiment
 
 
 @click.command()
-@recipe_argument
-@set_option
-@seed_option
-@host_option
-@plugin_option
-@model_file_option
+@recipe_options
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 @click.option("--strict", is_flag=True, help="Take every warning for an error.")
 @json_option
@@ -52,29 +40,22 @@ def check(
     overrides += (*of_host, *model_file)
     document = read_document(recipe)  # once: it may be a pipe
     with json_output(as_json):  # a plugin may print
-        if "axes" in document.data:
-            if show:
-                listing = f"calfat suite {shlex.quote(recipe)} --dry-run"
-                raise OptionError(f"--show: {document.file} is a suite, not one recipe. List its runs with: {listing}")
-            found = _check_suite(document, overrides, seed, plugins)
+        if "axes" not in document.data:
+            warnings, text, content = _check_recipe(document, overrides, seed, plugins, show)
+        elif not show:
+            warnings, text, content = _check_suite(document, overrides, seed, plugins)
         else:
-            found = _check_recipe(document, overrides, seed, plugins, show)
-    warn(*found.warnings)
-    if strict and found.warnings:
-        raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
+            listing = f"calfat suite {shlex.quote(recipe)} --dry-run"
+            raise OptionError(f"--show: {document.file} is a suite, not one recipe. List its runs with: {listing}")
+    warn(*warnings)
+    if strict and warnings:
+        raise RecipeError(f"{recipe}: {counted(len(warnings), 'warning')}; --strict allows none.")
     if as_json:
-        content = {"file": document.file, "warnings": list(found.warnings), **found.content}
-        click.echo(json.dumps(content, indent=2, default=str))  # a recipe may hold a date
-    else:
-        click.echo(found.text)
+        text = json.dumps({"file": document.file, "warnings": warnings, **content}, indent=2, default=str)  # a date
+    click.echo(text)
 
 
-class _Found(NamedTuple):
-    """Of something good: its warnings, what to print, and the same for other programs."""
-
-    warnings: tuple[str, ...]
-    text: str
-    content: dict[str, Any]
+_Found = tuple[tuple[str, ...], str, dict[str, Any]]  # warnings, what to print, and the same for other programs
 
 
 def _check_recipe(
@@ -96,7 +77,7 @@ def _check_recipe(
 
             groups = (f"{group.name}: {difference(group, experiment)}" for group in experiment.clients)
             text += f" Groups: {'; '.join(groups)}."
-    return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
+    return experiment.warnings, text, {"kind": "recipe", "recipe": as_run}
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
@@ -112,4 +93,4 @@ def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | Non
     runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"
     text = f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}."
     content = {"kind": "suite", "cells": len(plan.cells), "runs": plan.num_runs}
-    return _Found(plan.warnings, text, {**content, "choice_runs": choosing} if choosing else content)
+    return plan.warnings, text, {**content, "choice_runs": choosing} if choosing else content

@@ -28,6 +28,7 @@ from calfat_plugin.recipe.schema import DataArgs
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 from calfat_plugin.report.numbers import counted
 
+_OURS = "calfat-plugin"
 _WIDTH = 80
 _INDENT = 26
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -46,17 +47,12 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
-
-    Attributes:
-        status: ``fail``: runs cannot work; ``warn``: something is not as it should be; ``ok``.
-        todo: how to fix it; empty when there is nothing to fix.
-    """
+    """What one check found: ``fail`` means that runs cannot work, ``warn`` that something is not as it should be."""
 
     status: Literal["ok", "warn", "fail"]
     check: str
     found: str
-    todo: str = ""
+    todo: str = ""  # how to fix it
 
 
 @click.command()
@@ -71,7 +67,7 @@ def doctor(as_json: bool) -> None:
         for finding in diagnose():
             findings.append(finding)
             if not as_json:
-                click.echo("\n".join(_lines(finding)))
+                click.echo(_wrapped(finding))
         show([dataclasses.asdict(finding) for finding in findings])
     failed, warned = (sum(finding.status == status for finding in findings) for status in ("fail", "warn"))
     if not as_json:
@@ -80,14 +76,12 @@ def doctor(as_json: bool) -> None:
     sys.exit(1 if failed else 0)
 
 
-def _lines(finding: Finding) -> Iterator[str]:
-    """A finding, wrapped for 80 columns; what to do stays in one line, so that a command can be copied."""
+def _wrapped(finding: Finding) -> str:
+    """A finding on 80 columns; what to do stays in one line, so that a command can be copied."""
     mark = click.style(f"{finding.status:<4}", fg=_COLOURS[finding.status], bold=finding.status != "ok")
     found = textwrap.wrap(finding.found, _WIDTH - _INDENT, break_long_words=False, break_on_hyphens=False)
-    for number, line in enumerate(found):
-        yield (f"{mark}  {finding.check:<{_INDENT - 6}}" if number == 0 else " " * _INDENT) + line
-    if finding.todo:
-        yield f"      -> {finding.todo}"
+    text = f"{mark}  {finding.check:<{_INDENT - 6}}" + f"\n{' ' * _INDENT}".join(found)
+    return text + (f"\n      -> {finding.todo}" if finding.todo else "")
 
 
 def diagnose() -> Iterator[Finding]:
@@ -106,7 +100,7 @@ def check_python() -> Finding:
     try:
         from packaging.specifiers import SpecifierSet
 
-        bounds = metadata.metadata("calfat-plugin")["Requires-Python"] or ""
+        bounds = metadata.metadata(_OURS)["Requires-Python"] or ""
         here = ".".join(map(str, sys.version_info[:3]))  # platform's may end in "+"
         fits = SpecifierSet(bounds).contains(here)
     except metadata.PackageNotFoundError:
@@ -124,14 +118,14 @@ def check_versions() -> Iterator[Finding]:
     """What ``pip check`` finds, a finding a line: a failure where it is a need of ours, else a warning."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 or not lines:
-        said = lines[-1] if lines else (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding("ok" if done.returncode == 0 else "warn", "pip check", said, "" if lines else f"{_PIP} --version")
-        return
-    for line in lines:
-        ours = line.startswith("calfat-plugin ")
-        todo = f"{_PIP} install --upgrade calfat-plugin" if ours else f"{_PIP} install --upgrade {line.split()[0]}"
-        yield Finding("fail" if ours else "warn", "pip check", line, todo)
+    if done.returncode == 0:
+        yield Finding("ok", "pip check", lines[-1] if lines else "no message")
+    elif not lines:
+        yield Finding("warn", "pip check", _last_line(done.stderr), f"{_PIP} --version")
+    else:
+        for line in lines:
+            name = line.split()[0]
+            yield Finding("fail" if name == _OURS else "warn", "pip check", line, f"{_PIP} install --upgrade {name}")
 
 
 def check_plugins() -> Iterator[Finding]:
@@ -169,11 +163,7 @@ def check_gpu() -> Finding:
 
 
 def check_data(root: Path) -> Finding:
-    """Which data sets are there; their files are not read.
-
-    Args:
-        root: where recipes look that name no ``data_args.data_cache_dir``; the system's own folders are looked at, too.
-    """
+    """Which data sets are there, in ``root`` and in the system's own folders; their files are not read."""
     try:
         from calfat_plugin.datasets.published import FILES
 
@@ -202,8 +192,12 @@ def check_host() -> Finding:
         return Finding("fail", "import fedml", found, "Try again on a machine less busy.")
     if done.returncode == 0:
         return Finding("ok", "import fedml", "works, and so do our adapters")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return Finding("fail", "import fedml", last, f"{_PIP} install --force-reinstall calfat-plugin")
+    todo = f"{_PIP} install --force-reinstall {_OURS}"
+    return Finding("fail", "import fedml", _last_line(done.stderr), todo)
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["no message"])[-1]
 
 
 def _reason(error: Exception) -> str:

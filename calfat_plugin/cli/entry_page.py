@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from calfat_plugin import entries
@@ -30,33 +29,11 @@ WHERE: Mapping[type[entries.Entry], str] = {
 def entry_page(registry: Registry, entry: entries.Entry) -> str:
     """Everything known about an entry of ``registry`` but who offers it and its BibTeX."""
     place = f"In recipes: {WHERE[kind_of(entry)]}"
-    return _page(entry, [place, *_facts(registry, entry)], describe_options(entry.config))
+    return page_of(entry, [place, *facts_of(registry, entry)], describe_options(entry.config))
 
 
-def kind_section(registry: Registry, kind: type[entries.Entry]) -> str:
-    """Every entry of a kind: as ``entry_page``, but what several of them share is said once, above them."""
-    offered = [(entry, describe_options(entry.config)) for entry, _ in registry.offers(kind)]
-    counts = Counter(_meaning(info) for _, options in offered for info in options)
-    shared: dict[str, tuple[str, str, str]] = {}
-    for meaning, count in counts.most_common():
-        if count > 1:
-            shared.setdefault(meaning[0], meaning)
-    parts = [f"## {kind.kind.capitalize()}s\n", f"In recipes: {WHERE[kind]}.\n"]
-    if shared:
-        parts += ["| shared option | expected | meaning |", "| --- | --- | --- |"]
-        parts += [f"| `{name}` | {cell(expected)} | {cell(help)} |" for name, expected, help in shared.values()]
-        parts.append("")
-    for entry, options in offered:
-        above = [info for info in options if shared.get(info.name) == _meaning(info)]
-        facts = list(_facts(registry, entry))
-        named = (f"`{i.name}`" if i.default is None else f"`{i.name}: {yaml_text(i.default)}`" for i in above)
-        facts += [f"Shared options: {', '.join(named)}"] if above else []
-        page = _page(entry, facts, [info for info in options if info not in above])
-        parts.append(f"### `{entry.shown_name}`\n\n{page}")
-    return "\n".join(parts)
-
-
-def _page(entry: entries.Entry, facts: Sequence[str], options: Sequence[OptionInfo]) -> str:
+def page_of(entry: entries.Entry, facts: Sequence[str], options: Sequence[OptionInfo]) -> str:
+    """The page of an entry with these facts and options."""
     parts = [f"{entry.summary[:1].upper()}{entry.summary[1:]}."]
     parts += [f"    {entry.formula}"] if entry.formula else []
     parts += ["\n".join(f"- {fact}" for fact in facts)] if facts else []
@@ -66,7 +43,7 @@ def _page(entry: entries.Entry, facts: Sequence[str], options: Sequence[OptionIn
     return "\n\n".join(parts) + "\n"
 
 
-def _meaning(info: OptionInfo) -> tuple[str, str, str]:
+def meaning_of(info: OptionInfo) -> tuple[str, str, str]:
     """What two options have in common that are one and the same: name, expected value, meaning."""
     return info.name, info.expected, f"{info.help}{f' ({info.unit})' if info.unit else ''}"
 
@@ -76,7 +53,7 @@ def option_table(options: Iterable[OptionInfo]) -> str:
     rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
     for info in options:
         default = "required" if info.required else f"`{yaml_text(info.default)}`"
-        name, expected, meaning = _meaning(info)
+        name, expected, meaning = meaning_of(info)
         rows.append(f"| `{name}` | {cell(expected)} | {default} | {cell(meaning)} |")
     return "\n".join(rows)
 
@@ -87,7 +64,8 @@ def methods_of(registry: Registry, modifier: entries.ModifierEntry) -> list[str]
     return [trainer.name for trainer in trainers if modifier.name in defined_modifiers(registry, trainer)]
 
 
-def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
+def facts_of(registry: Registry, entry: entries.Entry) -> Iterator[str]:
+    """What is worth a line of its own."""
     yield from (f"Metric `{name}`: {what}" for name, what in entry.metrics.items())
     if entry.number_option is not None:
         yield f"`{entry.name}20` is `{{name: {entry.name}, {entry.number_option}: 20}}`"

@@ -25,10 +25,7 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
     """Report what the user can fix without a traceback and exit with 2.
 
     That is a :class:`CalfatError`, a path that the system refuses, and a standard output that cannot be written.
-
-    Args:
-        after: a further line, made when the error happens, such as how to resume.
-        after_stop: likewise when nobody reads the output any more, such as after ``| head -1``.
+    ``after`` makes a further line, such as how to resume; ``after_stop`` that where nobody reads the output any more.
     """
     try:
         yield
@@ -46,11 +43,7 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
 
 @contextmanager
 def stop_signals() -> Iterator[tuple[signal.Signals, ...]]:
-    """Let a polite kill (SIGTERM) and a closed terminal (SIGHUP) stop as Ctrl-C does, by a ``KeyboardInterrupt``.
-
-    Yields:
-        All signals that stop.
-    """
+    """Let a polite kill (SIGTERM) and a closed terminal (SIGHUP) stop as Ctrl-C does; gives all signals that stop."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

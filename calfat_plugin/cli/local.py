@@ -20,11 +20,7 @@ _GRACE = 15.0  # seconds that the clients have to end after the server has
 
 
 class Party(threading.Thread):
-    """A running party; the thread passes its lines on.
-
-    Attributes:
-        failure: why our output took no more; from then on lines are read and dropped, or the party would wait for ever.
-    """
+    """A running party; the thread passes its lines on, and drops them once our output takes no more: ``failure``."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], prefix: str = "") -> None:
         super().__init__(name=name, daemon=True)
@@ -53,17 +49,24 @@ def free_addresses(count: int) -> list[str]:
 def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
     """Start server and clients, show what they say, and end them together.
 
-    Args:
-        words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
-        run_dir: the server's directory; clients get ``rank-<k>`` below it.
+    ``words`` are recipe, ``--set`` and ``--seed``; the server writes to ``run_dir``, clients to ``rank-<k>`` below it.
     """
     names, experiment = runtime.process_names, runtime.experiment
     if runtime.lacks_addresses:
         words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(len(names)))}]"]
     parties: list[Party] = []
     try:
-        for rank in range(len(names)):
-            parties.append(_start(rank, names, words, run_dir, resume=resume))
+        for rank, name in enumerate(names):
+            directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
+            command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain"]
+            command += ["--role", "server" if rank == 0 else "client", "--rank", str(rank)]
+            command += ["--run-dir", str(directory)]
+            command += ["--resume"] if resume and (directory / "recipe.yaml").exists() else []
+            prefix = f"{name:<{max(map(len, names))}} |"
+            if coloured(sys.stdout):
+                prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+            parties.append(Party(name, _spawn(command), f"{prefix} "))
+            parties[-1].start()
         needed = experiment.silo.min_clients or experiment.num_clients
         status = _watch(parties, needed)
         deadline = time.monotonic() + (_GRACE if status == 0 else 0)
@@ -85,31 +88,13 @@ def _watch(parties: Sequence[Party], needed: int) -> int:
         for client in clients:
             if client.process.poll() and client.name not in failed:
                 failed.add(client.name)
-                _say(f"{client.name} ended with status {client.process.returncode}")
-        if len(clients) - len(failed) < needed:
-            _say(f"{len(clients) - len(failed)} clients are left, {needed} are needed: ending the run")
+                print(f"{client.name} ended with status {client.process.returncode}", file=sys.stderr, flush=True)
+        if (left := len(clients) - len(failed)) < needed:
+            print(f"{left} clients are left, {needed} are needed: ending the run", file=sys.stderr, flush=True)
             return 1
         with suppress(subprocess.TimeoutExpired):
             server.process.wait(_POLL)
     return server.process.returncode
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> Party:
-    directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
-    role = ("--role", "server" if rank == 0 else "client", "--rank", str(rank))
-    process = _spawn(_command(words, directory, *role, resume=resume and (directory / "recipe.yaml").exists()))
-    party = Party(names[rank], process, _prefix_of(rank, names))
-    party.start()
-    return party
-
-
-def _command(words: Sequence[str], directory: Path, *role: str, resume: bool) -> list[str]:
-    command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", *role]
-    return [*command, "--run-dir", str(directory), *(["--resume"] if resume else [])]
 
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
@@ -122,11 +107,6 @@ def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches us alone; we end the parties in order
     )
-
-
-def _prefix_of(rank: int, names: Sequence[str]) -> str:
-    text = f"{names[rank]:<{max(map(len, names))}} |"
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if coloured(sys.stdout) else f"{text} "
 
 
 def _end(parties: Sequence[Party]) -> None:

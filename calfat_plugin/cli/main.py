@@ -8,8 +8,6 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -64,8 +62,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not coloured(sys.stdout):
             ctx.color = False  # click itself knows neither NO_COLOR nor TERM=dumb; commands inherit it
-        with _naming_options(ctx):
-            return super().parse_args(ctx, args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -79,7 +76,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             # Here, too: where nobody reads the output any more, click itself would exit with 1 and without a word.
-            with user_errors(), _naming_options(ctx):
+            with user_errors():
                 return super().invoke(ctx)
         except KeyboardInterrupt:  # click itself would exit with 1
             fail("stopped.", code=INTERRUPTED)
@@ -124,18 +121,6 @@ def _open_streams() -> None:
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As Python does it, but for a plugin's text, which must not drive the terminal."""
     print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
-
-
-@contextmanager
-def _naming_options(ctx: click.Context) -> Iterator[None]:
-    """Add to the error on an unknown option the nearest right one, or all that there are."""
-    try:
-        yield
-    except click.NoSuchOption as error:
-        at = error.ctx or ctx
-        known = [name for option in at.command.get_params(at) for name in option.opts if name.startswith("--")]
-        hint = did_you_mean(error.option_name, known) or f" Options: {', '.join(known)}."
-        raise click.UsageError(f"No such option '{error.option_name}'.{hint}", at) from None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

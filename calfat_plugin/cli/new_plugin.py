@@ -21,16 +21,11 @@ _NAME = re.compile(r"[a-z]([a-z0-9_-]*[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Kind:
-    """What the templates need to know about a kind of plugin.
-
-    Attributes:
-        does: what the template's plugin does.
-        other: an option of it and a value that is not its default, as a call writes them.
-    """
+    """What the templates need to know about a kind of plugin."""
 
     entry: type[entries.Entry]
-    does: str
-    other: str = ""
+    does: str  # the template's plugin
+    other: str = ""  # an option of it and a value that is not its default, as a call writes them
 
 
 KINDS = {

@@ -27,7 +27,7 @@ def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [*complete_shipped(incomplete), CompletionItem(incomplete, type="file")]
 
 
-recipe_argument: Decorator = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
+_recipe_argument: Decorator = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 set_option: Decorator = click.option(
     "--set",
     "overrides",
@@ -38,15 +38,12 @@ set_option: Decorator = click.option(
 seed_option: Decorator = click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Short for --set common_args.random_seed=N."
 )
-host_option: Decorator = click.option(
+_host_option: Decorator = click.option(
     "--host",
     "of_host",
     type=click.Choice(tuple(HOSTS)),
     callback=lambda ctx, param, host: () if host is None else (f"common_args.host={host}",),  # for the overrides
     help="Short for --set common_args.host=HOST: what runs the rounds.",
-)
-download_option: Decorator = click.option(
-    "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."
 )
 plugin_option: Decorator = click.option(
     "--plugin",
@@ -63,6 +60,13 @@ model_file_option: Decorator = click.option(
     callback=lambda ctx, param, text: () if text is None else model_overrides(text),  # for the overrides
     help="A Python file with the network: a class or function NAME, or the only one.",
 )
+
+
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A recipe, and what is changed in it."""
+    for each in (model_file_option, plugin_option, _host_option, seed_option, set_option, _recipe_argument):
+        command = each(command)
+    return command
 
 
 def _ask(file: PluginFile) -> bool:

@@ -44,8 +44,7 @@ def which(runtime: Runtime, role: str | None, rank: int | None, local: bool) -> 
 def take_part(request: Request, runtime: Runtime, rank: int, command: list[str], hint: ResumeHint) -> bool:
     """Be a client, or start everyone; False for the server, which is like any other run.
 
-    Args:
-        command: this program's command line, without the options that say which process and where to write.
+    ``command`` is this program's, without the options that say which process and where to write.
     """
     if rank == SERVER:
         return False

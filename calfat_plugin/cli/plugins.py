@@ -49,15 +49,7 @@ def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
         if as_json:
             content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
             if name is None:
-                content["not_loaded"] = [
-                    {
-                        "plugin": failure.provider.plugin,
-                        "distribution": failure.provider.distribution,
-                        "version": failure.provider.version,
-                        "reason": failure.reason,
-                    }
-                    for failure in registry.failures
-                ]
+                content["not_loaded"] = [{**vars(each.provider), "reason": each.reason} for each in registry.failures]
             show(content)
         elif name is None:
             _print_list(registry)
@@ -68,16 +60,10 @@ def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
 def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
     """Everything known about an entry of ``registry``, ready for JSON."""
     provider = registry.provider(kind_of(entry), entry.name)
-    return {
-        "kind": entry.kind,
-        "name": entry.name,
-        "summary": entry.summary,
-        "formula": entry.formula,
+    described = {
+        **{key: getattr(entry, key) for key in ("kind", "name", "summary", "formula", "number_option")},
         "where": WHERE[kind_of(entry)],
-        "distribution": provider.distribution,
-        "version": provider.version,
-        "plugin": provider.plugin,
-        "number_option": entry.number_option,
+        **vars(provider),
         "options": [_describe_option(info) for info in describe_options(entry.config)],
         "presets": {
             name: {
@@ -87,9 +73,17 @@ def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
             }
             for name, preset in entry.presets.items()
         },
-        "citation": None if entry.citation is None else {"text": entry.citation.text, "bibtex": entry.citation.bibtex},
-        **_of_this_kind(registry, entry),
+        "citation": entry.citation and {"text": entry.citation.text, "bibtex": entry.citation.bibtex},
     }
+    if isinstance(entry, entries.TrainerEntry):
+        described["modifiers"] = list(defined_modifiers(registry, entry))
+    if isinstance(entry, entries.ModifierEntry):
+        described["methods"] = methods_of(registry, entry)
+    if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):
+        described["conflicts"] = dict(entry.conflicts)
+    if isinstance(entry, entries.DatasetEntry):
+        described |= {"num_classes": entry.num_classes, "image_shape": entry.image_shape and list(entry.image_shape)}
+    return described
 
 
 def _describe_option(info: OptionInfo) -> dict[str, Any]:
@@ -99,25 +93,8 @@ def _describe_option(info: OptionInfo) -> dict[str, Any]:
     return {**described, "type": f"list of {each}" if info.many else each}
 
 
-def _of_this_kind(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
-    """What only entries of this kind have."""
-    if isinstance(entry, entries.TrainerEntry):
-        return {"modifiers": list(defined_modifiers(registry, entry)), "conflicts": dict(entry.conflicts)}
-    if isinstance(entry, entries.ModifierEntry):
-        return {"methods": methods_of(registry, entry)}
-    if isinstance(entry, entries.AggregatorEntry):
-        return {"conflicts": dict(entry.conflicts)}
-    if isinstance(entry, entries.DatasetEntry):
-        shape = entry.image_shape
-        return {"num_classes": entry.num_classes, "image_shape": None if shape is None else list(shape)}
-    return {}
-
-
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: to_plain(value) for key, value in values.items()}
-
-
-# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def _find(registry: Registry, name: str) -> list[entries.Entry]:
@@ -133,9 +110,6 @@ def _find(registry: Registry, name: str) -> list[entries.Entry]:
     hint = did_you_mean(name, itertools.chain(*names)) or next(filter(None, (did_you_mean(name, n) for n in names)), "")
     not_loaded = "".join(f"\nNot loaded: {failure}" for failure in registry.failures)
     raise PluginError(f"no plugin called '{name}'.{hint} 'calfat plugins' lists them all.{not_loaded}")
-
-
-# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def _print_list(registry: Registry) -> None:

@@ -30,13 +30,9 @@ _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the scree
 
 
 class Quiet:
-    """A console that shows warnings alone, as Python does. A context manager around what it shows.
+    """A console that shows warnings alone, as Python does. A context manager around what it shows."""
 
-    Attributes:
-        patience: seconds after its last line before the next one on work at hand.
-    """
-
-    patience = 30.0
+    patience = 30.0  # seconds after its last line before the next one on work at hand
 
     def __enter__(self) -> Quiet:
         return self
@@ -119,7 +115,7 @@ class Bars(Quiet):
 
     def at(self, work: str, done: float, total: float | None, detail: Callable[[], str]) -> None:
         if work not in self._tasks:
-            self._tasks[work] = self._bars.add_task(work, detail=detail)
+            self._tasks[work] = self._bars.add_task(work, total=None, detail=detail)
         self._bars.update(self._tasks[work], completed=done, total=total, detail=detail)
         self._draw_in_notebook()
 

@@ -28,22 +28,17 @@ def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Se
 
 
 def results_table(results: Sequence[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:
-    """One evaluation a row, with columns for the figures that any of them has beside its accuracy, if they are few.
-
-    Args:
-        by_eps: give the budget a column of its own, for attacks at several budgets.
-    """
+    """One evaluation a row, with columns for the figures that any of them has beside its accuracy, if they are few."""
     table = Table(title=title, title_justify="left")
     table.add_column("attack" if by_eps else "evaluator")
     figures = _figures(results) if len(_figures(results)) <= _COLUMNS else []
     words = (name.replace("_", " ") for name in figures)
-    eps = ("eps",) if by_eps else ()
-    for heading in (*eps, "accuracy", "95 % interval", "release", *words, "examples", "seconds"):
+    for heading in (*["eps"] * by_eps, "accuracy", "95 % interval", "release", *words, "examples", "seconds"):
         table.add_column(heading, justify="right", no_wrap=heading in ("95 % interval", "accuracy"))
     for result in results:
         found = of_accuracy((result.accuracy,), result.num_examples)
         table.add_row(
-            *((result.label, _budget(result)) if by_eps else (with_budget(result),)),
+            *((result.label, _budget(result)) if by_eps else (_with_budget(result),)),
             percent(result.accuracy),
             "" if found is None else interval(*found),
             percent(result.accuracy_release),
@@ -58,24 +53,21 @@ def figure_lines(results: Sequence[EvaluationResult]) -> list[str]:
     """What evaluations measured beside their accuracy, a line each; nothing where the table has columns for it."""
     if len(_figures(results)) <= _COLUMNS:
         return []
-    of_each = (
-        (
-            with_budget(result),
-            ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.metrics.items()),
-        )
+    return [
+        f"{_with_budget(result)}: "
+        + ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.metrics.items())
         for result in results
-    )
-    return [f"{label}: {figures}" for label, figures in of_each if figures]
+        if result.metrics
+    ]
 
 
 def _figures(results: Sequence[EvaluationResult]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name in result.metrics))
 
 
-def with_budget(result: EvaluationResult) -> str:
+def _with_budget(result: EvaluationResult) -> str:
     """``pgd20 (linf 8/255)``, and ``natural``."""
-    budget = _budget(result)
-    return result.label + (f" ({budget})" if budget else "")
+    return result.label + (f" ({budget})" if (budget := _budget(result)) else "")
 
 
 def _budget(result: EvaluationResult) -> str:

@@ -9,26 +9,15 @@ from calfat_plugin.runs.directory import RunDirectory
 
 
 class ResumeHint:
-    """What to print when this process's run ends early.
-
-    Args:
-        command: the command line without where to write.
-        resumed: whether the run was begun by an earlier process.
-
-    Attributes:
-        command: as given; what is added to it is said to the user, too.
-        directory: the run directory, once there is one.
-        progress: how far the run got.
-        is_ours: whether the directory is written by this process, and not by one that it has started.
-        last_words: what to print when stopped, for a process without a run directory of its own.
-    """
+    """What to print when this process's run ends early."""
 
     def __init__(self, command: list[str], resumed: bool) -> None:
-        self.command, self._resumed = command, resumed
-        self.directory: RunDirectory | None = None
+        self.command = command  # without where to write; what is added to it is said to the user, too
+        self._resumed = resumed  # the run was begun by an earlier process
+        self.directory: RunDirectory | None = None  # once there is one
         self.progress = ShownProgress()
-        self.is_ours = True
-        self.last_words: str | None = None
+        self.is_ours = True  # and not written by a process that this one has started
+        self.last_words: str | None = None  # of a process without a run directory of its own
 
     def after_stop(self) -> str:
         """What to say when the user stopped the run."""

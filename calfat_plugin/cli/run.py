@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,14 @@ import click
 from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, warn
-from calfat_plugin.cli.options import (
-    download_option,
-    host_option,
-    model_file_option,
-    plugin_option,
-    recipe_argument,
-    seed_option,
-    set_option,
-)
+from calfat_plugin.cli.options import recipe_options
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.disk import read_json
+from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import read_alarms
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
@@ -43,13 +37,10 @@ from calfat_plugin.shipped import located
 
 
 @click.command()
-@recipe_argument
-@set_option
-@seed_option
-@host_option
-@plugin_option
-@model_file_option
-@download_option
+@recipe_options
+@click.option(
+    "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."
+)
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
 )
@@ -94,12 +85,17 @@ def run(
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
     overrides += (*of_host, *model_file)
-    command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
-    command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
-    command += [] if seed is None else ["--seed", str(seed)]
-    flags = (("--download", download), ("--profile", profile), ("--no-page", no_page), ("--plain", plain))
-    command += [flag for flag, given in flags if given]
-    command += [] if workers is None else ["--workers", workers]
+    values: list[tuple[str, ...]] = [("--set", override) for override in overrides]
+    values += [("--plugin", str(plugin)) for plugin in plugins]
+    values += [] if seed is None else [("--seed", str(seed))]
+    flags = [("--download", download), ("--profile", profile), ("--no-page", no_page), ("--plain", plain)]
+    values += [(flag,) for flag, given in flags if given]
+    values += [] if workers is None else [("--workers", workers)]
+    command = [*_program(), "run", recipe, *chain(*values)]
+
+    def results(directory: RunDirectory) -> dict[str, Any]:
+        return {"run": str(directory.path), "results": read_json(directory.results)}
+
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with (
         json_output(as_json) as show,
@@ -109,15 +105,18 @@ def run(
         experiment = checked_experiment(read_document(recipe), overrides, seed, download=download, plugins=plugins)
         warn(*experiment.warnings)
         runtime = runtime_of(experiment)
+        is_party = local or role is not None or rank is not None
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
         request = Request(experiment, run_dir, resume, typed, profile=profile, overwrite=overwrite, page=not no_page)
         if workers is not None:
-            request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
-        elif role is not None or rank is not None or local or runtime.num_processes > 1:
+            if is_party and not runtime.is_cross_silo:
+                raise RunError(f"{OPTION} starts all processes of a run. Leave out --local, --role and --rank.")
+            request = with_workers(request, runtime, workers)
+        elif is_party or runtime.num_processes > 1:
             chosen = party.which(runtime, role, rank, local)
             if party.take_part(request, runtime, chosen, command, hint):
                 if hint.directory is not None:  # this process has started the parties, and is none itself
-                    show(_results(hint.directory))
+                    show(results(hint.directory))
                 return
         elif experiment.executor == MPI:  # how its job was started is not known here; the result is that of any number
             hint.command += [OPTION, str(mpi_workers())]
@@ -125,12 +124,7 @@ def run(
         if not located(recipe).is_file():  # a pipe gives it once only
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
-        show(_results(hint.directory))
-
-
-def _results(directory: RunDirectory) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    return {"run": str(directory.path), "results": read_json(directory.results)}
+        show(results(hint.directory))
 
 
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
@@ -98,27 +98,42 @@ def suite(
     with json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
         check_out(loaded, out)
-        registry = registry_of(loaded, overrides)
-        asked = None if seeds is None else _seeds(seeds)
+        registry, asked = registry_of(loaded, overrides), None if seeds is None else _seeds(seeds)
 
         def now() -> SuitePlan:
+            """The suite by what is on disk: choice runs decide what the table's runs are."""
             return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
 
-        plan = now()
+        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, out, show)
         warn(*plan.warnings)
         if workers is not None:
             _check_workers(plan, workers, jobs)
         if dry_run:
-            _show_plan(plan, jobs, workers)
-            show(_plan_as_json(plan, workers))
+            _show_plan(plan, wanted)
             return
         if table:
-            _show_and_write(plan, [], out, show)
+            _show_and_write(plan, wanted)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, trust, pages, out, show)
+        _run(now, wanted)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the command line asks for beside the suite itself; ``show`` prints the result as JSON, if wanted."""
+
+    jobs: int | None
+    workers: str | None
+    trust: bool
+    pages: bool
+    out: Path | None
+    show: Callable[[Any], None]
+
+    def at_a_time(self, plan: SuitePlan, total: int) -> int:
+        """How many of so many runs work side by side."""
+        return min(self.jobs or default_jobs(plan, self.workers), max(1, total))
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
@@ -132,16 +147,8 @@ def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
             check_workers(runtime_of(cell.experiment))
 
 
-def _run(
-    now: Callable[[], SuitePlan],
-    jobs: int | None,
-    workers: str | None,
-    trust: bool,
-    pages: bool,
-    out: Path | None,
-    show: Callable[[Any], None],
-) -> None:
-    """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
+def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
+    """Run what is left, and show what came of it."""
     plan = now()
     for name, choice in plan.choices.items():
         if name in plan.selected:
@@ -149,23 +156,22 @@ def _run(
     plan = now()
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
-    console = verbatim_console()
     outcomes: list[RunOutcome] = []
     finished = True
     if plan.choices:
-        for line in _cost_lines(plan, jobs, workers):
+        for line in _cost_lines(plan, wanted):
             click.echo(line)
         seen: set[Key] = set()
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
-            finished = _run_all(plan.choosing, "choice run", jobs, workers, pages, console, outcomes)
+            finished = _run_all(plan.choosing, "choice run", wanted, outcomes)
             plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
-    finished = finished and _run_all(plan, "run", jobs, workers, pages, console, outcomes)
-    if finished and trust:
+    finished = finished and _run_all(plan, "run", wanted, outcomes)
+    if finished and wanted.trust:
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, show)
+    _show_and_write(plan, wanted, outcomes)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -181,33 +187,24 @@ def _run(
         )
 
 
-def _run_all(
-    plan: SuitePlan,
-    what: str,
-    jobs: int | None,
-    workers: str | None,
-    pages: bool,
-    console: Console,
-    outcomes: list[RunOutcome],
-) -> bool:
+def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, outcomes: list[RunOutcome]) -> bool:
     """Run what is left of the plan; False where the user stopped it."""
-    total = len(plan.left)
+    console, total, workers = verbatim_console(), len(plan.left), wanted.workers
     for run in plan.left:
         runtime_of(run.experiment).refuse_without_host()
-    at_a_time = _at_a_time(plan, total, jobs, workers)
+    at_a_time = wanted.at_a_time(plan, total)
     each = counted(threads(at_a_time, workers), "thread")
     if workers is not None:
         number = processes(workers)
         each = f"{counted(number, 'worker')} of {each}" if workers == str(number) else f"{each} for its workers"
-    click.echo(
-        f"{plan.suite.name}: {total} of {counted(len(plan.runs), what)} to do, {at_a_time} at a time with "
-        f"{each} each, in {plan.suite.runs_directory}"
-        if total
-        else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.suite.runs_directory}"
-    )
+    if total:
+        of = f"{total} of {counted(len(plan.runs), what)} to do, {at_a_time} at a time with {each} each"
+    else:
+        of = f"{'nothing' if what == 'run' else f'no {what}'} to do"
+    click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
     with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
         try:
-            run_all(plan, at_a_time, observer, outcomes, workers, pages)
+            run_all(plan, at_a_time, observer, outcomes, workers, wanted.pages)
         except KeyboardInterrupt:
             return False
     return True
@@ -239,11 +236,7 @@ def _set_aside(path: Path) -> None:
     click.echo(f"{path} is about another checkpoint, round or budget; it is now {kept.name}")
 
 
-def _at_a_time(plan: SuitePlan, total: int, jobs: int | None, workers: str | None) -> int:
-    return min(jobs or default_jobs(plan, workers), max(1, total))
-
-
-def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Iterator[str]:
+def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
@@ -252,7 +245,7 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
         yield how_chosen(choose, plan.choices)
     choosing, table = len(plan.choosing.left) + plan.num_finals, len(plan.left) + plan.num_waiting
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
-    seconds, at_a_time = seconds_left(plan), _at_a_time(plan, choosing + table, jobs, workers)
+    seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
     if seconds is None:
         advice = "no round was measured yet; the key seconds_per_round of the suite may say what one costs"
         yield f"cost: {runs} to do; {advice}"
@@ -261,14 +254,9 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
         yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
 
 
-def _show_and_write(
-    plan: SuitePlan,
-    outcomes: list[RunOutcome],
-    out: Path | None,
-    show: Callable[[Any], None],
-) -> None:
+def _show_and_write(plan: SuitePlan, wanted: _Wanted, outcomes: Sequence[RunOutcome] = ()) -> None:
     console, summary = verbatim_console(), summarise(plan, outcomes)
-    folders = write_tables(summary, out)
+    folders = write_tables(summary, wanted.out)
     if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):
@@ -278,21 +266,19 @@ def _show_and_write(
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
-    show(read_json(plan.suite.directory / SUITE))
+    wanted.show(read_json(plan.suite.directory / SUITE))
 
 
-def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:
+def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
     for line in plan_lines(plan):
         click.echo(line)
     if left := (*plan.choosing.left, *plan.left):
-        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], workers)])}")
-    for line in _cost_lines(plan, jobs, workers):
+        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], wanted.workers)])}")
+    for line in _cost_lines(plan, wanted):
         click.echo(line)
     cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_finals + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
-
-def _plan_as_json(plan: SuitePlan, workers: str | None) -> dict[str, Any]:
     def described(runs: SuitePlan) -> list[dict[str, Any]]:
         left = {run.directory for run in runs.left}
         return [
@@ -300,7 +286,7 @@ def _plan_as_json(plan: SuitePlan, workers: str | None) -> dict[str, Any]:
                 "run": run.name,
                 "state": run.state,
                 "directory": str(run.directory),
-                "command": ["calfat", *command(plan, run, workers)] if run.directory in left else None,
+                "command": ["calfat", *command(plan, run, wanted.workers)] if run.directory in left else None,
             }
             for run in runs.runs
         ]
@@ -310,7 +296,7 @@ def _plan_as_json(plan: SuitePlan, workers: str | None) -> dict[str, Any]:
     if plan.choices:
         waiting = {"waiting": list(plan.waiting), "finals": plan.num_finals, "seconds_left": seconds_left(plan)}
         content |= {"choice_runs": described(plan.choosing), **waiting}
-    return content
+    wanted.show(content)
 
 
 def _seeds(text: str) -> list[int]:

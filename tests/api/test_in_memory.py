@@ -89,19 +89,6 @@ def test_its_model_is_loaded_and_commands_say_where_the_images_are(
     assert not (done.directory / "again").exists()
 
 
-def test_adversarial_examples_of_its_model_are_tried_on_a_module(
-    done: calfat.Run, data: calfat.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    surrogates: list[Any] = []
-    monkeypatch.setattr("calfat_plugin.judging.trial.Trial", lambda *data, **how: surrogates.append(how) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        calfat.trust(calfat.load_model(done.directory), data, eps=0.1, transfer=done.directory)
-    ((name, other),) = surrogates[0]["surrogates"].items()
-    x = data.test.x[:3]
-    assert name == str(done.directory)
-    torch.testing.assert_close(other(x), calfat.load_model(done.directory)(x))
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -146,19 +146,6 @@ def test_what_is_wrong_is_an_error_that_says_where(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_overwrite_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Request] = []
-
-    def stop(request: Request) -> None:
-        asked.append(request)
-        raise calfat.RunError("seen")
-
-    monkeypatch.setattr(RunDirectory, "open", stop)
-    with pytest.raises(calfat.RunError, match="seen"):
-        calfat.run(SECTIONS, run_dir=tmp_path, overwrite=True, progress=False)
-    assert [(request.run_dir, request.overwrite) for request in asked] == [(tmp_path, True)]
-
-
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """The experiments of runs, each of which ends as soon as it would open its directory."""
@@ -166,7 +153,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
 
     def stop(request: Request) -> None:
         found.append(request.experiment)
-        raise calfat.RunError("seen")
+        raise calfat.RunError(f"seen{' to overwrite' if request.overwrite else ''}")
 
     monkeypatch.setattr(RunDirectory, "open", stop)
     return found
@@ -213,9 +200,11 @@ def test_another_norm_needs_an_eps_beside_it(seen: list[Experiment]) -> None:
 def test_an_empty_section_is_one_where_there_was_none(seen: list[Experiment]) -> None:
     """``ema: {}`` switches the average on, with its defaults; an empty section leaves what the recipe has."""
     ours = {"trainer": {"name": "fedpgd"}, "threat": {"eps": 0.1}}
-    with pytest.raises(calfat.RunError, match="seen"):
+    with pytest.raises(calfat.RunError, match="seen to overwrite"):
         calfat.run(
             {"model_args": {"model": "cnn_small"}, "calfat": ours},
+            run_dir="run",
+            overwrite=True,
             set={"train_args": {}, "calfat": {"ema": {}, "threat": {}, "trainer": {"awp": {}}}},
         )
     (found,) = seen

@@ -16,7 +16,6 @@ from torch import nn
 
 import calfat_plugin as calfat
 from calfat_plugin.cli.trust import trust as command
-from calfat_plugin.judging import examine
 from tests import stored_models
 from tests.snapshot import TextSnapshot
 
@@ -172,26 +171,6 @@ def test_what_a_module_is_tried_on(module: nn.Module, asked: dict[str, Any]) -> 
     with pytest.raises(StopError):
         calfat.trust(module, many, eps=0.1)
     assert (len(asked["data"]), len(asked["more"])) == (500, 1)
-
-
-def test_how_a_module_is_tried(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = {}
-
-    def judge(trial: Any, registry: Any, facts: Any, path: Path, **how: Any) -> None:
-        found.update(how, path=path)
-        raise StopError
-
-    setting_up = examine.set_up_task_of
-    monkeypatch.setattr(examine, "_judge", judge)
-    monkeypatch.setattr(
-        examine, "set_up_task_of", lambda *given: found.update(trusted=given[2](None)) or setting_up(*given)
-    )
-    for full in (True, False):
-        how: dict[str, Any] = {"full": full, "trust_plugins": full, "output": "mine.json" if full else None}
-        with pytest.raises(StopError):
-            calfat.trust(module, calfat.load_dataset("digits"), eps=0.1, examples=9, **how)
-        assert (found["full"], found["trusted"], found["available"]) == (full, full, 359)
-        assert (str(found["path"]) == "mine.json") == full
 
 
 def test_other_models_for_a_module_are_loaded_from_disk(module: nn.Module, asked: dict[str, Any]) -> None:

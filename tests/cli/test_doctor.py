@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -208,16 +206,6 @@ def test_findings_are_wrapped_and_commands_are_not(
     as_json = calfat("doctor", "--json")
     assert as_json.code == code
     assert [Finding(**finding) for finding in json.loads(as_json.out)] == list(findings)
-
-
-def test_what_a_plugin_prints_is_not_in_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prints() -> Iterator[Finding]:
-        print("at import")
-        yield FINE
-
-    monkeypatch.setattr(doctor, "diagnose", prints)
-    ended = calfat("doctor", "--json")
-    assert (json.loads(ended.out), ended.err) == ([dataclasses.asdict(FINE)], "at import\n")
 
 
 def test_here(monkeypatch: pytest.MonkeyPatch) -> None:

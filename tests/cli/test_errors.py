@@ -42,18 +42,25 @@ def test_a_bug_gets_out() -> None:
         raise ZeroDivisionError
 
 
-def test_what_is_said_has_colour_on_a_terminal_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+    ids=str,
+)
+def test_what_is_said_has_colour_on_a_terminal_whose_user_wants_it(
+    variables: dict[str, str], coloured: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warn("odd.")
     assert capsys.readouterr().err == "warning: odd.\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for name, value in {"TERM": "xterm-256color", "NO_COLOR": "", **variables}.items():
+        monkeypatch.setenv(name, value)
     warn("odd.")
-    assert capsys.readouterr().err == "\x1b[1;33mwarning:\x1b[0m odd.\n"
+    assert capsys.readouterr().err == ("\x1b[1;33mwarning:\x1b[0m odd.\n" if coloured else "warning: odd.\n")
     with pytest.raises(SystemExit) as stopped:
         fail("wrong.", code=7)
     assert stopped.value.code == 7
-    assert capsys.readouterr().err == "\x1b[1;31merror:\x1b[0m wrong.\n"
+    assert capsys.readouterr().err == ("\x1b[1;31merror:\x1b[0m wrong.\n" if coloured else "error: wrong.\n")
 
 
 @pytest.mark.parametrize(

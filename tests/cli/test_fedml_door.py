@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -106,52 +105,18 @@ def test_the_host_gets_what_was_typed(tmp_path: Path) -> None:
     assert ended.out.endswith(f"{BETWEEN}host: run --help\n")
 
 
-ANSWERS = """
-import contextlib, io, json, os, sys
-from calfat_plugin.cli.fedml import main
+@pytest.mark.slow
+def test_what_is_known_of_the_host_s_own_run_is_still_so() -> None:
+    program = """
+import json
 from calfat_plugin.compat import make_torchvision_importable
 make_torchvision_importable()
 from fedml.cli.cli import cli
-
-def answer(main, line):
-    sys.argv = ["fedml", *line]
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-    return [code, out.getvalue(), "" if "pkg_resources is deprecated" in err.getvalue() else err.getvalue()]
-
-lines = LINES
-if os.fork() == 0:
-    print(json.dumps([answer(main, line) for line in [*lines, ["run", "--help"]]]), flush=True)
-    os._exit(0)
-os.wait()
-print(json.dumps([answer(cli, line) for line in lines]))
 run = cli.commands["run"]
 options = [name for option in run.params if not option.is_flag for name in option.opts]
 print(json.dumps([sorted(options), sorted(run.commands)]))
-""".replace("LINES", repr(LINES))
-
-
-@pytest.mark.slow
-def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
-    """Two processes, but fedml is imported once, because that takes some six seconds."""
-    ended = python(ANSWERS, cwd=tmp_path, HOME=str(tmp_path))
+"""
+    ended = python(program)
     assert ended.code == 0, ended.err
-    (*answers, (code, shown, error)), host, known = map(json.loads, ended.out.splitlines()[-3:])
-    assert answers == host
+    known = json.loads(ended.out.splitlines()[-1])
     assert known == [sorted(fedml._HOST_OPTIONS), sorted(fedml._HOST_COMMANDS)]
-    assert (code, error) == (0, "")
-    recipes, between, run = shown.partition(BETWEEN)
-    assert between
-    assert recipes.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
-    assert "Resume the newest unfinished run of this recipe" in recipes
-    assert "Usage: fedml run [OPTIONS]" in run
-    version, listing, helping, misspelt = answers
-    assert version == [0, f"fedml version: {metadata.version('fedml')}\n", ""]
-    assert listing[1].startswith("Usage: fedml run list [OPTIONS]")
-    assert helping[1].startswith("Usage: fedml [OPTIONS] COMMAND [ARGS]...")
-    assert misspelt[0] == 2
-    assert "No such command 'lsit'" in misspelt[2]

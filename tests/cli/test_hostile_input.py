@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -32,16 +31,24 @@ def refused(message: str) -> Ended:
     return Ended(2, "", f"error: {message}\n")
 
 
+def shell(script: str, *words: str) -> Ended:
+    """A line of bash, in which ``$0`` is Python."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", script, sys.executable, *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ("!!bool maybe", "train_args.epochs: 'maybe' (text) is not a value of the tag !!bool; remove it."),
-        ("!!timestamp x", "train_args.epochs: 'x' (text) is not a value of the tag !!timestamp; remove it."),
-        ("!!int ''", "train_args.epochs: '' (text) is not a value of the tag !!int; remove it."),
-        ("!!float ''", "train_args.epochs: '' (text) is not a value of the tag !!float; remove it."),
+        ("!!bool maybe", "train_args.epochs: 'maybe' (text) is no !!bool; remove the tag."),
+        ("!!timestamp x", "train_args.epochs: 'x' (text) is no !!timestamp; remove the tag."),
+        ("!!int ''", "train_args.epochs: '' (text) is no !!int; remove the tag."),
+        ("!!float ''", "train_args.epochs: '' (text) is no !!float; remove the tag."),
         ("&a [*a]", "train_args: values are nested more than 20 deep."),
         ("&a {b: *a}", "train_args: values are nested more than 20 deep."),
         ("!!map x", "train_args.epochs: the tag tag:yaml.org,2002:map is not allowed in a recipe; remove it."),
@@ -84,23 +91,11 @@ def test_a_file_without_end_is_read_as_far_as_a_recipe_can_go() -> None:
 
 def test_a_recipe_comes_through_a_pipe() -> None:
     for before in ("", "sleep 0.3; "):  # the writer may take its time
-        done = subprocess.run(
-            ["bash", "-c", f'({before}cat "$1") | "$0" -c "$2" check /dev/stdin', sys.executable, str(RECIPE), COMMAND],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"/dev/stdin: {GOOD}", "")
-    substituted = subprocess.run(
-        ["bash", "-c", '"$0" -c "$2" check <(cat "$1")', sys.executable, str(RECIPE), COMMAND],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
-    )
-    assert (substituted.returncode, substituted.stderr) == (0, "")
-    assert substituted.stdout.endswith(f": {GOOD}")
+        piped = shell(f'({before}cat "$1") | "$0" -c "$2" check /dev/stdin', str(RECIPE), COMMAND)
+        assert piped == Ended(0, f"/dev/stdin: {GOOD}", "")
+    substituted = shell('"$0" -c "$2" check <(cat "$1")', str(RECIPE), COMMAND)
+    assert (substituted.code, substituted.err) == (0, "")
+    assert substituted.out.endswith(f": {GOOD}")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -115,36 +110,16 @@ def test_texts_as_windows_writes_them(encoding: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize(
-    ("arguments", "unbuffered"),
-    [(("check", str(RECIPE)), ""), (("check", str(RECIPE)), "1"), (("plugins",), ""), (("--help",), "1")],
-    ids=lambda value: value[0] if isinstance(value, tuple) else value,
-)
-def test_an_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...], unbuffered: str) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", COMMAND, *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(RECIPES.parent), "PYTHONUNBUFFERED": unbuffered},
-        )
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: standard output cannot be written (No space left on device).\n",
-    )
+@pytest.mark.parametrize("line", ["check calfat_digits", "plugins", "--help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_cannot_be_written_is_an_error(line: str, unbuffered: str) -> None:
+    said = "error: standard output cannot be written (No space left on device).\n"
+    assert shell(f'PYTHONUNBUFFERED={unbuffered} "$0" -c "$1" {line} >/dev/full', COMMAND) == Ended(2, "", said)
 
 
 def test_an_error_that_cannot_be_shown_keeps_its_exit_code() -> None:
     for redirection in ("2>/dev/full", "2>&-"):
-        done = subprocess.run(
-            ["bash", "-c", f'"$0" -c "$1" check nope.yaml {redirection}', sys.executable, COMMAND],
-            stdout=subprocess.DEVNULL,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
-        )
-        assert done.returncode == 2
+        assert shell(f'"$0" -c "$1" check nope.yaml {redirection}', COMMAND).code == 2
 
 
 STREAMS = """
@@ -162,43 +137,9 @@ with open(sys.argv[1], "w") as file:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_not_there_lead_nowhere(tmp_path: Path, closed: str) -> None:
     """Libraries that ask ``sys.__stdout__`` something, and programs that are started, find all three."""
-    done = subprocess.run(
-        ["bash", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, STREAMS, str(tmp_path / "said")],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
-    )
-    assert done.returncode == 0, done.stderr
+    done = shell(f'"$0" -c "$1" "$2" {closed}', STREAMS, str(tmp_path / "said"))
+    assert done.code == 0, done.err
     assert (tmp_path / "said").read_text().split() == [*["False"] * 6, *["True"] * 3, "0", "True"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "coloured"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
-    ids=str,
-)
-def test_colours_are_for_terminals_whose_user_wants_them(variables: dict[str, str], coloured: bool) -> None:
-    def on_terminal(*arguments: str) -> str:
-        master, slave = pty.openpty()
-        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        environment |= {"PYTHONPATH": str(RECIPES.parent), "TERM": "xterm-256color", **variables}
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *arguments], stdout=slave, stderr=slave, env=environment
-        )
-        os.close(slave)
-        text = b""
-        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
-            while chunk := os.read(master, 65536):
-                text += chunk
-        os.close(master)
-        assert process.wait() == 2
-        return text.decode()
-
-    shown = on_terminal("check", "nope.yaml")
-    assert ("\x1b[1;31m" in shown) is coloured
-    assert "nope.yaml: no such file." in shown
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -207,29 +148,21 @@ def test_colours_are_for_terminals_whose_user_wants_them(variables: dict[str, st
 def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
     commands = ", ".join(COMMANDS)
     for arguments, said in (
-        (("chek", "r.yaml"), "Error: No such command 'chek'. Did you mean 'check'?\n"),
-        (("xyzzy",), f"Error: No such command 'xyzzy'. Commands: {commands}.\n"),
-        (("--nope",), "Error: No such option '--nope'. Options: --version, --help.\n"),
-        (
-            ("check", "--nope", "r.yaml"),
-            "Error: No such option '--nope'. Options: --set, --seed, --host, --plugin, --model-file, --show, --strict, "
-            "--json, --help.\n",
-        ),
-        (("run", "r.yaml", "--resum"), "Error: No such option '--resum'. Did you mean '--resume'?\n"),
+        (("chek", "r.yaml"), "Error: No such command 'chek'. Did you mean 'check'?"),
+        (("xyzzy",), f"Error: No such command 'xyzzy'. Commands: {commands}."),
+        (("run", "r.yaml", "--resum"), "--resume"),  # click's own words
     ):
         ended = calfat(*arguments)
         assert (ended.code, ended.out) == (2, "")
-        assert ended.err.endswith(said), ended.err
+        assert said in ended.err.splitlines()[-1], ended.err
 
 
-def test_a_suite_is_no_recipe_to_show() -> None:
+def test_recipes_and_suites_in_the_place_of_each_other_are_pointed_to_their_command() -> None:
+    recipe = RECIPES / "fedpgd_digits.yaml"
+    assert calfat("suite", str(recipe)) == refused(f"{recipe}: this is a recipe. Run it with: calfat run {recipe}")
     suite = RECIPES.parent / "suites" / "digits_table1.yaml"
     said = f"--show: {suite} is a suite, not one recipe. List its runs with: calfat suite {suite} --dry-run"
     assert calfat("check", str(suite), "--show") == refused(said)
-
-
-def test_a_suite_given_as_a_recipe_is_pointed_to_its_command() -> None:
-    suite = RECIPES.parent / "suites" / "digits_table1.yaml"
     said = f"{suite}: this is a suite. Run it with: calfat suite {suite}"
     assert calfat("run", str(suite)) == refused(said)
     assert calfat("new-flower-app", "app", "--recipe", str(suite)) == refused(said)
@@ -239,11 +172,6 @@ def test_a_suite_given_as_a_recipe_is_pointed_to_its_command() -> None:
     assert str(caught.value) == said
     with pytest.raises(RecipeError, match=r"^recipe: this is a suite\. Run it with: calfat suite FILE$"):
         run({"title": "Table 1", "axes": {}})
-
-
-def test_a_recipe_given_as_a_suite_is_pointed_to_its_command() -> None:
-    recipe = RECIPES / "fedpgd_digits.yaml"
-    assert calfat("suite", str(recipe)) == refused(f"{recipe}: this is a recipe. Run it with: calfat run {recipe}")
 
 
 def test_a_flower_app_has_the_texts_as_they_were_given() -> None:

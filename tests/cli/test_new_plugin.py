@@ -60,11 +60,9 @@ def test_the_tests_of_every_kind_pass(written: Path) -> None:
 def test_the_recipe_of_every_kind_is_good(written: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written / NAMES[kind])
     module = f"my_{kind}"
-    ended = calfat("check", "--strict", f"{module}.yaml", "--plugin", f"{module}.py")
+    ended = calfat("check", "--strict", "--show", f"{module}.yaml", "--plugin", f"{module}.py")
     assert (ended.code, ended.err) == (0, "")
-    assert NAMES[kind] in ended.out or kind in ("attacker", "evaluator", "inner_attack", "logger", "modifier")
-    shown = calfat("check", f"{module}.yaml", "--plugin", f"{module}.py", "--show").out
-    assert shown.count(NAMES[kind]) >= 1
+    assert NAMES[kind] in ended.out
     sys.modules.pop(module)
 
 

@@ -98,7 +98,7 @@ def test_everything_but_the_host_floor_imports_where_fedml_is_missing() -> None:
 def test_what_lists_and_checks_imports_where_torch_is_missing() -> None:
     """`calfat plugins` and `calfat check` are to answer at once, so nothing that they touch imports torch."""
     light = [
-        *("calfat_plugin.builtin", "calfat_plugin.registry", "calfat_plugin.experiment", "calfat_plugin.cli.reference"),
+        *("calfat_plugin.builtin", "calfat_plugin.registry", "calfat_plugin.experiment"),
         *("calfat_plugin.cli.main", "calfat_plugin.cli.check", "calfat_plugin.cli.plugins", "calfat_plugin.cli.run"),
         *(name for name in MODULES if name.endswith(".entries")),
         *(name for name in MODULES if FLOOR_OF.get(name.split(".")[1] if "." in name else "", 9) in (0, 1, 2)),

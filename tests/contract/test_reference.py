@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calfat_plugin.cli.reference import pages
+from reference_pages import pages
 from tests.cli.runner import ROOT
 
 PAGES = pages()
@@ -12,6 +12,4 @@ PAGES = pages()
 
 @pytest.mark.parametrize("page", PAGES)
 def test_reference_pages_are_current(page: str) -> None:
-    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == PAGES[page], (
-        "run: python -m calfat_plugin.cli.reference docs"
-    )
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == PAGES[page], "run: python reference_pages.py docs"

@@ -74,14 +74,6 @@ hooks = Hooks()
     assert "tiny" in Registry.load().names(ModelEntry)
 
 
-def test_two_distributions_may_call_their_plugins_alike(site: Install) -> None:
-    site("first", "1", {"first_hooks": offering("one")}, fat="first_hooks")
-    site("second", "1", {"second_hooks": offering("two")}, fat="second_hooks")
-    registry = Registry.load()
-    assert {"one", "two"} <= set(registry.names(TrainerEntry))
-    assert registry.failures == []
-
-
 def test_tests_and_embedders_may_refuse_discovery_and_pass_plugins_in(site: Install) -> None:
     site("my-fat", "1.1", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
     registry = Registry.load(entry_points=False, plugins=[_offer(TrainerEntry("passed", build=dict))])
@@ -245,14 +237,6 @@ def test_a_broken_plugin_is_reported_and_survived(case: str, site: Install, snap
     assert registry.listeners() == ()
 
 
-def test_a_plugin_may_offer_very_many(site: Install) -> None:
-    names = [f"x{number}" for number in range(1000)]
-    site("many", "1", {"many_hooks": offering(*names)}, many="many_hooks")
-    registry = Registry.load()
-    assert failures(registry) == []
-    assert set(names) < set(registry.names(TrainerEntry))
-
-
 DAMAGED = [
     (
         "entry_points.txt",
@@ -362,15 +346,6 @@ def test_who_passes_a_plugin_in_hears_of_it_at_once() -> None:
     assert str(raised.value) == (
         "Misspelt: there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
     )
-
-
-def test_who_passes_a_plugin_in_hears_of_a_wrong_argument_in_our_words() -> None:
-    class Wrong:
-        @hookimpl
-        def calfat_run_started(self, rum: Any) -> None: ...
-
-    with pytest.raises(PluginError, match=r"^Wrong: Plugin 'passed in:Wrong' .*'rum'"):  # then pluggy's words
-        Registry.load(entry_points=False, plugins=[Wrong()])
 
 
 def test_two_objects_of_one_class_may_be_passed_in() -> None:

@@ -94,15 +94,6 @@ def test_plugins_that_a_page_shows_keep_their_contract(page: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_a_page_saves_are_used(page: str) -> None:
-    shown = [block for block in blocks(page) if block.is_run]
-    for number, block in enumerate(shown):
-        if block.saved:
-            stem = Path(block.saved).stem
-            assert any(stem in later.text for later in shown[number + 1 :]), f"{block.saved} is used nowhere"
-
-
-@pytest.mark.parametrize("page", PAGES)
 def test_keys_in_the_text_exist(page: str) -> None:
     sections = {key for key in recipe_keys() if "." not in key}
     keys = [name for name in inline(page) if re.fullmatch(rf"({'|'.join(sections)})(\.\w+)+", name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -63,25 +62,3 @@ def test_no_bar_in_a_table_keeps_its_backslash(site: Path) -> None:
 def test_every_public_name_has_its_place_and_signature(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     assert [path for path in PATHS if f'id="{path}"' not in text] == []
-
-
-def test_a_mistake_fails_the_build(tmp_path: Path) -> None:
-    """A page without a place, a link and an anchor that do not exist, in a small site with our settings."""
-    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    shutil.copy(ROOT / "mkdocs_titles.py", tmp_path)
-    (tmp_path / "mkdocs.yml").write_text(
-        re.sub(r"^nav:.*?^theme:", "nav: [index.md]\ntheme:", settings, flags=re.M | re.S)
-    )
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("[a](gone.md) [b](other.md#gone) [gone.md](gone.md)\n")
-    (tmp_path / "docs" / "other.md").write_text("# Other\n")
-    done = build(tmp_path, tmp_path / "site")
-    assert done.returncode == 1
-    linked = "Doc file 'index.md' contains a link"
-    for warning in (
-        'The following pages exist in the docs directory, but are not included in the "nav" configuration:',
-        f"{linked} 'gone.md', but the target is not found among documentation files.",
-        f"{linked} 'other.md#gone', but the doc 'other.md' does not contain an anchor '#gone'.",
-    ):
-        assert f"WARNING -  {warning}\n" in done.stderr
-    assert "\n  - other.md\n" in done.stderr

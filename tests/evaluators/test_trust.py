@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
+import calfat_plugin as calfat
 from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
@@ -464,6 +465,9 @@ def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> N
     assert (every["full"], every["verdict"]["word"]) == (True, "not robust")
     assert call(*words, "--full", "--output", "whole.json")[0] == 0
     assert numbers(judged("plain-trust.json")) == numbers(judged("whole.json"))
+    for file in ("plain-trust", "whole"):
+        names = {"model": "trust_models:Honest", "weights": "plain.safetensors", "dataset": "digits"}
+        assert calfat.replay(f"{file}.evidence.safetensors", **names).stands
     os.utime("plain-trust.json", (0, 0))
     assert call(*words)[0] == 0
     again = judged("plain-trust.json")
@@ -574,6 +578,12 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
     verdict, text = content["verdict"], page.read_text(encoding="utf-8")
     assert (verdict["word"], verdict["causes"]) == ("holds", [])
     assert verdict["natural"] > verdict["claimed"] >= verdict["worst"] > 0.5
+    shown = calfat.replay(run_dir / "trust.evidence.safetensors")
+    assert shown.stands
+    assert {number.label: number.shown for number in shown.numbers} == {
+        "natural": verdict["natural"],
+        "worst-case": verdict["worst"],
+    }
     left = [row["left"] for check in content["checks"] for row in check["rows"] if row["left"] is not None]
     assert left == sorted(left, reverse=True)
     assert f"<strong>Verdict: {verdict['text']}.</strong> {verdict['sentence']}" in text

@@ -76,82 +76,65 @@ def _wheel(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-class Environment:
-    """A virtual environment of its own, which pip or uv installs into.
+class _Environment:
+    """A virtual environment, and an empty folder in which its commands are called."""
 
-    Args:
-        folder: where to make it.
-        tool: ``pip`` or ``uv``.
-    """
-
-    def __init__(self, folder: Path, tool: str) -> None:
-        self.folder, self.bin = folder, folder / "bin"
-        venv.create(folder, symlinks=True)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin, self.elsewhere = folder, folder / "env" / "bin", folder / "elsewhere"
         self.python = self.bin / "python"
-        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python))
-        self._tool = (UV, "pip") if tool == "uv" else pip
-        self._target = ("--python", str(self.python)) if tool == "uv" else ()
-        self._yes = () if tool == "uv" else ("--yes",)
-        self._again = "--reinstall" if tool == "uv" else "--force-reinstall"
-        (self.site / "zz_libraries.pth").write_text(f"{_libraries(folder.with_name(folder.name + '-libraries'))}\n")
+        self.elsewhere.mkdir()
 
-    @property
-    def site(self) -> Path:
-        (site,) = self.folder.glob("lib/python*/site-packages")
-        return site
-
-    def install(self, *wheels: Path, again: bool = False) -> None:
-        """Install wheels, and nothing that they need; ``again``: also if they are there."""
-        options = ("--no-deps", "--no-index", *([self._again] if again else []))
-        run(*self._tool, "install", *self._target, *options, *map(str, wheels))
-
-    def install_editable(self, source: Path) -> None:
-        """Install a source tree in place, with the build backend that is installed here."""
-        run(*self._tool, "install", *self._target, "--no-deps", "--no-build-isolation", "--no-index", "-e", str(source))
-
-    def uninstall(self, name: str) -> None:
-        run(*self._tool, "uninstall", *self._target, *self._yes, name)
-
-    def call(self, command: str, *arguments: str) -> Ended:
-        """Run one of its commands in an empty folder."""
-        folder = self.folder.with_name(self.folder.name + "-elsewhere")
-        folder.mkdir(exist_ok=True)
+    def call(self, *words: str) -> Ended:
+        """Run a command, of the environment or of the system."""
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env["PATH"] = os.pathsep.join((str(self.bin), env["PATH"]))
-        words = [str(self.bin / command), *arguments]
-        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=self.elsewhere, env=env, capture_output=True, text=True, check=False)
         return Ended(done.returncode, done.stdout, done.stderr)
 
 
-class Downloaded:
-    """A virtual environment with whatever pip or uv brings into it, and an empty folder in which to call its commands.
+class Offline(_Environment):
+    """It sees what is installed here, but for FedML and ourselves, and takes wheels alone."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        venv.create(folder / "env", symlinks=True)
+        (self.site / "zz_libraries.pth").write_text(f"{_libraries(folder / 'libraries')}\n")
+
+    @property
+    def site(self) -> Path:
+        (site,) = self.folder.glob("env/lib/python*/site-packages")
+        return site
+
+    def pip(self, command: str, *words: str) -> None:
+        run(UV, "pip", command, "--python", str(self.python), *words)
+
+    def install(self, *wheels: Path) -> None:
+        """Install wheels, also if they are there, and nothing that they need."""
+        self.pip("install", "--no-deps", "--no-index", "--reinstall", *map(str, wheels))
+
+    def uninstall(self, name: str) -> None:
+        self.pip("uninstall", name)
+
+
+class Downloaded(_Environment):
+    """It takes whatever pip or uv brings.
 
     Args:
-        folder: where to make both.
+        folder: where to make it.
         python: interpreter, or a version such as ``3.13``, which uv may have to bring.
         tool: ``pip`` or ``uv``.
     """
 
     def __init__(self, folder: Path, python: str, tool: str = "uv") -> None:
-        self.bin, self.elsewhere = folder / "env" / "bin", folder / "elsewhere"
-        self.elsewhere.mkdir()
+        super().__init__(folder)
         self._uses_uv = tool == "uv"
-        self._variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._variables["PATH"] = os.pathsep.join((str(self.bin), os.environ["PATH"]))
         run(UV, "venv", "--seed", "--python", python, str(folder / "env"))
 
     def install(self, *words: str, again: bool = False) -> None:
         """Install what the words of the tool's command say; ``again``: also if it is there."""
-        python, tool = ("--python", str(self.bin / "python")), (str(self.bin / "pip"), "install")
+        uv, pip = (UV, "pip", "install", "--python", str(self.python)), (str(self.bin / "pip"), "install")
         repeat = ("--reinstall" if self._uses_uv else "--force-reinstall",) if again else ()
-        run(*((UV, "pip", "install", *python) if self._uses_uv else tool), *repeat, *words)
-
-    def call(self, *words: str) -> Ended:
-        """Run a command, of the environment or of the system."""
-        done = subprocess.run(
-            words, cwd=self.elsewhere, env=self._variables, capture_output=True, text=True, check=False
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        run(*(uv if self._uses_uv else pip), *repeat, *words)
 
 
 def interpreter(version: str) -> str | None:

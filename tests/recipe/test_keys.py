@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from calfat_plugin.cli.reference import recipe_reference
 from calfat_plugin.cli.schema import recipe_schema
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment, assemble
@@ -16,6 +15,7 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.keys import keys_of
 from calfat_plugin.recipe.schema import CalfatSection, Threat
 from calfat_plugin.registry import Registry
+from reference_pages import pages
 from tests.snapshot import TextSnapshot
 
 REGISTRY = Registry.load(entry_points=False)
@@ -50,7 +50,7 @@ def test_a_new_key_is_known_wherever_recipes_are_read_or_described(snapshot: Tex
         recipe("{noet: mine}")
     threat = recipe_schema(REGISTRY)["properties"]["calfat"]["properties"]["threat"]
     assert threat["properties"]["note"]["description"] == "a remark for the reader"
-    assert "| `note` | a text | `none` | a remark for the reader |" in recipe_reference()
+    assert "| `note` | a text | `none` | a remark for the reader |" in pages()["recipes.md"]
 
 
 def test_without_it_the_key_is_refused() -> None:

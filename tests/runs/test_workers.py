@@ -215,7 +215,7 @@ def test_how_many(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     experiment = checked_experiment(read_document("mortal.yaml"), [f"calfat.runtime.threads={threads}"])
     request = Request(experiment, None, False, [])
-    assert with_workers(request, runtime_of(experiment), text, alone=True).workers == number
+    assert with_workers(request, runtime_of(experiment), text).workers == number
     assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in note)
 
 

@@ -1,11 +1,12 @@
 """Reference pages made from recipe schema, entries and commands, so that they cannot disagree with the parser.
 
-``python -m calfat_plugin.cli.reference docs`` writes them; a test compares.
+``python reference_pages.py docs`` writes them; a test compares.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from html import escape
 from inspect import cleandoc
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.entry_page import cell, kind_section, option_table
+from calfat_plugin.cli.entry_page import WHERE, cell, facts_of, meaning_of, option_table, page_of
 from calfat_plugin.cli.main import COMMANDS, main
-from calfat_plugin.entries import KINDS, TrainerEntry
+from calfat_plugin.entries import KINDS, Entry, TrainerEntry
 from calfat_plugin.options import describe_options, yaml_text
 from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.clients import BESIDE, GroupOptions
@@ -23,7 +24,7 @@ from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others,
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import Registry
 
-_MADE_BY = "<!-- Made by `python -m calfat_plugin.cli.reference docs`; change the code it is made from, not this. -->"
+_MADE_BY = "<!-- Made by `python reference_pages.py docs`; change the code it is made from, not this. -->"
 
 _RECIPE_HEAD = """\
 # Recipes
@@ -57,21 +58,39 @@ exit codes, `--json` and completion.
 """
 
 
-def recipe_reference() -> str:
-    """The page on recipes."""
-    sections = [text for name, config in HOST_SECTIONS.items() for text in _sections(name, config)]
-    return "\n".join([_MADE_BY, _RECIPE_HEAD, *sections, *_sections("calfat", CalfatSection)])
+def pages() -> Mapping[str, str]:
+    """Path in ``docs/`` to content, of every page that is made here."""
+    sections = {**HOST_SECTIONS, "calfat": CalfatSection}
+    registry, group = Registry.load(entry_points=False), click.Context(main, info_name="calfat")
+    parts = {
+        "recipes.md": [_RECIPE_HEAD, *(text for name, config in sections.items() for text in _sections(name, config))],
+        "plugins.md": [_PLUGINS_HEAD, *(_kind_section(registry, kind) for kind in KINDS)],
+        "reference/cli.md": [_COMMANDS, *(_command(group, name) for name in COMMANDS)],
+    }
+    return {name: "\n".join([_MADE_BY, *texts]) for name, texts in parts.items()}
 
 
-def plugin_reference(registry: Registry) -> str:
-    """The page on plugins: everything that ``registry`` holds."""
-    return "\n".join([_MADE_BY, _PLUGINS_HEAD, *(kind_section(registry, kind) for kind in KINDS)])
-
-
-def command_reference() -> str:
-    """The page on the command line: each command as its ``--help`` describes it."""
-    group = click.Context(main, info_name="calfat")
-    return "\n".join([_MADE_BY, _COMMANDS, *(_command(group, name) for name in COMMANDS)])
+def _kind_section(registry: Registry, kind: type[Entry]) -> str:
+    """Every entry of a kind: as ``entry_page``, but what several of them share is said once, above them."""
+    offered = [(entry, describe_options(entry.config)) for entry, _ in registry.offers(kind)]
+    counts = Counter(meaning_of(info) for _, options in offered for info in options)
+    shared: dict[str, tuple[str, str, str]] = {}
+    for meaning, count in counts.most_common():
+        if count > 1:
+            shared.setdefault(meaning[0], meaning)
+    parts = [f"## {kind.kind.capitalize()}s\n", f"In recipes: {WHERE[kind]}.\n"]
+    if shared:
+        parts += ["| shared option | expected | meaning |", "| --- | --- | --- |"]
+        parts += [f"| `{name}` | {cell(expected)} | {cell(help)} |" for name, expected, help in shared.values()]
+        parts.append("")
+    for entry, options in offered:
+        above = [info for info in options if shared.get(info.name) == meaning_of(info)]
+        facts = list(facts_of(registry, entry))
+        named = (f"`{i.name}`" if i.default is None else f"`{i.name}: {yaml_text(i.default)}`" for i in above)
+        facts += [f"Shared options: {', '.join(named)}"] if above else []
+        page = page_of(entry, facts, [info for info in options if info not in above])
+        parts.append(f"### `{entry.shown_name}`\n\n{page}")
+    return "\n".join(parts)
 
 
 def _command(group: click.Context, name: str) -> str:
@@ -131,15 +150,6 @@ def _row(name: str, what: Key) -> str:
         case _:
             return ""
     return f"| `{name}` | {cell(expected)} | {default} | {cell(meaning)} |"
-
-
-def pages() -> Mapping[str, str]:
-    """Path in ``docs/`` to content, of every page that is made here."""
-    return {
-        "recipes.md": recipe_reference(),
-        "plugins.md": plugin_reference(Registry.load(entry_points=False)),
-        "reference/cli.md": command_reference(),
-    }
 
 
 def write_reference(folder: Path) -> None:
