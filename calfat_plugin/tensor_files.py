@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from calfat_plugin.errors import RunError
 
 #: What reading a file that we did not write, or that was damaged, may raise.
-READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
+READ_ERRORS = (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
 #: What to do about one.
 REMEDY = "Restore it from a copy, or start the run again in another directory."
 #: The key of the file's metadata that is ours.
@@ -29,6 +28,8 @@ DIGEST = "sha256"
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
     """Write a file, in place where it is there already, and return its digest; tensors may share memory."""
+    from safetensors.torch import save  # here, not above: a model is measured where it is not installed, too
+
     apart = _apart(tensors)
     digest = digest_of(apart, facts)
     if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
@@ -45,7 +46,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     The digest is among the facts, as :data:`DIGEST`.
     """
     facts = read_facts(path)
-    with safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     written = facts.get(DIGEST)
     if written is not None and written != digest_of(tensors, {key: facts[key] for key in facts if key != DIGEST}):
@@ -55,10 +56,21 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
-    with safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         metadata = file.metadata() or {}
     facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
     return facts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
 
 
 def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> str:

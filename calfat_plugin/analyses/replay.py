@@ -83,6 +83,7 @@ class Replay:
     """What a replay found.
 
     Attributes:
+        path: the file of evidence.
         numbers: one an evaluator whose examples the evidence has.
         without: labels of evaluators that it has nothing of.
         evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.

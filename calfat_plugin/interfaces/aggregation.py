@@ -95,7 +95,11 @@ class Aggregate:
 
 
 class Aggregator(ABC):
-    """Combines client updates into the next global model."""
+    """Combines client updates into the next global model.
+
+    Attributes:
+        options: an instance of the entry's options.
+    """
 
     def __init__(self, options: Any = None) -> None:
         self.options = options

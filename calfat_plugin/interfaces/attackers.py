@@ -49,7 +49,11 @@ class AttackTask:
 
 
 class Attacker:
-    """A client that attacks the federation; this one does not. It is stateless, as all plugins are."""
+    """A client that attacks the federation; this one does not. It is stateless, as all plugins are.
+
+    Attributes:
+        options: an instance of the entry's options.
+    """
 
     def __init__(self, options: Any = None) -> None:
         self.options = options

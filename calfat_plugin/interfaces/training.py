@@ -398,7 +398,11 @@ class LocalTrainer(ABC):
 
 
 class LossModifier(ABC):
-    """A change to the logits and the classification loss that composes with many methods."""
+    """A change to the logits and the classification loss that composes with many methods.
+
+    Attributes:
+        options: an instance of the entry's options.
+    """
 
     def __init__(self, options: Any = None) -> None:
         self.options = options

@@ -109,7 +109,9 @@ def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Str
 
 def evidence_of(run: Path, name: str = EVIDENCE) -> Evidence | None:
     """What a run directory keeps; None without it, and where it is damaged, of which `calfat replay` says more."""
-    from calfat_plugin.evaluators.evidence_file import read_evidence
+    if not (run / name).is_file():
+        return None
+    from calfat_plugin.evaluators.evidence_file import read_evidence  # here, not above: a page needs no torch
 
     with suppress(RunError):
         return read_evidence(run / name)

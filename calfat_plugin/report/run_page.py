@@ -29,7 +29,7 @@ from calfat_plugin.report.charts import (
 )
 from calfat_plugin.report.comparison import reported_of
 from calfat_plugin.report.groups import group_curves, groups_table, ranges, with_groups
-from calfat_plugin.report.images import read_strips
+from calfat_plugin.report.images import Strip, read_strips
 from calfat_plugin.report.numbers import (
     NOTHING,
     bare_percent,
@@ -76,7 +76,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
             ),
             "images": some(strips=read_strips([run.path], run.class_names)),
             "attacks": attacks_view(run.attacks, figures),
-            "trust": trust_view(run, figures),
+            "trust": trust_view(run.trust, figures, read_strips([run.path], run.class_names, f"trust.{EVIDENCE}")),
             "time": [
                 (title, [("\N{NO-BREAK SPACE}" * 3 * row.depth + row.name, "", cells(row)) for row in rows])
                 for title, rows in spending(run.profile)
@@ -230,9 +230,8 @@ def evaluation_row(
 # --- the verdict of calfat trust --------------------------------------------------------------------------------------
 
 
-def trust_view(run: RunFiles, figures: Path) -> dict[str, Any] | None:
+def trust_view(content: Mapping[str, Any], figures: Path, strips: Sequence[Strip] = ()) -> dict[str, Any] | None:
     """What the page shows of ``trust.json``; None where the battery has not run."""
-    content = run.trust
     if not content:
         return None
     verdict = content["verdict"]
@@ -259,7 +258,7 @@ def trust_view(run: RunFiles, figures: Path) -> dict[str, Any] | None:
         "finished": content["finished"],
         "rows": rows,
         "figures": drawn((_curve(content, attacks), _bars(content, attacks)), figures),
-        "strips": read_strips([run.path], run.class_names, f"trust.{EVIDENCE}"),
+        "strips": strips,
     }
 
 

@@ -120,7 +120,8 @@ def test_a_module_has_the_verdict_of_its_weights_on_disk(
     }
     expected = calfat.trust(**on_disk, **how)
     assert calfat.trust(module, digits, **how) == expected
-    assert [path.name for path in sorted(Path().iterdir())] == ["disk.json", "plain.safetensors"]
+    names = [path.name for path in sorted(Path().iterdir())]
+    assert names == ["disk.evidence.safetensors", "disk.json", "plain.safetensors"]
     arrays = digits.test.x.numpy(), digits.test.y.numpy()
     found = calfat.trust(module, *arrays, **how, output="memory.json")
     assert (found.claimed, found.natural) == (expected.claimed, expected.natural)

@@ -66,7 +66,8 @@ def test_all_that_is_measured_is_measured_in_the_fast_layout(
     rows: list[int] = []
     conv = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     conv.register_forward_hook(lambda module, inputs, output: strides.add(output.stride()[1]))
-    monkeypatch.setattr(passes, "_rows", lambda largest, x: 7)
+    largest = torch.get_num_threads() * passes._CACHE_BYTES // 7
+    monkeypatch.setattr(passes, "_largest_map", lambda model, x: largest)
 
     class Asking(Evaluator):
         def evaluate(self, task: EvaluationTask, label: str) -> Any:

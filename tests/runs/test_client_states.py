@@ -164,7 +164,7 @@ def flipped(path: Path) -> str:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    return f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}"
+    return f"{path}: the file is damaged: its content is not what was written (SHA-256). {AGAIN}"
 
 
 def exchanged(path: Path) -> str:

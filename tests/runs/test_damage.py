@@ -96,8 +96,8 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, truncated, "the checkpoint cannot be read ("),
     (RESUME, LAST, replaced, "the checkpoint cannot be read ("),
     (RESUME, LAST, deeply_nested, "the checkpoint cannot be read (maximum recursion depth exceeded "),
-    (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
-    (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
+    (RESUME, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
+    (ATTACK, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
     (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 48 values). {FILE_AGAIN}\n"),
     (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
@@ -156,7 +156,7 @@ def test_no_flipped_bit_of_a_checkpoint_gets_through(folder: Path, at: int) -> N
     content = bytearray(path.read_bytes())
     content[at * len(content) // 100 + 5] ^= 0b100
     path.write_bytes(content)
-    with pytest.raises(RunError, match=r"last\.safetensors: (the|not a) checkpoint"):
+    with pytest.raises(RunError, match=r"last\.safetensors: (the|not a) (checkpoint|file)"):
         load_checkpoint(path)
 
 

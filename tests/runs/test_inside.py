@@ -46,7 +46,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_a_run_says(whole: Path) -> None:
     """Metrics are columns and in results.json; details name the round's clients; the report was drawn of them."""
-    (_, internal, personalised), rows = found(whole)
+    (_, internal, personalised, _), rows = found(whole)
     clients = [int(client) for client in read_rounds(whole / "rounds.csv")[-1]["clients"].split()]
     assert internal["details"]["clients"] == clients
     assert len(internal["details"]["matrix"]) == len(clients)

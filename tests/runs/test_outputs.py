@@ -223,5 +223,6 @@ def test_the_run_directory_holds_nothing_else(run: Path) -> None:
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert {name for name in names if not name.startswith("figures")} == {
         *("recipe.yaml", "environment.json", "partition.json", "rounds.csv", "results.json", "report.html", "log.txt"),
+        "evidence.safetensors",
         *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust")),
     }
