@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC
+from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from calfat_plugin import (
     AttackerEntry,
     CalfatError,
     ClientLoss,
+    EvaluationResult,
+    EvaluationTask,
     Evaluator,
     EvaluatorEntry,
     InnerAttack,
@@ -36,6 +39,7 @@ from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import KINDS, Entry
 from calfat_plugin.evaluators.gradient import PGD
 from calfat_plugin.experiment import assemble
+from calfat_plugin.experiment.building import checked
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.returned import overrides
 from calfat_plugin.runs.session import Listeners
@@ -336,6 +340,26 @@ PLAYED: list[tuple[Entry, str]] = [
 def test_what_a_plugin_makes_later_is_judged_when_it_does(entry: Entry, text: str) -> None:
     with pytest.raises(PluginError, match=text):
         play(entry)
+
+
+def test_a_copy_of_a_checked_plugin_is_itself() -> None:
+    """Checks are in its class, and a copy has its own values."""
+
+    class Constant(Evaluator):
+        accuracy = 0.25
+
+        def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+            found = {"accuracy": self.accuracy, "accuracy_release": self.accuracy, "per_class": (), "settings": {}}
+            return EvaluationResult(label, 4, **found, per_class_release=(), implementation="ours", seconds=0.0)
+
+    made = checked(Constant(), EvaluatorEntry("constant", Constant, summary="of this test"), "evaluator 'constant'")
+    copy = deepcopy(made)
+    copy.accuracy = 0.5
+    task: Any = None
+    assert [each.evaluate(task, "a").accuracy for each in (made, copy)] == [0.25, 0.5]
+    copy.accuracy = 2.0
+    with pytest.raises(PluginError, match="evaluator 'constant'"):
+        copy.evaluate(task, "a")
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------

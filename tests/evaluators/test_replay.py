@@ -333,7 +333,9 @@ def test_an_image_falls_whichever_wrong_class_it_is_taken_for(file: Path) -> Non
     others = torch.stack([(label + 1) % 10, (label + 2) % 10])
     prediction = others[0].where(others[0] != evidence.prediction, others[1])
     write_evidence(file, replace(evidence, prediction=prediction))
-    assert call("replay", file).exit_code == 0
+    found = json.loads(call("replay", file, "--json").stdout)
+    assert found["stands"]
+    assert (found["fall"], found["doubts"]) == (found["images"], [])
 
 
 def test_evidence_about_another_checkpoint_says_how_to_name_it(file: Path) -> None:

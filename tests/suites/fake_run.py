@@ -58,6 +58,8 @@ def main() -> None:
             if label in [pick.label for pick in experiment.evaluators]
         ]
         directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
+        if not words.no_page:
+            directory.page.touch()
 
 
 def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> None:

@@ -183,6 +183,12 @@ def test_download_reads_each_data_set_once():
     assert done.stdout.startswith("digits: 1438 training and 359 test examples\ntiny: 1 of 2 runs to do")
 
 
+def test_runs_draw_a_page_only_if_asked(tmp_path):
+    for asked, pages in (((), 0), (("--pages", "--seeds", "7"), 2)):
+        assert call(*asked).exit_code == 0
+        assert len(list(Path("runs/suites/tiny").glob("*/*/report.html"))) == pages
+
+
 KILLED = "import sys; from calfat_plugin.suites import runner; runner.PROGRAM = {program!r}; "
 KILLED += "from calfat_plugin.cli.suite import suite; suite()"
 

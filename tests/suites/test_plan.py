@@ -161,6 +161,16 @@ def test_what_is_refused(tmp_path, registry, old, new, asked, snapshot):
         plan_of(tmp_path, registry, SUITE.replace(old, new, 1), **asked)
 
 
+def test_the_worst_case_of_two_attacks_is_a_metric(tmp_path, registry):
+    worst = SUITE.replace("metrics: {natural: natural,", "metrics: {natural: natural, worst-case: worst,")
+    with pytest.raises(RecipeError, match="'worst-case' is not among the evaluators"):
+        plan_of(tmp_path, registry, worst)
+    two = worst.replace("set: {", "set: {calfat.evaluators: [natural, fgsm, pgd20], ")
+    assert plan_of(tmp_path, registry, two).runs
+    with pytest.raises(RecipeError, match="'worst-case' is not among the evaluators"):
+        plan_of(tmp_path, registry, two.replace("set: {", "set: {calfat.evaluation.evidence_mb: 0, "))
+
+
 def test_states_follow_the_run_directories(tmp_path, registry):
     begin(plan_of(tmp_path, registry))
     plan = plan_of(tmp_path, registry)

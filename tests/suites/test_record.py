@@ -96,6 +96,18 @@ def test_a_run_that_another_machine_has_just_recorded_has_its_numbers(
     assert summary.cells[0].scores["natural"].by_seed == {run.seed: 0.5}
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_is_here_counts_as_it_is_here(tmp_path: Path, planned: Callable[[], SuitePlan]) -> None:
+    """Although another machine has recorded it, which may be ahead or behind."""
+    write_suite(tmp_path)
+    (run, *_) = planned().runs
+    add_to_record(RECORD, {run.key: dataclasses.replace(ROW, recipe=digest(run.experiment))})
+    directory = RunDirectory.create(run.experiment, run.directory)
+    directory.last_checkpoint.touch()
+    (found,) = look_again(RECORD, run)
+    assert (found.state, found.recorded) == ("unfinished", None)
+
+
 @pytest.mark.usefixtures("finished")
 def test_what_ended_without_a_row_gets_it_later() -> None:
     assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0

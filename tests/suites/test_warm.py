@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -166,3 +167,20 @@ def bits(directory: Path) -> tuple[dict[str, bytes], list[dict[str, str]]]:
     assert files
     assert rows
     return files, rows
+
+
+def test_a_silent_run_of_a_killed_suite_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    program = (
+        "import time; from calfat_plugin.suites.warm import WarmRun; run = WarmRun('echo', ['sleep'], {'SHARE': ''}); "
+        "print(run.pid, run.output.readline()[:0], flush=True); time.sleep(99)"
+    )
+    suite = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert suite.stdout is not None
+    run = Path("/proc") / suite.stdout.readline().strip() / "cmdline"
+    suite.kill()
+    suite.wait()
+    end = time.monotonic() + 40  # it sleeps for 60 s
+    while run.exists() and run.read_bytes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not (run.exists() and run.read_bytes())
