@@ -142,6 +142,16 @@ def test_what_a_page_cannot_show_is_refused_with_its_place(
         read_run(path)
 
 
+def test_null_stands_for_a_key_that_may_be_missing_alone(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a", final={"natural": 0.9})
+    (evaluation,) = json.loads((path / "results.json").read_text())["evaluations"]
+    change_json(path / "results.json", evaluations=[{**evaluation, "seconds": None}])
+    assert read_run(path).evaluations[0]["accuracy"] == 0.9
+    change_json(path / "results.json", evaluations=[{**evaluation, "accuracy": None}])
+    with pytest.raises(RunError, match=r"results\.json: evaluations\[0\]\.accuracy is nothing"):
+        read_run(path)
+
+
 def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a")
     recipe = path / "recipe.yaml"
