@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.analyses.on_tensors import experiment_of, images_of
 from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check_evidence
-from calfat_plugin.cli.finished_model import planned
 from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.datasets import Dataset, ImageData

@@ -73,7 +73,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise ValueError(str(error)) from None
 
 
-def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> str:
+def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:
     """SHA-256 of the facts, and of names, types, shapes and bytes of the tensors."""
     digest = hashlib.sha256(b"" if facts is None else json.dumps(facts).encode())
     for name in sorted(tensors):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from calfat_plugin.entries import Citation, Entry
-    from calfat_plugin.evaluators.evidence import Collector
+    from calfat_plugin.evaluators.evidence import Evidence
 
 CHOOSE_OUTPUT = "choose another place with --output."
 
@@ -68,7 +68,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
     with using_threads(first):
         run = LoadedRun(first, plan.weights, plan.run, device_of(plan, observer))
-        results, collectors = _measure(plan, run, scratch, observer)
+        results, evidence = _measure(plan, run, scratch, observer)
         content = {
             **facts_of(run),
             "dataset": run.dataset.name,
@@ -80,11 +80,10 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))
     path = reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
     kept = []
-    for eps, collector in collectors.items():
-        evidence = collector.evidence()
-        middle = f"-eps-{eps.replace('/', '_')}" if len(collectors) > 1 else ""
-        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", **evidence.as_json()})
-        write_evidence(path.with_name(str(kept[-1]["file"])), evidence)
+    for each in evidence:
+        middle = f"-eps-{each.facts['eps'].replace('/', '_')}" if len(evidence) > 1 else ""
+        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", **each.as_json()})
+        write_evidence(path.with_name(str(kept[-1]["file"])), each)
     RunDirectory(path.parent).write_json(
         path,
         {
@@ -113,8 +112,8 @@ def device_of(plan: AttackPlan, observer: Observer) -> torch.device:
 
 def _measure(
     plan: AttackPlan, run: LoadedRun, scratch: Path, observer: Observer
-) -> tuple[tuple[EvaluationResult, ...], dict[str, Collector]]:
-    """What was measured, and what was kept of it, by eps."""
+) -> tuple[tuple[EvaluationResult, ...], list[Evidence]]:
+    """What was measured, and what is kept of it, for each eps."""
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.evidence import Collector
     from calfat_plugin.evaluators.measure import clean_predictions, measure
@@ -127,13 +126,14 @@ def _measure(
         for each in plan.experiments
     ]  # before the first of them, which may take hours
     results: list[EvaluationResult] = []
-    collectors: dict[str, Collector] = {}
+    kept: list[Evidence] = []
     batch_size, num_classes = run.experiment.evaluation.batch_size, dataset.num_classes
     clean = clean_predictions(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     for experiment, evaluators in ready:
         threat, room = experiment.threat, experiment.evaluation.evidence_mb * 10**6 // len(ready)
         eps = exact_text(threat.eps)
-        collector = Collector(model, data, clean, threat, num_classes, room, scratch / eps.replace("/", "_"))
+        noted = scratch / eps.replace("/", "_")
+        collector = Collector(model, data, clean, threat, room, noted) if room else None
         for label, evaluator in evaluators:
             if not evaluator.has_budget and experiment is not plan.experiments[0]:
                 continue  # the same at every eps
@@ -150,16 +150,16 @@ def _measure(
                 correct=clean == data.y.cpu(),
                 scratch=scratch,
                 on_progress=lambda _, *counts, name=name: observer.evaluation_progress(name, *counts),
-                collector=collector if room else None,
+                collector=collector,
             )
             results += found.values()
             observer.say(_line(results[-1]))
-        if worst := collector.worst_case():
-            results.append(worst)
-            observer.say(_line(worst))
-        if room:
-            collectors[eps] = collector
-    return tuple(results), collectors
+        if collector is not None:
+            kept.append(collector.evidence())
+            if worst := kept[-1].worst_case(num_classes):
+                results.append(worst)
+                observer.say(_line(worst))
+    return tuple(results), kept
 
 
 def _line(result: EvaluationResult) -> str:

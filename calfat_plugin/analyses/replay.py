@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calfat_plugin.analyses.attack import device_of
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.observer import Observer
+from calfat_plugin.report import shapes
+from calfat_plugin.report.shapes import check_shape
 from calfat_plugin.results import EVIDENCE, WORST_CASE
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, near
@@ -143,19 +145,18 @@ def open_evidence(
         there = RunDirectory(target).recipe.is_file()
         hint = " It is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
-    asked = AttackRequest(attacks=("natural",), **request)
-    if model is not None or model_file:
-        if weights is None or dataset is None:
-            raise OptionError("a model of your own needs --weights and --dataset beside it.")
-        plan = plan_model(model, weights, dataset, asked, model_file)
-    else:
-        run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
-        if run is None:
-            raise RunError(
-                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
-                "--dataset, as for `calfat attack`."
-            )
-        plan = plan_run(run, checkpoint, asked)
+    own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset, "model_file": model_file}
+    run = (
+        None
+        if any(own.values())
+        else next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
+    )
+    if run is None and not any(own.values()):
+        raise RunError(
+            f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
+            "--dataset, as for `calfat attack`."
+        )
+    plan = planned(run, checkpoint, **own, attacks=("natural",), **request)
     experiment = plan.experiments[0]
     return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, Observer())), path
 
@@ -169,6 +170,7 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     """
     import torch
 
+    from calfat_plugin.datasets.batches import batches
     from calfat_plugin.evaluators.base import fixed_subset
     from calfat_plugin.evaluators.evidence_file import read_evidence
 
@@ -184,7 +186,8 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     threat = _ball(path, evidence, run)
     _check_ball(path, evidence, data, threat, positions)
     size = run.experiment.evaluation.batch_size
-    clean, clean_leads = _asked(model, _clean_images(data, size), evidence.clean)
+    clean_images = (x for x, _, _ in batches(data, size, run.device))
+    clean, clean_leads = _asked(model, clean_images, evidence.clean)
     found, leads = _asked(model, evidence.x_adv.to(run.device).split(size), evidence.label[evidence.index])
     falls = found != evidence.label[evidence.index]
     doubts = [
@@ -203,7 +206,7 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     return Replay(path, evidence, data, positions, model, tuple(numbers), without, falls, tuple(doubts))
 
 
-def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: Any, run: LoadedRun) -> None:
+def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Module, run: LoadedRun) -> None:
     """Refuse evidence about other images, labels or weights."""
     import torch
 
@@ -278,30 +281,23 @@ def _pixels(data: ImageData, where: Tensor) -> Tensor:
     return pixels(data.x[where.to(data.x.device)]).cpu()
 
 
-def _clean_images(data: ImageData, size: int) -> Iterator[Tensor]:
-    from calfat_plugin.datasets.batches import batches
-
-    return (x for x, _, _ in batches(data, size, data.x.device))
-
-
-def _asked(model: Any, images: Iterator[Tensor] | Sequence[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
     """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
     import torch
 
     from calfat_plugin.evaluators.base import finite
+    from calfat_plugin.evaluators.gradient import margin
     from calfat_plugin.maths.precision import float32_as
 
-    parts: list[Tensor] = []
     if not len(expected):
         return expected, expected.float()
+    parts = []
     with torch.no_grad():
         for x in images:
             with float32_as("fp32", x.device):
                 parts.append(finite(model(x).float().cpu(), "images"))
     logits = torch.cat(parts)
-    own = logits.gather(1, expected[:, None]).squeeze(1)
-    others = logits.scatter(1, expected[:, None], -torch.inf).amax(dim=1)
-    return logits.argmax(dim=1), (own - others) / logits.abs().max().clamp_min(1e-30)
+    return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
 
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
@@ -310,24 +306,26 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
     for file in sorted(path.parent.glob("*.json")):
         with suppress(RunError):  # of another file that is damaged
             content = read_json(file)
+            check_shape(content, {"evidence?": shapes.EVIDENCE}, file)
             if kept := [each for each in content.get("evidence", ()) if each["file"] == path.name]:
                 break
     else:
         raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
-    if (stated := {key: kept[0].get(key) for key in ball}) != ball:
+    check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
+    if (stated := {key: kept[0][key] for key in ball}) != ball:
         raise RunError(f"{path}: is about the ball {ball}; {file} says {stated}.")
     if "verdict" in content:  # of `calfat trust`
-        verdict, examples = content["verdict"], content["examples"]
-        said = [("natural", verdict["natural"], examples, None), (WORST_CASE, verdict["worst"], examples, None)]
-        return [_Said(*each) for each in said], ()
+        found = {"natural": content["verdict"].get("natural"), WORST_CASE: content["verdict"].get("worst")}
+        examples = content["examples"]
+        return [_Said(label, share, examples, None) for label, share in found.items() if share is not None], ()
     known, without = [], []
-    for row in content["evaluations"]:
+    for row in content.get("evaluations", ()):
         settings, label = row["settings"], row["label"]
         of_ball = {key: settings.get(key) for key in ball} == ball
         is_natural = settings.get("attack") == "none"
         if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
             label = "natural" if is_natural else label
-            known.append(_Said(label, row["accuracy"], row["num_examples"], row["per_class"]))
+            known.append(_Said(label, row["accuracy"], row["num_examples"], row.get("per_class")))
         elif of_ball or "eps" not in settings:
             without.append(label)
     return known, tuple(without)

@@ -10,9 +10,10 @@ import click
 
 from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.finished_model import model_options, planned, target_argument
+from calfat_plugin.cli.finished_model import model_options, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import figure_lines, results_table, show_alarms

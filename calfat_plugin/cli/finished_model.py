@@ -8,9 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest, plan_model, plan_run
 from calfat_plugin.cli.options import Decorator, model_file_option
-from calfat_plugin.errors import OptionError
 from calfat_plugin.threat import Norm
 
 target_argument: Decorator = click.argument(
@@ -47,33 +45,3 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
-
-
-def planned(
-    target: Path | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
-    model_file: tuple[str, ...] = (),
-    **request: Any,
-) -> AttackPlan:
-    """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`."""
-    asked = AttackRequest(**request)
-    if model is not None and model_file:
-        raise OptionError("--model and --model-file each name a model; leave one out.")
-    own = {"--model-file" if model_file else "--model": model_file or model, "--weights": weights, "--dataset": dataset}
-    if target is not None:
-        if given := [flag for flag, value in own.items() if value is not None]:
-            raise OptionError(
-                f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
-                "--weights and --dataset, not both."
-            )
-        return plan_run(target, checkpoint, asked)
-    if not (model or model_file) or weights is None or dataset is None:
-        missing = ", ".join(flag for flag, value in own.items() if value is None)
-        raise OptionError(
-            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
-            f"--model (or --model-file), --weights and --dataset (missing: {missing})."
-        )
-    return plan_model(model, weights, dataset, asked, model_file)

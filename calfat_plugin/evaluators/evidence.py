@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,6 +84,20 @@ class Evidence:
             return self.withstand([*self.tried])
         return torch.ones_like(self.correct), self.correct
 
+    def worst_case(self, num_classes: int) -> EvaluationResult | None:
+        """The accuracy under all attacks together, on the images that all were run on; None of fewer than two."""
+        if len(self.tried) < 2:
+            return None
+        tried, right = self.verdicts(WORST_CASE)
+        ball = {key: self.facts[key] for key in ("norm", "eps")}
+        return EvaluationResult(
+            **counts_of(self.label[tried], self.correct[tried], right[tried], num_classes),
+            label=WORST_CASE,
+            settings={**ball, "attack": WORST_CASE, "attacks": [*self.tried]},
+            implementation=f"calfat-plugin {__version__}",
+            seconds=0.0,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """For ``results.json``: the ball, of how many images all is kept, and how many adversarial images are not."""
         broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
@@ -114,17 +128,12 @@ class Collector:
         data: ImageData,
         clean: Tensor,
         threat: ThreatModel,
-        num_classes: int,
         max_bytes: int,
         scratch: Path | None = None,
     ) -> None:
-        self._model, self._data, self._clean, self._threat = model, data, clean, threat
-        self._num_classes, self._scratch, self._label = num_classes, scratch, data.y.cpu()
-        self._weights = digest_of(model.state_dict())
-        covered = fixed_subset(len(data), max_bytes // (4 * data.x[0].numel()))
-        self._covered = torch.arange(len(data)) if covered is None else covered
-        self._is_covered = torch.zeros(len(data), dtype=torch.bool)
-        self._is_covered[self._covered] = True
+        self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
+        self._label, self._weights = data.y.cpu(), digest_of(model.state_dict())
+        self._covered = _chosen(len(data), max_bytes // (4 * data.x[0].numel()))
         self._attacks: list[str] = []
         self._broken: dict[str, Tensor] = {}
         self._tried: dict[str, Tensor] = {}
@@ -132,23 +141,27 @@ class Collector:
         if scratch is not None:
             for journal in sorted(scratch.glob(f"evidence-{self._weights[:16]}-*.bin")):
                 label = unquote(journal.stem.split("-", 3)[3])
-                for where, x_adv in _read(journal, data.x.shape[1:], len(data)):
-                    self._judge(self._position(label), label, where, x_adv.to(data.x.device))
+                for where, x_adv in _read(journal, data.x.shape[1:]):
+                    self._judge(label, where, x_adv.to(data.x.device))
+
+    @property
+    def correct(self) -> Tensor:
+        """(N,) bool on the CPU: the clean images that the model gets right."""
+        return self._clean == self._label
 
     def restore(self, evidence: Evidence) -> None:
         """Take over what an earlier process kept, of the same images and weights."""
         for row, at in enumerate(evidence.index.tolist()):
             label = evidence.attacks[int(evidence.by[row])]
             x_adv = evidence.x_adv[row : row + 1].to(self._data.x.device)
-            self._judge(self._position(label), label, torch.tensor([at]), x_adv)
+            self._judge(label, torch.tensor([at]), x_adv)
 
     def listener(self, label: str) -> Callable[[Tensor, Tensor], None]:
         """What an attack's ``on_examples`` calls: takes positions (n,) and adversarial images (n, C, H, W)."""
-        position = self._position(label)
-        name = f"evidence-{self._weights[:16]}-{position:03}-{quote(label, safe='')[:_NAME]}.bin"
+        name = f"evidence-{self._weights[:16]}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
 
         def note(where: Tensor, x_adv: Tensor) -> None:
-            wrong = self._judge(position, label, where, x_adv)
+            wrong = self._judge(label, where, x_adv)
             if self._scratch is not None:  # before the attack notes that it has done these
                 _append(self._scratch / name, where[wrong], x_adv[wrong.to(x_adv.device)])
 
@@ -157,11 +170,12 @@ class Collector:
     def _position(self, label: str) -> int:
         if label not in self._attacks:
             self._attacks.append(label)
-            self._broken[label] = torch.zeros_like(self._is_covered)
+            self._broken[label] = torch.zeros_like(self._covered)
         return self._attacks.index(label)
 
-    def _judge(self, position: int, label: str, where: Tensor, x_adv: Tensor) -> Tensor:
+    def _judge(self, label: str, where: Tensor, x_adv: Tensor) -> Tensor:
         """Which of the examples the model gets wrong, (n,) bool; the first of an image is kept."""
+        position = self._position(label)
         x = pixels(self._data.x[where.to(self._data.x.device)])
         try:
             self._threat.check(x_adv, x, who=label)
@@ -173,7 +187,7 @@ class Collector:
         wrong = found != self._label[where]
         if label in self._broken:
             self._broken[label][where[wrong]] = True
-        new = wrong & self._is_covered[where] & (self._clean == self._label)[where]
+        new = wrong & (self._covered & self.correct)[where]
         for at in new.nonzero().flatten().tolist():
             self._points.setdefault(int(where[at]), (position, int(found[at]), x_adv[at].detach().cpu().clone()))
         return wrong
@@ -182,9 +196,8 @@ class Collector:
         """Note on which images an attack was run; one whose accuracy is not that of its examples has no part."""
         if (broken := self._broken.get(result.label)) is None:
             return
-        where, tried = fixed_subset(len(broken), result.num_examples), torch.zeros_like(broken)
-        tried[slice(None) if where is None else where] = True
-        right = int((tried & (self._clean == self._label) & ~broken).sum())
+        tried = _chosen(len(broken), result.num_examples)
+        right = int((tried & self.correct & ~broken).sum())
         if right == round(result.accuracy * result.num_examples):
             self._tried[result.label] = tried
 
@@ -197,12 +210,9 @@ class Collector:
         """What there is so far; ``facts`` are added to its own, ready for JSON."""
         index = torch.tensor(sorted(self._points), dtype=torch.int64)
         points = [self._points[at] for at in index.tolist()]
-        seen: dict[int, list[int]] = {}
-        for at in self._covered.tolist():
-            of_class = seen.setdefault(int(self._label[at]), [])
-            if len(of_class) < _SHOWN:
-                of_class.append(at)
-        shown = torch.tensor(sorted(at for of_class in seen.values() for at in of_class), dtype=torch.int64)
+        covered = self._covered.nonzero().flatten()
+        of_classes = (covered[self._label[covered] == label][:_SHOWN] for label in self._label[covered].unique())
+        shown = torch.cat([covered[:0], *of_classes]).sort().values
         x_shown = pixels(self._data.x[shown.to(self._data.x.device)]).cpu()
         return Evidence(
             label=self._label,
@@ -210,7 +220,7 @@ class Collector:
             attacks=tuple(self._attacks),
             tried=dict(self._tried),
             broken={name: self._broken[name] for name in self._tried},
-            covered=self._covered,
+            covered=covered,
             index=index,
             by=torch.tensor([by for by, _, _ in points], dtype=torch.int64),
             x_adv=torch.stack([x_adv for _, _, x_adv in points]) if points else x_shown[:0],
@@ -226,41 +236,34 @@ class Collector:
             },
         )
 
-    def worst_case(self) -> EvaluationResult | None:
-        """The accuracy under all attacks together, on the images that all were run on; None of fewer than two."""
-        if len(self._tried) < 2:
-            return None
-        evidence = self.evidence()
-        tried, right = evidence.withstand([*self._tried])
-        return EvaluationResult(
-            **counts_of(self._label[tried], evidence.correct[tried], right[tried], self._num_classes),
-            label=WORST_CASE,
-            settings={**budget_as_json(self._threat), "attack": WORST_CASE, "attacks": [*self._tried]},
-            implementation=f"calfat-plugin {__version__}",
-            seconds=0.0,
-        )
+
+def _chosen(number: int, count: int) -> Tensor:
+    """(number,) bool: the ``count`` images that evaluators with ``max_examples`` take, or all."""
+    where, chosen = fixed_subset(number, count), torch.zeros(number, dtype=torch.bool)
+    chosen[slice(None) if where is None else where] = True
+    return chosen
 
 
 # A journal holds the examples that one attack broke: the position, 8 bytes, and the image, for each.
 
 
-def _read(journal: Path, shape: Sequence[int], number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions (1,) below ``number`` and images (1, C, H, W); what a kill left incomplete at the end is cut off."""
-    content, size = journal.read_bytes(), 8 + 4 * math.prod(shape)
-    os.truncate(journal, len(content) // size * size)
-    for start in range(0, len(content) - size + 1, size):
-        at = int.from_bytes(content[start : start + 8], "little")
-        values = torch.frombuffer(bytearray(content[start + 8 : start + size]), dtype=torch.float32)
-        if at < number:
-            yield torch.tensor([at]), values.view(1, *shape)
+def _records(shape: Sequence[int]) -> np.dtype[Any]:
+    return np.dtype([("at", "<i8"), ("x_adv", "<f4", tuple(shape))])
+
+
+def _read(journal: Path, shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Positions (1,) and images (1, C, H, W); what a kill left incomplete at the end is cut off."""
+    records = np.fromfile(journal, _records(shape))
+    os.truncate(journal, records.nbytes)
+    for record in records:
+        yield torch.tensor([int(record["at"])]), torch.from_numpy(record["x_adv"].copy())[None]
 
 
 def _append(journal: Path, where: Tensor, x_adv: Tensor) -> None:
     """Add positions (n,) and images (n, C, H, W)."""
-    images = x_adv.detach().cpu().contiguous().numpy()
-    pairs = zip(where.tolist(), images, strict=True)
-    content = b"".join(at.to_bytes(8, "little") + image.tobytes() for at, image in pairs)
+    records = np.empty(len(where), _records(x_adv.shape[1:]))
+    records["at"], records["x_adv"] = where, x_adv.detach().cpu()
     with reporting_disk_errors(journal):
         journal.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("ab") as file:
-            file.write(content)
+            file.write(records.tobytes())

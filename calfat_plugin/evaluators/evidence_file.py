@@ -71,6 +71,11 @@ def read_evidence(path: Path) -> Evidence:
         _refuse(path, name, not outside.any(), f"holds {_first(values, outside)}; expected 0 to {limit - 1}")
         falls = values.diff() <= 0 if name != "by" else outside[:0]
         _refuse(path, name, not falls.any(), f"is not ascending at {_first(values[1:], falls)}: twice the same image?")
+    for name in ("label", "clean", "prediction"):
+        below = tensors[name] < 0
+        _refuse(path, name, not below.any(), f"holds {_first(tensors[name], below)}, which is no class")
+    for name in ("data", "weights"):
+        _refuse(path, name, isinstance(facts.get(name), str), "is no SHA-256")
     elsewhere = ~torch.isin(tensors["index"], tensors["covered"])
     _refuse(
         path, "index", not elsewhere.any(), f"has image {_first(tensors['index'], elsewhere)}, which is not covered"

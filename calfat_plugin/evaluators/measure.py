@@ -58,6 +58,8 @@ def measure(
         collector: keeps adversarial images of attacks within ``threat``; for untargeted ones alone.
     """
     refuse_training_mode(model)
+    if correct is None and collector is not None:
+        correct = collector.correct
     if correct is None:
         with timed("clean examples"):
             correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)

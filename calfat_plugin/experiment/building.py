@@ -213,13 +213,15 @@ def _aggregate(entry: AggregatorEntry, combined: Any, task: AggregationTask) -> 
 
 
 def _correction(entry: AggregatorEntry, correction: Any) -> LocalCorrection:
-    returned.overrides(returned.instance(correction, LocalCorrection, "correction returned"))
-    return correction  # type: ignore[no-any-return]
+    found = returned.instance(correction, LocalCorrection, "correction returned")
+    returned.overrides(found)
+    return found
 
 
 def _begun(entry: AggregatorEntry, active: Any, task: LocalTask) -> ActiveCorrection:
-    returned.overrides(returned.instance(active, ActiveCorrection, "begin returned"))
-    return active  # type: ignore[no-any-return]
+    found = returned.instance(active, ActiveCorrection, "begin returned")
+    returned.overrides(found)
+    return found
 
 
 def _reach(entry: InnerAttackEntry, reached: Any, threat: ThreatModel) -> ThreatModel:

@@ -109,35 +109,33 @@ class Measurements:
         observer = RunObserver() if quiet else self._observer
         self._model.load_state_dict(dict(state))
         with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
-            num_classes, batch_size = self._task.num_classes, experiment.evaluation.batch_size
-            with timed("clean examples"):
-                clean = clean_predictions(
-                    self._model, data, num_classes=num_classes, batch_size=batch_size, device=self._task.device
-                )
+            sizes = {"num_classes": self._task.num_classes, "batch_size": experiment.evaluation.batch_size}
             collector, room = None, experiment.evaluation.evidence_mb * 10**6
             if keep and room:
-                collector = Collector(self._model, data, clean, experiment.threat, num_classes, room, scratch)
+                with timed("clean examples"):
+                    clean = clean_predictions(self._model, data, device=self._task.device, **sizes)
+                collector = Collector(self._model, data, clean, experiment.threat, room, scratch)
             found = measure(
                 self._model,
                 data,
                 evaluators,
-                num_classes=num_classes,
+                num_classes=self._task.num_classes,
                 threat=experiment.threat,
-                batch_size=batch_size,
+                batch_size=experiment.evaluation.batch_size,
                 device=self._task.device,
                 seed=experiment.seed,
                 round=round,
-                correct=clean == data.y.cpu(),
                 scratch=scratch,
                 on_progress=observer.evaluation_progress,
                 clients=clients,
                 collector=collector,
             )
             if collector is not None:
-                if worst := collector.worst_case():
+                evidence = collector.evidence()
+                if worst := evidence.worst_case(self._task.num_classes):
                     found[worst.label] = worst
                 if scratch is not None:
-                    write_evidence(scratch / EVIDENCE, collector.evidence())
+                    write_evidence(scratch / EVIDENCE, evidence)
             return found
 
 

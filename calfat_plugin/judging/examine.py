@@ -208,9 +208,7 @@ def _judge(
     record = replace(record, full=full, evidence=tuple(done.values()))
     trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
     if max_bytes:
-        trial.collector = Collector(
-            trial.model, trial.data, trial.clean, threat, trial.num_classes, max_bytes, record.scratch
-        )
+        trial.collector = Collector(trial.model, trial.data, trial.clean, threat, max_bytes, record.scratch)
         if record.evidence and record.kept.is_file():  # of a verdict that --full continues
             trial.collector.restore(read_evidence(record.kept))
     if record.robust is not None:

@@ -88,8 +88,13 @@ def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Str
         evidence: of one run, or of several on the same test images.
         class_names: C names.
     """
+    import torch
+
     first = evidence[0]
     if not first.tried or any(each.facts["data"] != first.facts["data"] for each in evidence):
+        return []
+    said = torch.cat([classes for each in evidence for classes in (each.label, each.clean, each.prediction)])
+    if len(said) and int(said.max()) >= len(class_names):  # of other data than the run's, or made up
         return []
     tried, right = first.verdicts(WORST_CASE)
     found = []

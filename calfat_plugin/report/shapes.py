@@ -60,6 +60,7 @@ _EVALUATION = {
 }
 _ALARMS = [{"code?": TEXT, "text?": TEXT}]
 _SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT}
+EVIDENCE = [{"file": TEXT, "norm": TEXT, "eps": TEXT}]
 RESULTS = {
     "format?": COUNT,
     "recipe?": TEXT,
@@ -95,6 +96,7 @@ TRUST = {
         **dict.fromkeys(("word", "text", "sentence"), TEXT),
         "causes": [TEXT],
         "natural?": FRACTION,
+        "worst?": FRACTION,
         "usable?": FLAG,
     },
     "checks": [{"check": TEXT, "rows": [_ROW]}],

@@ -52,7 +52,7 @@ def collected(
 ) -> tuple[Collector, dict[str, EvaluationResult]]:
     """What is kept of these evaluators, and what they measured."""
     clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
-    collector = Collector(model, data, clean, THREAT, 3, room, scratch)
+    collector = Collector(model, data, clean, THREAT, room, scratch)
     results = measure(
         model,
         data,
@@ -87,14 +87,14 @@ def test_every_image_that_is_broken_is_kept(model: nn.Module, data: ImageData) -
         tried, right = evidence.withstand([label])
         assert bool(tried.all())
         assert int(right.sum()) == round(result.accuracy * N)
-    worst = collector.worst_case()
+    worst = collector.evidence().worst_case(3)
     assert worst is not None
     assert round(worst.accuracy * N) == int(evidence.withstand(["weak", "strong"])[1].sum())
     assert worst.accuracy <= min(result.accuracy for result in results.values())
 
 
 def test_a_single_attack_has_no_worst_case(model: nn.Module, data: ImageData) -> None:
-    assert collected(model, data, [("pgd", pgd())])[0].worst_case() is None
+    assert collected(model, data, [("pgd", pgd())])[0].evidence().worst_case(3) is None
 
 
 def test_little_room_covers_the_random_part_that_max_examples_takes(model: nn.Module, data: ImageData) -> None:
@@ -106,7 +106,7 @@ def test_little_room_covers_the_random_part_that_max_examples_takes(model: nn.Mo
     assert some is not None
     assert evidence.covered.tolist() == few.tolist()
     assert evidence.tried["some"].nonzero().flatten().tolist() == some.tolist()
-    worst = collector.worst_case()
+    worst = collector.evidence().worst_case(3)
     assert worst is not None
     assert worst.num_examples == 20
     said = evidence.as_json()
@@ -145,7 +145,7 @@ class Boasting(Evaluator):
 def test_an_evaluator_whose_accuracy_is_not_that_of_its_examples_has_no_part(model: nn.Module, data: ImageData) -> None:
     collector, _ = collected(model, data, [("boast", Boasting()), ("pgd", pgd())])
     assert [*collector.evidence().tried] == ["pgd"]
-    assert collector.worst_case() is None
+    assert collector.evidence().worst_case(3) is None
 
 
 def test_what_a_killed_process_showed_is_read_again(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_a_killed_process_showed_is_read_again(model: nn.Module, data: Imag
     clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
     for journal in tmp_path.glob("*.bin"):  # the last image of each is written by half, then the process is killed
         journal.write_bytes(journal.read_bytes()[: -SIZE // 2])
-    again = Collector(model, data, clean, THREAT, 3, 10**6, tmp_path).evidence()
+    again = Collector(model, data, clean, THREAT, 10**6, tmp_path).evidence()
     assert again.attacks == whole.attacks == ("a/b", "pgd")
     missing = set(whole.index.tolist()) - set(again.index.tolist())
     assert len(missing) <= 2
@@ -172,4 +172,4 @@ def test_a_journal_of_other_weights_is_not_read(model: nn.Module, data: ImageDat
     with torch.no_grad():
         next(model.parameters()).add_(0.01)
     clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
-    assert Collector(model, data, clean, THREAT, 3, 10**6, tmp_path).evidence().attacks == ()
+    assert Collector(model, data, clean, THREAT, 10**6, tmp_path).evidence().attacks == ()

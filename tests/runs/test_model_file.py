@@ -168,7 +168,7 @@ def test_attack_and_trust_take_a_file_with_weights(folder: Path, command: str, m
         planned.extend(arguments)
         raise OptionError("that is enough.")
 
-    monkeypatch.setattr("calfat_plugin.cli.finished_model.plan_model", plan)
+    monkeypatch.setattr("calfat_plugin.analyses.attack_plan.plan_model", plan)
     of_file = ("--model-file", str(FILE))
     own = ("--weights", "w.pt", "--dataset", "digits")
     assert calfat(command, *of_file, *own).err == "error: that is enough.\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import time
@@ -313,8 +312,9 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
     """
     import torch  # here, not above: recipes are checked without torch
 
+    from calfat_plugin.tensor_files import digest_of
+
     facts = [settings, torch.__version__, task.device.type, task.num_classes, repr(task.model)]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     tensors = {
         **dict(task.model.named_parameters()),
         **dict(task.model.named_buffers()),
@@ -322,10 +322,7 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
         "y/": task.data.y,
         "clean_correct/": task.clean_correct,
     }
-    for name, tensor in tensors.items():
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest_of(tensors, facts)
 
 
 def as_bits(verdicts: Tensor) -> str:
