@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,3 +83,47 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_value))
         adjusted[place] = highest
     return adjusted
+
+
+def mcnemar(gain: pd.Series) -> float:
+    """The exact two-sided test that 1 and -1 are equally likely."""
+    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
+    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One row minus another, in one endpoint of a plan.
+
+    Attributes:
+        cell: the other row.
+        adjusted: the p-value after Holm; None where a pair is left to run.
+    """
+
+    cell: str
+    endpoint: str
+    difference: Difference
+    p_value: float | None
+    adjusted: float | None
+    is_level: bool
+
+    @property
+    def word(self) -> str:
+        """As the plans define it."""
+        if self.adjusted is None:
+            return "not all pairs yet"
+        return "clear" if self.adjusted < 0.05 else "level" if self.is_level else "not clear"
+
+
+def spread(values: pd.Series, is_best: bool = False) -> str:
+    """Mean ± standard deviation [95 % interval] of accuracies, in percent; the best in bold."""
+    mean, interval = f"{100 * values.mean():.2f}", student(values)
+    ends = "" if interval is None else f" [{100 * max(0, interval[0]):.1f}, {100 * min(1, interval[1]):.1f}]"
+    deviation = f" ± {100 * values.std():.2f}" if len(values) > 1 else ""
+    return f"{f'**{mean}**' if is_best else mean}{deviation}{ends}"
+
+
+def prediction(values: pd.Series) -> tuple[float, float]:
+    """Student's 95 % interval of a further value."""
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std() * np.sqrt(1 + 1 / len(values))
+    return values.mean() - half, values.mean() + half

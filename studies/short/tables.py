@@ -11,14 +11,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
-from scipy import stats
 
 from studies import pages
-from studies.records import COLLAPSED, Difference, difference, holm, rates, read, runs, student
+from studies.records import (
+    COLLAPSED,
+    Compared,
+    Difference,
+    difference,
+    holm,
+    mcnemar,
+    prediction,
+    rates,
+    read,
+    runs,
+    spread,
+    student,
+)
 
 HERE = Path(__file__).parent
 PAGE, README, FIGURE = HERE / "results.md", pages.ROOT / "README.md", HERE / "study.svg"
@@ -36,30 +47,6 @@ HYPOTHESES = {
     "it collapses less often": FELL,
     "the lead in natural accuracy is smaller with an even split": LEAD,
 }
-
-
-@dataclass(frozen=True)
-class Compared:
-    """CalFAT with the paper's constants minus another row, in one endpoint.
-
-    Attributes:
-        cell: the other row.
-        adjusted: the p-value after Holm; None where a pair is left to run.
-    """
-
-    cell: str
-    endpoint: str
-    difference: Difference
-    p_value: float | None
-    adjusted: float | None
-    is_level: bool
-
-    @property
-    def word(self) -> str:
-        """As the plan defines it."""
-        if self.adjusted is None:
-            return "not all pairs yet"
-        return "clear" if self.adjusted < 0.05 else "level" if self.is_level else "not clear"
 
 
 @dataclass(frozen=True)
@@ -115,10 +102,7 @@ class Study:
         """None where a pair is left to run."""
         if len(gain) < len(self.suite["seeds"]):
             return None
-        if endpoint == FELL:  # McNemar's exact test
-            wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
-            return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-        return difference(gain).p_value
+        return mcnemar(gain) if endpoint == FELL else difference(gain).p_value
 
     def comparisons(self) -> list[Compared]:
         """Of both degrees of skew, and the difference of the two leads, a test of its own."""
@@ -166,16 +150,12 @@ def study(name: str) -> Study:
 def shown(of: Study, cell: str, metric: str) -> str:
     """Mean ± standard deviation [95 % interval]; bold where the row is best and its lead over each other is clear."""
     values = of.values(cell, metric)
-    mean, interval = f"{100 * values.mean():.2f}", student(values)
     others = [
         student((values - of.values(other, metric)).dropna())
         for other in of.cells
         if other != cell and other.partition("/")[0] == cell.partition("/")[0]
     ]
-    if others and all(lead is not None and lead[0] > 1e-9 for lead in others):
-        mean = f"**{mean}**"
-    ends = "" if interval is None else f" [{100 * max(0, interval[0]):.1f}, {100 * min(1, interval[1]):.1f}]"
-    return f"{mean} ± {100 * values.std():.2f}{ends}"
+    return spread(values, bool(others) and all(lead is not None and lead[0] > 1e-9 for lead in others))
 
 
 def accuracies(name: str) -> pages.Table:
@@ -225,8 +205,7 @@ def fresh(name: str) -> pages.Table:
     for method in (PAPER, REFERENCE):
         for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
             published = study(name).values(f"{SKEWED}/{method}", metric)
-            half = stats.t.ppf(0.975, len(published) - 1) * published.std() * np.sqrt(1 + 1 / len(published))
-            low, high = published.mean() - half, published.mean() + half
+            low, high = prediction(published)
             values = after.loc[f"{SKEWED}/{method}", metric][seeds]
             inside = f"{int(values.between(low, high).sum())} of {len(values)}"
             numbers = [f"{100 * value:.1f}" for value in values]
