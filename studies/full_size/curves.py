@@ -1,7 +1,7 @@
 """Adds the monitored rounds of finished runs to ``<data>_curves.csv``, and says which rows are trained to the end.
 
 Run directories stay on the machine that trained them, so this is called before a record is committed. Run it from the
-repository's root: ``python studies/full_size/curves.py``.
+repository's root: ``python -m studies.full_size.curves``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,7 +28,7 @@ def monitored(directory: Path) -> Iterator[Mapping[str, Any]]:
     ``steps`` are optimiser steps, the mean over clients.
     """
     run = calfat.load_run(directory)
-    inner, train = run.recipe["calfat"]["threat"]["inner"], run.recipe["train_args"]
+    inner, train = run.recipe["calfat"]["threat"].get("inner"), run.recipe["train_args"]  # null: pgd
     replays = inner.get("replays", 1) if isinstance(inner, Mapping) else 1
     passes = steps = 0.0
     with (directory / "rounds.csv").open(newline="", encoding="utf-8") as file:
@@ -66,13 +66,18 @@ def ended(rows: Mapping[Key, Mapping[str, Any]]) -> Iterator[str]:
     for (cell, _, number), row in rows.items():
         curves[cell][number].append(float(row["pgd20"]))
     for cell, of in curves.items():
-        last = max(of)
-        before = min(of, key=lambda number: (abs(number - 0.8 * last), number))
-        rise = mean(of[last]) - mean(of[before])
+        before, last, rose = rise(of)
         steps = mean(float(row["steps"]) for (name, _, number), row in rows.items() if (name, number) == (cell, last))
-        verdict = "trained to the end" if rise < ROSE else "NOT trained to the end"
-        moved = f"PGD-20 {100 * rise:+.2f} points from round {before} to {last}"
+        verdict = "trained to the end" if rose < ROSE else "NOT trained to the end"
+        moved = f"PGD-20 {100 * rose:+.2f} points from round {before} to {last}"
         yield f"{cell}: {len(of[last])} runs, {steps:,.0f} steps, {moved}: {verdict}"
+
+
+def rise(curve: Mapping[int, Sequence[float]]) -> tuple[int, int, float]:
+    """(the round nearest to four fifths, the last, what PGD-20 gained between them); round to a value for each pair."""
+    last = max(curve)
+    before = min(curve, key=lambda number: (abs(number - 0.8 * last), number))
+    return before, last, mean(curve[last]) - mean(curve[before])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,247 @@
+"""The tables of results.md, made of the records and curves beside this file.
+
+python -m studies.full_size.tables
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from studies import pages
+from studies.full_size.curves import ROSE, rise
+from studies.records import (
+    COLLAPSED,
+    Compared,
+    difference,
+    holm,
+    mcnemar,
+    prediction,
+    rates,
+    runs,
+    spread,
+    student,
+)
+
+HERE = Path(__file__).parent
+PAGE = HERE / "results.md"
+NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+PAPER, RELEASE, REFERENCE, STANDARD = (
+    "CalFAT, the paper's constants",
+    "CalFAT, the release's constants",
+    "FedPGD",
+    "standard FL",
+)
+SKEWED, EVEN = "0.1", "IID"
+AT_EQUAL, FELL, LEAD = "natural at equal autoattack", "collapsed", "lead in natural, 0.1 minus IID"
+LEVEL = 0.03  # of AutoAttack accuracy
+HYPOTHESES = {
+    "CalFAT's worst class has more natural accuracy": "natural:worst-class",
+    "its worst class has more PGD-20 accuracy": "pgd20:worst-class",
+    "it is level under AutoAttack": "autoattack",
+    "it has more natural accuracy at equal AutoAttack": AT_EQUAL,
+    "it collapses less often": FELL,
+    "its lead in natural accuracy is larger under skew": LEAD,
+}
+#: What the paper says of CalFAT and each baseline, on CIFAR-10.
+STATEMENTS = {"more natural accuracy": "natural", "more under PGD-20": "pgd20", "more under AutoAttack": "autoattack"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The suite, the record and the curves of one data set."""
+
+    suite: dict[str, Any]
+    runs: pd.DataFrame
+    rates: Mapping[str, str]
+    curves: pd.DataFrame
+
+    @property
+    def is_skewed_alone(self) -> bool:
+        """Whether cells have no degree of skew in their name."""
+        return "beta" not in self.suite["axes"]
+
+    @property
+    def cells(self) -> list[str]:
+        """The rows that have runs, in the order of the suite."""
+        betas = [""] if self.is_skewed_alone else [f"{beta}/" for beta in self.suite["axes"]["beta"]]
+        named = (f"{beta}{method}" for beta in betas for method in self.suite["axes"]["method"])
+        return [cell for cell in named if cell in self.runs.index]
+
+    def cell(self, method: str, beta: str = SKEWED) -> str:
+        """The name of a row."""
+        return method if self.is_skewed_alone else f"{beta}/{method}"
+
+    def values(self, cell: str, metric: str) -> pd.Series:
+        """Of a row, by seed; empty where it was not run."""
+        return self.runs.loc[cell, metric] if cell in self.runs.index else pd.Series(dtype=float)
+
+    def gain(self, method: str, metric: str) -> pd.Series:
+        """CalFAT with the paper's constants minus another row under skew, by seed, of the pairs that both have."""
+        return (self.values(self.cell(PAPER), metric) - self.values(self.cell(method), metric)).dropna()
+
+    def at_equal(self) -> pd.Series:
+        """Natural accuracy at equal AutoAttack, by seed; infinite or NaN in a pair that has no rate of exchange."""
+        cells = [self.cell(method) for method in (REFERENCE, STANDARD)]
+        natural, robust = ([self.values(cell, metric) for cell in cells] for metric in ("natural", "autoattack"))
+        given_up = robust[0] - robust[1]
+        rate = ((natural[1] - natural[0]) / given_up).where(given_up > 0)
+        gains = pd.DataFrame({metric: self.gain(REFERENCE, metric) for metric in ("natural", "autoattack")})
+        finished = gains.loc[gains.index.intersection(given_up.dropna().index)]
+        return finished["natural"] + rate.reindex(finished.index) * finished["autoattack"]
+
+    def comparisons(self) -> list[Compared]:
+        """The planned tests that have values, corrected for all of them."""
+        leads = [
+            (self.values(self.cell(PAPER, beta), "natural") - self.values(self.cell(REFERENCE, beta), "natural"))
+            for beta in (SKEWED, EVEN)
+        ]
+        fell = [(self.values(self.cell(row), "natural") <= COLLAPSED).astype(float) for row in (PAPER, REFERENCE)]
+        gains = {endpoint: self.gain(REFERENCE, endpoint) for endpoint in list(HYPOTHESES.values())[:3]}
+        gains |= {AT_EQUAL: self.at_equal(), FELL: (fell[0] - fell[1]).dropna()}
+        if EVEN in self.suite["axes"].get("beta", ()):
+            gains[LEAD] = (leads[0] - leads[1]).dropna()
+        p_values = [self._p_value(endpoint, gain) for endpoint, gain in gains.items()]
+        found = []
+        for (endpoint, gain), p_value, adjusted in zip(gains.items(), p_values, holm(p_values), strict=True):
+            known = gain.dropna()
+            if len(known):
+                narrow = student(known, 0.9)
+                level = endpoint == "autoattack" and narrow is not None and -LEVEL < narrow[0] <= narrow[1] < LEVEL
+                of = difference(known)
+                # Student's interval is not one of -1, 0 and 1.
+                of = of._replace(interval=None) if endpoint == FELL else of
+                found.append(Compared(self.cell(REFERENCE), endpoint, of, p_value, adjusted, level))
+        return found
+
+    def _p_value(self, endpoint: str, gain: pd.Series) -> float | None:
+        """None where a pair is left to run, or has no rate of exchange."""
+        if len(gain.dropna()) < len(self.suite["seeds"]):
+            return None
+        return mcnemar(gain) if endpoint == FELL else difference(gain).p_value
+
+    def claim(self, endpoint: str) -> str:
+        """CalFAT's difference to FedPGD under skew, with the word that it may have."""
+        if endpoint == LEAD and EVEN not in self.suite["axes"].get("beta", ()):
+            return "not planned"
+        found = [each for each in self.comparisons() if each.endpoint == endpoint]
+        if not found:
+            return "not run yet"
+        without = int(self.at_equal().isna().sum()) if endpoint == AT_EQUAL else 0
+        word = f"not tested: {without} pairs without a rate of exchange" if without else found[0].word
+        return f"{found[0].difference.text()}, {word}"
+
+    def training(self, cell: str) -> tuple[str, str, str]:
+        """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""
+        folder = re.sub(r"[^a-z0-9.]+", "-", cell.partition("/")[2].lower() or cell.lower())
+        name = folder if self.is_skewed_alone else f"{cell.partition('/')[0].lower()}_{folder}"
+        of = self.curves[self.curves["cell"] == name]
+        if of.empty:
+            return "-", "-", "0"
+        by_round = {number: list(rows["pgd20"]) for number, rows in of.groupby("round")}
+        _, last, rose = rise(by_round)
+        verdict = "" if rose < ROSE else " (not to the end)"
+        steps = mean(of[of["round"] == last]["steps"])
+        return f"{steps:,.0f}", f"{100 * rose:+.2f}{verdict}", str(len(by_round[last]))
+
+
+@cache
+def study(name: str) -> Study | None:
+    """The study of a data set; None where no run of it is recorded."""
+    record, curves = HERE / f"{name}_runs.csv", HERE / f"{name}_curves.csv"
+    if not record.exists():
+        return None
+    suite = yaml.safe_load((HERE / f"full_{name}.yaml").read_text(encoding="utf-8"))
+    no_curves = pd.DataFrame(columns=["cell", "seed", "round", "natural", "pgd20", "steps", "passes"])
+    return Study(suite, runs(record), rates(record), pd.read_csv(curves) if curves.exists() else no_curves)
+
+
+def accuracies(name: str) -> pages.Table:
+    """Every row that has runs; the leader is in bold only among rows that have all pairs of the plan."""
+    of = study(name)
+    assert of is not None
+    attacks = (each for each in of.suite["set"]["calfat.evaluators"] if isinstance(each, dict))
+    fewer = {each["name"]: f" ({each['max_examples']:,} images)" for each in attacks}
+    metrics = {key: heading + fewer.get(key, "") for key, heading in of.suite["metrics"].items() if key != "passes"}
+    table = [["row", "rate", "calfat trust", "n", "steps", "last fifth", "curves of", *metrics.values()]]
+    for cell in of.cells:
+        verdict = next(filter(None, of.runs.loc[cell, "verdict"]), "-")
+        numbers = [spread(of.values(cell, metric)) for metric in metrics]
+        pairs = str(len(of.values(cell, "natural")))
+        table.append([cell, of.rates.get(cell, "-"), verdict, pairs, *of.training(cell), *numbers])
+    return 3, table
+
+
+def comparisons(name: str) -> pages.Table:
+    """The planned tests that have values."""
+    table = [["endpoint", "n", "difference", "p", "p, corrected", "result"]]
+    of = study(name)
+    assert of is not None
+    for each in of.comparisons():
+        p_values = ("-" if p is None else f"{p:.2g}" for p in (each.p_value, each.adjusted))
+        table.append([each.endpoint, str(each.difference.pairs), each.difference.text(2), *p_values, each.word])
+    return 1, table
+
+
+def hypotheses(_: str) -> pages.Table:
+    """What the planned tests say, of the data sets that have enough pairs for tests."""
+    tested = {name: study(name) for name in ("digits", "fmnist")}
+    table = [["", "hypothesis", *(NAMES[name] for name in tested)]]
+    for number, (words, endpoint) in enumerate(HYPOTHESES.items(), start=1):
+        claims = ("not run yet" if of is None else of.claim(endpoint) for of in tested.values())
+        table.append([f"H{number}", words, *claims])
+    return 4, table
+
+
+def agreements(name: str) -> pages.Table:
+    """The paper's statements of CalFAT and each other row, over the pairs that there are."""
+    of = study(name)
+    assert of is not None
+    table = [["CalFAT against", "statement", "n", "difference", "result"]]
+    for method in of.suite["axes"]["method"]:
+        for words, metric in STATEMENTS.items() if method not in (PAPER, RELEASE, STANDARD) else ():
+            found = difference(gain) if len(gain := of.gain(method, metric)) else None
+            if found is not None:
+                ends = found.interval if found.pairs >= len(of.suite["seeds"]) else None
+                word = (
+                    "not clear" if ends is None or ends[0] <= 0 <= ends[1] else "agrees" if ends[0] > 0 else "disagrees"
+                )
+                table.append([method, words, str(found.pairs), found.text(2), word])
+    return 2, table
+
+
+def fresh(name: str) -> pages.Table:
+    """Pairs that were run after publication, beside the prediction interval of the published ones."""
+    after, of = runs(HERE / f"{name}_fresh.csv"), study(name)
+    assert of is not None
+    seeds = sorted(after.index.unique("seed"))
+    table = [["row", "accuracy", "95 % prediction interval", *map(str, seeds), "inside"]]
+    for cell in (of.cell(PAPER), of.cell(REFERENCE)):
+        for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
+            low, high = prediction(of.values(cell, metric))
+            values = after.loc[cell, metric][seeds]
+            numbers = [f"{100 * value:.1f}" for value in values]
+            inside = f"{int(values.between(low, high).sum())} of {len(values)}"
+            table.append([cell, heading, f"[{100 * low:.1f}, {100 * high:.1f}]", *numbers, inside])
+    return 3, table
+
+
+TABLES: pages.Tables = {
+    "hypotheses": hypotheses,
+    "accuracies": accuracies,
+    "comparisons": comparisons,
+    "agreements": agreements,
+    "fresh": fresh,
+}
+
+
+if __name__ == "__main__":
+    pages.write_tables(PAGE, "full", TABLES)
