@@ -208,12 +208,12 @@ def agreements(name: str) -> pages.Table:
     table = [["CalFAT against", "statement", "n", "difference", "result"]]
     for method in of.suite["axes"]["method"]:
         for words, metric in STATEMENTS.items() if method not in (PAPER, RELEASE, STANDARD) else ():
-            found = difference(gain) if len(gain := of.gain(method, metric)) else None
-            if found is not None:
-                ends = found.interval if found.pairs >= len(of.suite["seeds"]) else None
-                word = (
-                    "not clear" if ends is None or ends[0] <= 0 <= ends[1] else "agrees" if ends[0] > 0 else "disagrees"
-                )
+            gain = of.gain(method, metric)
+            if len(gain):
+                found, word = difference(gain), "not all pairs yet"
+                if found.pairs == len(of.suite["seeds"]):
+                    low, high = found.interval or (0.0, 0.0)
+                    word = "agrees" if low > 0 else "disagrees" if high < 0 else "not clear"
                 table.append([method, words, str(found.pairs), found.text(2), word])
     return 2, table
 

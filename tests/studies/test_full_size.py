@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +69,15 @@ def test_a_row_that_still_rises_by_a_point_is_not_trained_to_the_end(last, verdi
     assert line.startswith("a: 2 runs, 500 steps, PGD-20 ")
     assert line.endswith(verdict)
     assert "from round 40 to 50" in line
+
+
+@pytest.mark.parametrize(("inner", "replays"), [({}, 1), ({"inner": {"name": "free", "replays": 4}}, 4)])
+def test_a_curve_counts_the_steps_of_every_round(inner, replays, tmp_path, monkeypatch):
+    """Two clients of 100 and 300 images in batches of 128: (1 + 3) / 2 steps a round; a round of one epoch."""
+    curves = script("curves")
+    recipe = {"calfat": {"threat": inner}, "train_args": {"batch_size": 128, "epochs": 1}}
+    monkeypatch.setattr(curves.calfat, "load_run", lambda _: SimpleNamespace(recipe=recipe))
+    head = "round,natural,pgd20,num_examples_0,num_examples_1,passes"
+    (tmp_path / "rounds.csv").write_text(f"{head}\n1,,,100,300,400\n2,0.5,0.25,100,300.0,400\n")
+    (row,) = curves.monitored(tmp_path)
+    assert row == {"round": "2", "natural": "0.5", "pgd20": "0.25", "steps": 4 * replays, "passes": 800}

@@ -1,0 +1,136 @@
+"""The study at full size: results.md shows what its records say, in the words that its plan allows."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from studies import pages
+from studies.full_size import tables
+from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
+
+WORST = ("natural:worst-class", "pgd20:worst-class")
+SUITE = {
+    "seeds": range(4),
+    "set": {"calfat.evaluators": ["natural"]},
+    "axes": {"beta": {"0.1": {}, "IID": {}}, "method": dict.fromkeys([PAPER, REFERENCE, STANDARD])},
+}
+
+
+def made(*rows: tuple[str, list[float], list[float]], curves: pd.DataFrame | None = None, **changed: object) -> Study:
+    """A study of four pairs: cell, natural and AutoAttack accuracies."""
+    runs = pd.concat(
+        pd.DataFrame({"cell": cell, "seed": range(len(natural)), "natural": natural, "autoattack": robust})
+        for cell, natural, robust in rows
+    )
+    runs[[*WORST, "pgd20"]] = 0.5
+    runs["verdict"] = ""
+    no_curves = pd.DataFrame(columns=["cell", "seed", "round", "natural", "pgd20", "steps", "passes"])
+    return Study({**SUITE, **changed}, runs.set_index(["cell", "seed"]), {}, no_curves if curves is None else curves)
+
+
+def skewed(robust: list[float], standard: list[float], natural: float = 0.15) -> Study:
+    return made(
+        (f"0.1/{PAPER}", [0.8, 0.8, 0.81, 0.82], robust),
+        (f"0.1/{REFERENCE}", [0.7, 0.7, natural, 0.72], [0.5] * 4),
+        (f"0.1/{STANDARD}", [0.9] * 4, standard),
+    )
+
+
+def test_every_number_of_a_table_is_that_of_its_record() -> None:
+    text = tables.PAGE.read_text(encoding="utf-8")
+    written = "python -m studies.full_size.tables writes them anew"
+    assert pages.with_tables(text, "full", tables.TABLES) == text, written
+
+
+def test_every_data_set_that_has_rows_is_published() -> None:
+    shown = re.findall(r"<!-- full: (.*) -->", tables.PAGE.read_text("utf-8"))
+    with_rows = [name for name in NAMES if (of := tables.study(name)) is not None and of.cells]
+    assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= set(shown)
+
+
+def test_endpoints_of_hand_made_pairs() -> None:
+    """The exchange: a point of AutoAttack is worth (0.9 - 0.7) / (0.5 - 0.1) points natural in pair 1."""
+    of = skewed([0.50, 0.49, 0.50, 0.51], [0.1] * 4)
+    found = {each.endpoint: each for each in of.comparisons()}
+    gain = [0.1, 0.1 - 0.01 * 0.2 / 0.4, 0.66, 0.1 + 0.01 * 0.18 / 0.4]
+    equal = found[tables.AT_EQUAL]
+    assert list(of.at_equal()) == pytest.approx(gain)
+    assert equal.p_value == pytest.approx(stats.ttest_1samp(gain, 0).pvalue)
+    fell = found[tables.FELL]
+    assert (fell.difference.mean, fell.difference.interval, fell.p_value) == (-0.25, None, 1.0)
+    assert (found["autoattack"].word, found[WORST[0]].word) == ("level", "not clear")
+    assert tables.LEAD not in found
+    assert of.claim(tables.LEAD) == "not run yet"
+
+
+def test_a_family_is_corrected_for_all_that_was_planned_in_it() -> None:
+    """Six tests, of which the last was not run."""
+    found = {each.endpoint: each for each in skewed([0.50, 0.49, 0.50, 0.51], [0.1] * 4, 0.7).comparisons()}
+    equal = found[tables.AT_EQUAL]
+    assert equal.p_value is not None
+    assert equal.p_value < 0.001
+    assert equal.adjusted == pytest.approx(6 * equal.p_value)
+    assert equal.word == "clear"
+
+
+def test_a_pair_in_which_standard_training_is_as_robust_leaves_the_fourth_undone() -> None:
+    of = skewed([0.50, 0.49, 0.50, 0.51], [0.1, 0.1, 0.1, 0.5])
+    found = {each.endpoint: each for each in of.comparisons()}
+    assert (found[tables.AT_EQUAL].p_value, found[tables.AT_EQUAL].difference.pairs) == (None, 3)
+    assert of.claim(tables.AT_EQUAL).endswith("not tested: 1 pairs without a rate of exchange")
+    assert found[tables.FELL].adjusted is not None
+
+
+def test_a_pair_that_is_left_to_run_leaves_a_test_undone() -> None:
+    rows = ((f"0.1/{row}", [0.8, 0.9, 0.7], [0.5, 0.6, 0.4]) for row in (PAPER, REFERENCE, STANDARD))
+    assert {each.word for each in made(*rows).comparisons()} == {"not all pairs yet"}
+
+
+def test_the_lead_is_compared_between_skew_and_an_even_split() -> None:
+    naturals = {"0.1": ([0.8, 0.81, 0.8, 0.79], [0.6, 0.6, 0.61, 0.6]), "IID": ([0.9] * 4, [0.8, 0.8, 0.8, 0.81])}
+    rows = (
+        (f"{beta}/{row}", of[place], [0.5] * 4)
+        for beta, of in naturals.items()
+        for place, row in ((0, PAPER), (1, REFERENCE))
+    )
+    (found,) = (each for each in made(*rows).comparisons() if each.endpoint == tables.LEAD)
+    assert found.difference.mean == pytest.approx(0.1975 - 0.0975)
+    assert found.word == "clear"
+
+
+def test_a_row_says_how_long_it_was_trained_and_whether_that_was_enough() -> None:
+    rounds = pd.DataFrame(
+        {
+            "cell": "0.1_calfat-the-paper-s-constants",
+            "seed": seed,
+            "round": number,
+            "pgd20": value,
+            "steps": 10.0 * number,
+        }
+        for seed in (0, 1)
+        for number, value in ((40, 0.5), (50, 0.511 + 0.002 * seed))
+    )
+    of = made((f"0.1/{PAPER}", [0.8] * 4, [0.5] * 4), curves=rounds)
+    assert of.training(f"0.1/{PAPER}") == ("500", "+1.20 (not to the end)", "2")
+    assert of.training(f"0.1/{REFERENCE}") == ("-", "-", "0")
+
+
+@pytest.mark.parametrize(("robust", "word"), [(0.7, "agrees"), (0.3, "disagrees"), (None, "not clear")])
+def test_statements_of_the_paper(robust: float | None, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CIFAR-10, whose cells are methods alone."""
+    ours = [0.3, 0.7, 0.4, 0.6] if robust is None else [robust, robust + 0.01, robust, robust - 0.01]
+    of = made(
+        (PAPER, [0.8] * 4, ours), (REFERENCE, [0.7] * 3, [0.5] * 3), axes={"method": dict.fromkeys([PAPER, REFERENCE])}
+    )
+    monkeypatch.setattr(tables, "study", lambda _: of)
+    (row,) = (row for row in tables.agreements("cifar10")[1] if row[1] == "more under AutoAttack")
+    assert (row[2], row[-1]) == ("3", "not all pairs yet")
+    of = made(
+        (PAPER, [0.8] * 4, ours), (REFERENCE, [0.7] * 4, [0.5] * 4), axes={"method": dict.fromkeys([PAPER, REFERENCE])}
+    )
+    (row,) = (row for row in tables.agreements("cifar10")[1] if row[1] == "more under AutoAttack")
+    assert (row[2], row[-1]) == ("4", word)
