@@ -82,6 +82,21 @@ def test_all_numbers_are_confirmed(file: Path) -> None:
     assert found["images"] == found["fall"] > 0
 
 
+def test_a_run_of_another_machine_is_confirmed_here(tmp_path: Path) -> None:
+    """`make run` on an AMD EPYC with AVX-512; whatever differs on this processor is a matter of rounding."""
+    import shutil
+
+    shutil.copytree(Path(__file__).with_name("run_of_another_machine"), tmp_path / "run")
+    done = call("replay", tmp_path / "run", "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert found["stands"]
+    assert [number["label"] for number in found["numbers"]] == ["natural", "fgsm", "bim", "pgd20", "worst-case"]
+    assert [number["checked"] for number in found["numbers"]] == [359] * 5
+    assert found["images"] == 117
+    assert all(doubt["borderline"] for doubt in found["doubts"])
+
+
 def test_the_worst_case_counts_what_withstands_every_attack(file: Path) -> None:
     evidence = read_evidence(file)
     rows = {row["label"]: row for row in json.loads(file.with_name("last.json").read_text())["evaluations"]}
