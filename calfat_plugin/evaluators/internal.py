@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import budget_as_json, check_budget, counts_of, refuse_training_mode, share
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
@@ -132,15 +132,7 @@ ENTRY = EvaluatorEntry(
     config=PGDOptions,
     summary="PGD on each client's own model, against the global model and those of the other clients",
     formula="x'_k <- Proj(x'_k + step_size sign grad CE(f_k(x'_k), y)) on client k's f_k, counted on f and each f_j",
-    citation=Citation(
-        "Kim et al., Characterizing Internal Evasion Attacks in Federated Learning, AISTATS 2023",
-        """@inproceedings{kim2023characterizing,
-  title     = {Characterizing Internal Evasion Attacks in Federated Learning},
-  author    = {Kim, Taejin and Singh, Shubhranshu and Madaan, Nikhil and Joe-Wong, Carlee},
-  booktitle = {International Conference on Artificial Intelligence and Statistics},
-  year      = {2023}
-}""",
-    ),
+    citation=paper("kim2023characterizing"),
     number_option="steps",
     check=check_budget,
     metrics={

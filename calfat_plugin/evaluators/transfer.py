@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import expanded
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
@@ -101,16 +101,7 @@ ENTRY = EvaluatorEntry(
     config=TransferOptions,
     summary="PGD on another model, whose images are counted on this one",
     formula="x' <- Proj(x' + step_size sign grad CE(g(x'), y)) with another model g, counted on f",
-    citation=Citation(
-        "Papernot et al., Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial "
-        "Samples, arXiv:1605.07277, 2016",
-        """@article{papernot2016transferability,
-  title   = {Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial Samples},
-  author  = {Papernot, Nicolas and McDaniel, Patrick and Goodfellow, Ian},
-  journal = {arXiv:1605.07277},
-  year    = {2016}
-}""",
-    ),
+    citation=paper("papernot2016transferability"),
     number_option="steps",
     check=check_budget,
 )

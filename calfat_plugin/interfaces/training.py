@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from calfat_plugin.entries import Citation
+from calfat_plugin.entries import paper
 from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
 from calfat_plugin.options import option
 from calfat_plugin.results import LocalUpdate, State
@@ -222,16 +222,7 @@ class TrainSettings:
     has_schedule: bool = False
 
 
-AWP_PAPER = Citation(
-    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
-    """@inproceedings{wu2020adversarial,
-  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
-  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {33},
-  year      = {2020}
-}""",
-)
+AWP_PAPER = paper("wu2020adversarial")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.disk import replacing
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
@@ -353,16 +353,7 @@ def _single(name: str, options: SubAttackOptions) -> AutoAttack:
     return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
 
 
-CROCE = Citation(
-    "Croce and Hein, Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks, "
-    "ICML 2020",
-    """@inproceedings{croce2020reliable,
-  title     = {Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks},
-  author    = {Croce, Francesco and Hein, Matthias},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2020}
-}""",
-)
+CROCE = paper("croce2020reliable")
 # Name to summary and formula; z are logits of x', z^1 >= z^2 >= ... the same in order.
 _ATTACKS = {
     "apgd-ce": ("APGD on the cross-entropy, five restarts", "x' = argmax CE(f(x'), y)"),
