@@ -15,6 +15,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
+from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ class FromModel(PGD):
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image."""
         import torch
-
-        from calfat_plugin.maths.passes import fast_passes
 
         assert self.source is not None
         with fast_passes(self.source, x) as rows:

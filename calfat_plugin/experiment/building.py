@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError, one_line
 from calfat_plugin.interfaces import (
@@ -30,6 +28,7 @@ from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, Local
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     from torch import Tensor, nn
 
@@ -75,6 +74,8 @@ def checked_split(
         shards: what a partition gave: one list or array of positions a client.
         may_leave_out: whether some examples may go to nobody.
     """
+    import numpy as np
+
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
     wanted = "expected (examples,) positions in the training set, whole numbers"

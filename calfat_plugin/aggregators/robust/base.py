@@ -45,7 +45,7 @@ class TolerantOptions:
     f: int = option(
         1,
         low=0,
-        help="attackers among a round's clients that the rule has to bear; fewer than `calfat.clients` has warn",
+        help="attackers among a round's clients that the rule has to bear",
         unit="clients",
     )
 

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
+from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import replacing
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
@@ -227,8 +228,6 @@ class _Run:
             self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
-        from calfat_plugin.datasets.data import pixels
-
         x, y = (whole[where].clone().to(self.task.device) for whole in (self.task.data.x, self.task.data.y))
         return pixels(x), y
 
