@@ -64,10 +64,7 @@ class Corruptions(AttackEvaluator):
         }
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        """For every example, the first version that the model gets wrong; where there is none, the last of all.
-
-        Records ``mean``. Tallies ``<kind>-<severity>``, how many were right there.
-        """
+        """For every example, the first version that the model gets wrong; where there is none, the last of all."""
         import torch
 
         final, broken = x, torch.zeros_like(y, dtype=torch.bool)

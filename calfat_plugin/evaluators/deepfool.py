@@ -59,11 +59,7 @@ class DeepFool(BudgetedAttack):
         }
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        """The point beyond the boundary where it is within eps, else x.
-
-        Records ``distortion`` of all that were right and were broken, whatever eps. Tallies ``unbroken``, those that no
-        step broke, and ``zero_gradients``, those that began where no boundary has a slope.
-        """
+        """The point beyond the boundary where it is within eps, else x."""
         import torch
 
         threat, found = self.threat(task), torch.empty_like(x)

@@ -41,11 +41,7 @@ T = TypeVar("T")
 def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
-    """What ``build`` makes of its arguments.
-
-    Args:
-        names: what the contract calls them, for the message.
-    """
+    """What ``build`` makes of its arguments."""
     call = ", ".join([names, *options])
     try:
         inspect.signature(build).bind(*arguments, **options)
@@ -68,12 +64,7 @@ def build_plugin(
 def checked_split(
     shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
 ) -> list[npt.NDArray[np.int64]]:
-    """The clients' positions in the training set, if they are a partition of it.
-
-    Args:
-        shards: what a partition gave: one list or array of positions a client.
-        may_leave_out: whether some examples may go to nobody.
-    """
+    """The clients' positions in the training set, if they are a partition of it."""
     import numpy as np
 
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):

@@ -14,10 +14,7 @@ from calfat_plugin.recipe.schema import ClientGroup
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
-    """What has no effect, or not the one that was probably meant, each with its place and what to do.
-
-    ``written`` is the recipe without its preset's keys. Of one that is not to be trained, less can be wrong.
-    """
+    """What has no effect, or not the one that was probably meant, each with its place and what to do."""
     yield from _other_optimizer(experiment)
     yield from _unknown_labels(experiment)
     yield from _no_effect(experiment, written)
@@ -92,10 +89,7 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:
-    """A warning for each method and aggregator that is another one until its own part begins, and the run ends first.
-
-    Without a word such a run would be taken for one of FedGAIRAT and be one of FedPGD.
-    """
+    """A warning for each method and aggregator that is another one until a round that the run does not reach."""
     rounds, own = experiment.num_rounds, [group for group in experiment.clients if "trainer" in group.changed]
     picked = [(plugin.path, plugin) for plugin in (experiment.trainer, experiment.aggregator)]
     for path, plugin in (*picked, *((group.path, group.recipe.trainer) for group in own)):

@@ -53,10 +53,7 @@ class CalibrationOptions:
 
 
 class CalibratedLoss(ClientLoss):
-    """C_out(z) = s (z + k log nu) in classification and probability terms (CalFAT eq. 5-6).
-
-    Attacks and divergences see C_in(z) = z + k log nu, which is never scaled.
-    """
+    """C_out(z) = s (z + k log nu) in classification and probability terms (CalFAT eq. 5-6)."""
 
     def __init__(
         self, options: Any, class_counts: Tensor, *, calibrate_attack: bool = True, calibrate_outer: bool = True

@@ -274,10 +274,7 @@ class AttackState:
 
     @classmethod
     def load(cls, path: Path | None, digest: str, clean_correct: Tensor) -> AttackState:
-        """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
-
-        A damaged file is left aside with a line in the log: doing the work again is always right.
-        """
+        """The state to continue from, or a fresh one in which the ``clean_correct`` examples are robust."""
         fresh = cls(robust=clean_correct.clone(), attacked=clean_correct.clone())
         if path is None or not path.exists():
             return fresh
@@ -305,10 +302,7 @@ class AttackState:
 
 
 def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
-    """A digest of the model, the data and the settings: where one bit differs, no state is shared.
-
-    Of the model it has structure, parameters and all buffers, also those outside the state dict.
-    """
+    """A digest of the model, the data and the settings: where one bit differs, no state is shared."""
     import torch  # here, not above: recipes are checked without torch
 
     from calfat_plugin.tensor_files import digest_of
