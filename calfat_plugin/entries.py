@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed, one_line
@@ -74,6 +75,19 @@ class Citation(_Typed):
 
     text: str
     bibtex: str = ""
+
+
+@functools.cache
+def _papers() -> dict[str, Citation]:
+    """The papers of the built-in plugins, by key; in ``papers.bib`` the short text is the comment above an entry."""
+    texts = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8").strip().split("\n\n")
+    found = (Citation(text.removeprefix("% "), bibtex) for text, bibtex in (each.split("\n", 1) for each in texts))
+    return {re.split("[{,]", each.bibtex)[1]: each for each in found}
+
+
+def paper(key: str) -> Citation:
+    """A paper of a built-in plugin, by its key in ``papers.bib``."""
+    return _papers()[key]
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,7 @@ class Observer:
 
 
 class RunObserver(Observer):
-    """Is informed of a run's progress in the process that trains; this one ignores everything.
-
-    What sends a worker's progress to the server is such an observer, too. Calls come in the order of the methods below,
-    with those during an evaluation after the clients'.
-    """
+    """Is informed of a run's progress in the process that trains; this one ignores everything."""
 
     def run_started(self, run: RunInfo) -> None:
         """Before the first round."""

@@ -307,8 +307,7 @@ def _checked(offered: Any, kind: type[entries.Entry]) -> Iterator[entries.Entry]
 def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
     """Entry points of our group, each with the distribution that has it; of a damaged distribution what is wrong.
 
-    ``importlib.metadata.entry_points`` would do, but it fails once the host's importlib-metadata 1.7 is imported, which
-    takes over the search for distributions. Other metadata is read only where needed: that is most of the time.
+    ``importlib.metadata.entry_points`` fails once the host's importlib-metadata 1.7 is imported.
     """
     seen: set[str] = set()
     for found, points in all_entry_points():

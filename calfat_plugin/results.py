@@ -252,11 +252,7 @@ def release_of(metric: str) -> str:
 
 
 def measured(results: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured, of its ``results.json``; None where it has no such metric.
-
-    That is an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of whom
-    the model fails (``pgd20:worst-class``); or a plugin's figure.
-    """
+    """What a run measured, of its ``results.json``; None where it has no such metric."""
     found = dict(results.get("metrics") or {})
     for evaluation in results.get("evaluations", ()):
         beside = evaluation.get("metrics") or {}

@@ -17,13 +17,14 @@ from functools import cache, cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.data import check_pixels
 from calfat_plugin.errors import DataError, PluginError, did_you_mean, listed, one_line
 from calfat_plugin.peer_text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from calfat_plugin.datasets import ImageData
     from calfat_plugin.entries import Entry
 
 log = logging.getLogger(__name__)
@@ -238,9 +239,6 @@ def like(value: Any, wanted: Tensor, what: str) -> Tensor:
 
 def examples(value: Any, given: ImageData, num_classes: int, what: str) -> ImageData:
     """Images and labels to train on in the place of those that were ``given``; looks at their values."""
-    from calfat_plugin.datasets import ImageData
-    from calfat_plugin.datasets.data import check_pixels
-
     found = instance(value, ImageData, what)
     if not len(found) or found.x.shape[1:] != given.x.shape[1:]:
         raise PluginError(f"{what} images {tuple(found.x.shape)}; expected one or more like {tuple(given.x.shape)}.")

@@ -41,10 +41,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, facts) of a file; the facts of one that we did not write are empty.
-
-    The digest is among the facts, as :data:`DIGEST`.
-    """
+    """(tensors, facts) of a file; the facts of one that we did not write are empty."""
     facts = read_facts(path)
     with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -84,10 +81,7 @@ def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, and none sharing memory with another, which the format forbids.
-
-    An aggregator may well keep and send one tensor (SCAFFOLD's c), and a client may keep what it sent.
-    """
+    """On the CPU, contiguous, and none sharing memory with another, which the format forbids."""
     apart: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
 from calfat_plugin.options import option
 
@@ -55,14 +55,5 @@ ENTRY = AggregatorEntry(
     config=FedProxOptions,
     summary="FedAvg with a proximal term that keeps clients near the global model",
     formula="local loss + (mu/2) ||theta - theta_t||^2; theta = sum_i w_i theta_i",
-    citation=Citation(
-        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
-        """@inproceedings{li2020federated,
-  title     = {Federated Optimization in Heterogeneous Networks},
-  author    = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
-               Smith, Virginia},
-  booktitle = {Proceedings of Machine Learning and Systems},
-  year      = {2020}
-}""",
-    ),
+    citation=paper("li2020federated"),
 )

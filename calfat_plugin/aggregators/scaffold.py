@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.interfaces import (
     ActiveCorrection,
@@ -200,14 +200,5 @@ ENTRY = AggregatorEntry(
     check=_check,
     summary="control variates that cancel client drift; twice the traffic both ways",
     formula="y <- y - lr (g(y) - c_i + c); c_i+ = c_i - c + (x - y) / (K lr); x <- x + eta_g mean (y_i - x)",
-    citation=Citation(
-        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
-        """@inproceedings{karimireddy2020scaffold,
-  title     = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author    = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and
-               Suresh, Ananda Theertha},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2020}
-}""",
-    ),
+    citation=paper("karimireddy2020scaffold"),
 )

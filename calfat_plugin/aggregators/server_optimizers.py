@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.options import option
 
@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_CITATION = Citation(
-    "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
-    """@inproceedings{reddi2021adaptive,
-  title     = {Adaptive Federated Optimization},
-  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
-               Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021}
-}""",
-)
+_CITATION = paper("reddi2021adaptive")
 
 
 @dataclass(frozen=True)

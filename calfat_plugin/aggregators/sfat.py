@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.fedavg import FedAvg, Weights
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import AggregationTask
 from calfat_plugin.options import option
@@ -81,13 +81,5 @@ ENTRY = AggregatorEntry(
         "that differ from client to client.",
     },
     beside_others=("standard",),
-    citation=Citation(
-        "Zhu et al., Combating Exacerbated Heterogeneity for Robust Models in Federated Learning, ICLR 2023",
-        """@inproceedings{zhu2023combating,
-  title     = {Combating Exacerbated Heterogeneity for Robust Models in Federated Learning},
-  author    = {Zhu, Jianing and Yao, Jiangchao and Liu, Tongliang and Yao, Quanming and Xu, Jianliang and Han, Bo},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2023}
-}""",
-    ),
+    citation=paper("zhu2023combating"),
 )

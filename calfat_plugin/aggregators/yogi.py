@@ -9,10 +9,7 @@ from torch import nn
 
 
 class Yogi(torch.optim.Optimizer):
-    """torch's Adam with another second moment: v <- v - (1 - beta2) g^2 sign(v - g^2).
-
-    Bias of both moments is corrected as in Adam, so the first step is Adam's.
-    """
+    """torch's Adam with another second moment: v <- v - (1 - beta2) g^2 sign(v - g^2)."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from calfat_plugin.attackers.own_update import with_parameters
-from calfat_plugin.entries import AttackerEntry, Citation
+from calfat_plugin.entries import AttackerEntry, paper
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.options import option
 
@@ -80,15 +80,7 @@ ENTRIES = (
         sees_honest=True,
         summary="a little is enough: as far from the honest mean as still looks honest",
         formula="mean - z std of the honest models",
-        citation=Citation(
-            "Baruch et al., A Little Is Enough: Circumventing Defenses For Distributed Learning, NeurIPS 2019",
-            """@inproceedings{baruch2019little,
-  title     = {A Little Is Enough: Circumventing Defenses For Distributed Learning},
-  author    = {Baruch, Gilad and Baruch, Moran and Goldberg, Yoav},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2019}
-}""",
-        ),
+        citation=paper("baruch2019little"),
     ),
     AttackerEntry(
         "ipm",
@@ -97,14 +89,6 @@ ENTRIES = (
         sees_honest=True,
         summary="inner-product manipulation: a multiple of the honest mean, turned around",
         formula="theta - epsilon (mean_honest - theta)",
-        citation=Citation(
-            "Xie et al., Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation, UAI 2019",
-            """@inproceedings{xie2019fall,
-  title     = {Fall of Empires: Breaking {Byzantine}-tolerant {SGD} by Inner Product Manipulation},
-  author    = {Xie, Cong and Koyejo, Oluwasanmi and Gupta, Indranil},
-  booktitle = {Uncertainty in Artificial Intelligence},
-  year      = {2019}
-}""",
-        ),
+        citation=paper("xie2019fall"),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import AttackerEntry, Citation
+from calfat_plugin.entries import AttackerEntry, paper
 from calfat_plugin.errors import OptionError, PluginError
 from calfat_plugin.interfaces import Attacker
 from calfat_plugin.options import option
@@ -56,13 +56,5 @@ ENTRY = AttackerEntry(
     config=LabelFlipOptions,
     summary="trains on wrong labels",
     formula="y <- C - 1 - y, or target_k where y is source_k",
-    citation=Citation(
-        "Tolpegin et al., Data Poisoning Attacks Against Federated Learning Systems, ESORICS 2020",
-        """@inproceedings{tolpegin2020data,
-  title     = {Data Poisoning Attacks Against Federated Learning Systems},
-  author    = {Tolpegin, Vale and Truex, Stacey and Gursoy, Mehmet Emre and Liu, Ling},
-  booktitle = {European Symposium on Research in Computer Security},
-  year      = {2020}
-}""",
-    ),
+    citation=paper("tolpegin2020data"),
 )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from calfat_plugin.entries import AttackerEntry, Citation
+from calfat_plugin.entries import AttackerEntry, paper
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.options import option
 
@@ -116,24 +116,8 @@ def with_parameters(task: AttackTask, changed: dict[str, Tensor]) -> State:
     return {**task.own, **{name: tensor.to(task.own[name].dtype) for name, tensor in changed.items()}}
 
 
-BLANCHARD = Citation(
-    "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017",
-    """@inproceedings{blanchard2017machine,
-  title     = {Machine Learning with Adversaries: {Byzantine} Tolerant Gradient Descent},
-  author    = {Blanchard, Peva and El Mhamdi, El Mahdi and Guerraoui, Rachid and Stainer, Julien},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2017}
-}""",
-)
-BAGDASARYAN = Citation(
-    "Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020",
-    """@inproceedings{bagdasaryan2020backdoor,
-  title     = {How To Backdoor Federated Learning},
-  author    = {Bagdasaryan, Eugene and Veit, Andreas and Hua, Yiqing and Estrin, Deborah and Shmatikov, Vitaly},
-  booktitle = {International Conference on Artificial Intelligence and Statistics},
-  year      = {2020}
-}""",
-)
+BLANCHARD = paper("blanchard2017machine")
+BAGDASARYAN = paper("bagdasaryan2020backdoor")
 
 ENTRIES = (
     AttackerEntry(
@@ -174,14 +158,6 @@ ENTRIES = (
         config=MaskedOptions,
         summary="sends a model with gradients too small for an attack to follow, to make the global one look robust",
         formula="W <- c W, b <- c b in the last linear layer",
-        citation=Citation(
-            "Carlini and Wagner, Towards Evaluating the Robustness of Neural Networks, IEEE S&P 2017",
-            """@inproceedings{carlini2017towards,
-  title     = {Towards Evaluating the Robustness of Neural Networks},
-  author    = {Carlini, Nicholas and Wagner, David},
-  booktitle = {IEEE Symposium on Security and Privacy},
-  year      = {2017}
-}""",
-        ),
+        citation=paper("carlini2017towards"),
     ),
 )

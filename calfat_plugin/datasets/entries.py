@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from calfat_plugin.entries import Citation, DatasetEntry
+from calfat_plugin.entries import Citation, DatasetEntry, paper
 from calfat_plugin.errors import DataError, OptionError
 from calfat_plugin.options import option
 
@@ -104,57 +104,11 @@ def _published(name: str, summary: str, num_classes: int, shape: tuple[int, int,
     return DatasetEntry(name, build, DownloadOptions, summary, "", paper, num_classes=num_classes, image_shape=shape)
 
 
-_CIFAR = Citation(
-    "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
-    """@techreport{krizhevsky2009learning,
-  title       = {Learning Multiple Layers of Features from Tiny Images},
-  author      = {Krizhevsky, Alex},
-  institution = {University of Toronto},
-  year        = {2009}
-}""",
-)
-_SVHN = Citation(
-    "Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, 2011",
-    """@inproceedings{netzer2011reading,
-  title     = {Reading Digits in Natural Images with Unsupervised Feature Learning},
-  author    = {Netzer, Yuval and Wang, Tao and Coates, Adam and Bissacco, Alessandro and Wu, Bo and Ng, Andrew Y.},
-  booktitle = {NIPS Workshop on Deep Learning and Unsupervised Feature Learning},
-  year      = {2011}
-}""",
-)
-_MNIST = Citation(
-    "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998",
-    """@article{lecun1998gradient,
-  title   = {Gradient-Based Learning Applied to Document Recognition},
-  author  = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
-  journal = {Proceedings of the IEEE},
-  volume  = {86},
-  number  = {11},
-  pages   = {2278--2324},
-  year    = {1998}
-}""",
-)
-_FMNIST = Citation(
-    "Xiao et al., Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017",
-    """@article{xiao2017fashion,
-  title   = {Fashion-{MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
-  author  = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
-  journal = {arXiv:1708.07747},
-  year    = {2017}
-}""",
-)
-_IMAGENET = Citation(
-    "Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, 2015",
-    """@article{russakovsky2015imagenet,
-  title   = {{ImageNet} Large Scale Visual Recognition Challenge},
-  author  = {Russakovsky, Olga and Deng, Jia and Su, Hao and Krause, Jonathan and Satheesh, Sanjeev and others},
-  journal = {International Journal of Computer Vision},
-  volume  = {115},
-  number  = {3},
-  pages   = {211--252},
-  year    = {2015}
-}""",
-)
+_CIFAR = paper("krizhevsky2009learning")
+_SVHN = paper("netzer2011reading")
+_MNIST = paper("lecun1998gradient")
+_FMNIST = paper("xiao2017fashion")
+_IMAGENET = paper("russakovsky2015imagenet")
 
 ENTRIES = (
     DatasetEntry(

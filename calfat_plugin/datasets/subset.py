@@ -52,11 +52,7 @@ def prepared(
     validate_on_test: bool,
     seed: int,
 ) -> Dataset:
-    """The data set that a run uses: at most so many examples, the validation split (a share, 0 .. 0.5) among them.
-
-    That is a share of the training examples, or (``validate_on_test``) of the test examples, where each party has data
-    of its own and the server no others. ``seed`` is the partition's.
-    """
+    """The data set that a run uses: at most so many examples, the validation split (a share, 0 .. 0.5) among them."""
     train = at_most(dataset.train, max_train, seed, "train examples")
     test = at_most(dataset.test, max_test, seed, "test examples")
     if validate_on_test:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean
 from calfat_plugin.evaluators.base import AttackEvaluator, narrowed
 from calfat_plugin.interfaces import EvaluationTask
@@ -64,10 +64,7 @@ class Corruptions(AttackEvaluator):
         }
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        """For every example, the first version that the model gets wrong; where there is none, the last of all.
-
-        Records ``mean``. Tallies ``<kind>-<severity>``, how many were right there.
-        """
+        """For every example, the first version that the model gets wrong; where there is none, the last of all."""
         import torch
 
         final, broken = x, torch.zeros_like(y, dtype=torch.bool)
@@ -90,15 +87,6 @@ ENTRY = EvaluatorEntry(
     config=CorruptionOptions,
     summary="noise, blur, brightness, contrast, rotation, translation and occlusion, each at five severities",
     formula="argmax f(x') = y for the x' of every kind and severity",
-    citation=Citation(
-        "Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations, "
-        "ICLR 2019",
-        """@inproceedings{hendrycks2019benchmarking,
-  title     = {Benchmarking Neural Network Robustness to Common Corruptions and Perturbations},
-  author    = {Hendrycks, Dan and Dietterich, Thomas},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2019}
-}""",
-    ),
+    citation=paper("hendrycks2019benchmarking"),
     metrics={MEAN: "mean accuracy over kinds and severities, whatever becomes of the clean image"},
 )

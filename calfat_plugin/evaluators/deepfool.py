@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.interfaces import EvaluationTask
@@ -59,11 +59,7 @@ class DeepFool(BudgetedAttack):
         }
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        """The point beyond the boundary where it is within eps, else x.
-
-        Records ``distortion`` of all that were right and were broken, whatever eps. Tallies ``unbroken``, those that no
-        step broke, and ``zero_gradients``, those that began where no boundary has a slope.
-        """
+        """The point beyond the boundary where it is within eps, else x."""
         import torch
 
         threat, found = self.threat(task), torch.empty_like(x)
@@ -140,15 +136,7 @@ ENTRY = EvaluatorEntry(
     config=DeepFoolOptions,
     summary="the smallest change that DeepFool finds; broken where it is within eps",
     formula="x' <- x' + (min_k (z_y - z_k) / ||grad (z_k - z_y)||_* + 1e-4) d, d of length 1, until argmax f(x') != y",
-    citation=Citation(
-        "Moosavi-Dezfooli et al., DeepFool: a Simple and Accurate Method to Fool Deep Neural Networks, CVPR 2016",
-        """@inproceedings{moosavidezfooli2016deepfool,
-  title     = {DeepFool: A Simple and Accurate Method to Fool Deep Neural Networks},
-  author    = {Moosavi-Dezfooli, Seyed-Mohsen and Fawzi, Alhussein and Frossard, Pascal},
-  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
-  year      = {2016}
-}""",
-    ),
+    citation=paper("moosavidezfooli2016deepfool"),
     number_option="steps",
     check=_check,
     metrics={

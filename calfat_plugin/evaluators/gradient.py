@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.exact import StepSize, exact_text
@@ -257,15 +257,7 @@ ENTRIES = (
         config=FGSMOptions,
         summary="one gradient step of length eps from the clean image",
         formula="x' = Proj(x + eps sign grad CE(f(x), y))",
-        citation=Citation(
-            "Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015",
-            """@inproceedings{goodfellow2015explaining,
-  title     = {Explaining and Harnessing Adversarial Examples},
-  author    = {Goodfellow, Ian and Shlens, Jonathon and Szegedy, Christian},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2015}
-}""",
-        ),
+        citation=paper("goodfellow2015explaining"),
         check=check_budget,
     ),
     _steps(
@@ -274,15 +266,7 @@ ENTRIES = (
         config=BIMOptions,
         summary="PGD from the clean image, 20 steps by default",
         formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y)), first x' = x",
-        citation=Citation(
-            "Kurakin et al., Adversarial Machine Learning at Scale, ICLR 2017",
-            """@inproceedings{kurakin2017adversarial,
-  title     = {Adversarial Machine Learning at Scale},
-  author    = {Kurakin, Alexey and Goodfellow, Ian and Bengio, Samy},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2017}
-}""",
-        ),
+        citation=paper("kurakin2017adversarial"),
     ),
     _steps(
         "pgd",
@@ -298,15 +282,7 @@ ENTRIES = (
         config=CWOptions,
         summary="PGD on the Carlini-Wagner margin; cw20 takes 20 steps",
         formula="x' <- Proj(x' + step_size sign grad -max(z_y - max_{k != y} z_k + kappa, 0))",
-        citation=Citation(
-            "Carlini and Wagner, Towards Evaluating the Robustness of Neural Networks, S&P 2017",
-            """@inproceedings{carlini2017towards,
-  title     = {Towards Evaluating the Robustness of Neural Networks},
-  author    = {Carlini, Nicholas and Wagner, David},
-  booktitle = {IEEE Symposium on Security and Privacy},
-  year      = {2017}
-}""",
-        ),
+        citation=paper("carlini2017towards"),
     ),
     _steps(
         "mi-fgsm",
@@ -314,15 +290,6 @@ ENTRIES = (
         config=MIFGSMOptions,
         summary="PGD with momentum from the clean image, 10 steps by default",
         formula="g <- decay g + grad / ||grad||_1 with grad of CE(f(x'), y), x' <- Proj(x' + step_size sign g)",
-        citation=Citation(
-            "Dong et al., Boosting Adversarial Attacks with Momentum, CVPR 2018",
-            """@inproceedings{dong2018boosting,
-  title     = {Boosting Adversarial Attacks with Momentum},
-  author    = {Dong, Yinpeng and Liao, Fangzhou and Pang, Tianyu and Su, Hang and Zhu, Jun and Hu, Xiaolin
-               and Li, Jianguo},
-  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year      = {2018}
-}""",
-        ),
+        citation=paper("dong2018boosting"),
     ),
 )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.datasets import ImageData, pixels
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import budget_as_json, check_budget, counts_of, refuse_training_mode, share
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
@@ -77,8 +78,6 @@ class Internal(PGD):
 
     def _attacked(self, task: EvaluationTask, source: nn.Module, label: str) -> tuple[EvaluationResult, Tensor]:
         """What the images of one source do to the global model, and the images."""
-        from calfat_plugin.datasets import pixels
-
         points = pixels(task.data.x).clone()
 
         def keep(where: Tensor, x_adv: Tensor) -> None:
@@ -105,7 +104,6 @@ def _right(model: nn.Module, task: EvaluationTask, points: Tensor) -> Tensor:
     """(N,) bool on the CPU, which points the model gets right; an answer with nan or inf is wrong."""
     import torch
 
-    from calfat_plugin.datasets import ImageData
     from calfat_plugin.datasets.batches import batches
 
     verdicts = []
@@ -132,15 +130,7 @@ ENTRY = EvaluatorEntry(
     config=PGDOptions,
     summary="PGD on each client's own model, against the global model and those of the other clients",
     formula="x'_k <- Proj(x'_k + step_size sign grad CE(f_k(x'_k), y)) on client k's f_k, counted on f and each f_j",
-    citation=Citation(
-        "Kim et al., Characterizing Internal Evasion Attacks in Federated Learning, AISTATS 2023",
-        """@inproceedings{kim2023characterizing,
-  title     = {Characterizing Internal Evasion Attacks in Federated Learning},
-  author    = {Kim, Taejin and Singh, Shubhranshu and Madaan, Nikhil and Joe-Wong, Carlee},
-  booktitle = {International Conference on Artificial Intelligence and Statistics},
-  year      = {2023}
-}""",
-    ),
+    citation=paper("kim2023characterizing"),
     number_option="steps",
     check=check_budget,
     metrics={

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from calfat_plugin import __version__
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.base import PIXELS, counts_of, narrowed, refuse_training_mode
 from calfat_plugin.evaluators.corruptions import ENTRY as CORRUPTIONS
@@ -148,15 +148,7 @@ ENTRY = EvaluatorEntry(
     config=PanelOptions,
     summary="worst case over linf, l2, l1 and common corruptions, each with a budget of its own",
     formula="argmax f(x) = y and argmax f(x') = y for the x' of every threat",
-    citation=Citation(
-        "Maini, Wong and Kolter, Adversarial Robustness Against the Union of Multiple Perturbation Models, ICML 2020",
-        """@inproceedings{maini2020adversarial,
-  title     = {Adversarial Robustness Against the Union of Multiple Perturbation Models},
-  author    = {Maini, Pratyush and Wong, Eric and Kolter, J. Zico},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2020}
-}""",
-    ),
+    citation=paper("maini2020adversarial"),
     check=_check,
     metrics={
         MEAN: "mean of the threats' figures",

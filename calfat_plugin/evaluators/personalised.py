@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, UpdateError
 from calfat_plugin.evaluators.base import check_budget, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
@@ -116,16 +116,7 @@ ENTRY = EvaluatorEntry(
     config=PersonalisedOptions,
     summary="each client's own model, and the global one fine-tuned by it, on its own label mix",
     formula="mean over clients of sum_c n_kc acc_c(f_k) / sum_c n_kc, with f_k as sent, and after E epochs from f",
-    citation=Citation(
-        "Wang et al., Federated Evaluation of On-device Personalization, arXiv:1910.10252, 2019",
-        """@article{wang2019federated,
-  title   = {Federated Evaluation of On-device Personalization},
-  author  = {Wang, Kangkang and Mathews, Rajiv and Kiddon, Chlo{\\'e} and Eichner, Hubert and Beaufays, Fran{\\c{c}}oise
-             and Ramage, Daniel},
-  journal = {arXiv:1910.10252},
-  year    = {2019}
-}""",
-    ),
+    citation=paper("wang2019federated"),
     check=_check,
     metrics=_METRICS,
     uses_clients=True,

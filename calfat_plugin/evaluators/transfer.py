@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import expanded
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
+from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ class FromModel(PGD):
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image."""
         import torch
-
-        from calfat_plugin.maths.passes import fast_passes
 
         assert self.source is not None
         with fast_passes(self.source, x) as rows:
@@ -101,16 +100,7 @@ ENTRY = EvaluatorEntry(
     config=TransferOptions,
     summary="PGD on another model, whose images are counted on this one",
     formula="x' <- Proj(x' + step_size sign grad CE(g(x'), y)) with another model g, counted on f",
-    citation=Citation(
-        "Papernot et al., Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial "
-        "Samples, arXiv:1605.07277, 2016",
-        """@article{papernot2016transferability,
-  title   = {Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial Samples},
-  author  = {Papernot, Nicolas and McDaniel, Patrick and Goodfellow, Ian},
-  journal = {arXiv:1605.07277},
-  year    = {2016}
-}""",
-    ),
+    citation=paper("papernot2016transferability"),
     number_option="steps",
     check=check_budget,
 )

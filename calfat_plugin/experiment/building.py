@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError, one_line
 from calfat_plugin.interfaces import (
@@ -30,6 +28,7 @@ from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, Local
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     from torch import Tensor, nn
 
@@ -42,11 +41,7 @@ T = TypeVar("T")
 def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
-    """What ``build`` makes of its arguments.
-
-    Args:
-        names: what the contract calls them, for the message.
-    """
+    """What ``build`` makes of its arguments."""
     call = ", ".join([names, *options])
     try:
         inspect.signature(build).bind(*arguments, **options)
@@ -69,12 +64,9 @@ def build_plugin(
 def checked_split(
     shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
 ) -> list[npt.NDArray[np.int64]]:
-    """The clients' positions in the training set, if they are a partition of it.
+    """The clients' positions in the training set, if they are a partition of it."""
+    import numpy as np
 
-    Args:
-        shards: what a partition gave: one list or array of positions a client.
-        may_leave_out: whether some examples may go to nobody.
-    """
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
     wanted = "expected (examples,) positions in the training set, whole numbers"

@@ -8,10 +8,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
+from calfat_plugin.datasets import Dataset
+from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
 from calfat_plugin.errors import CalfatError, OptionError, PluginError
+from calfat_plugin.experiment.building import build_plugin, checked, checked_split
 from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.interfaces import (
+    Aggregator,
+    Evaluator,
+    InnerAttack,
+    LocalTrainer,
+    LossModifier,
+    SetUpTask,
+    TrainSettings,
+)
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
@@ -20,6 +32,7 @@ from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import columns_of
+from calfat_plugin.seeds import derive_seed
 from calfat_plugin.trainers.base import AdversarialTrainer
 
 if TYPE_CHECKING:
@@ -27,8 +40,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import nn
 
-    from calfat_plugin.datasets import Dataset
-    from calfat_plugin.interfaces import Aggregator, Evaluator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
     from calfat_plugin.models.building import ImageShape
 
 T = TypeVar("T")
@@ -94,8 +105,6 @@ class Experiment(Recipe):
 
     def train_settings(self, round: int) -> TrainSettings:
         """The local trainer's share of ``train_args`` in a round, counted from 1."""
-        from calfat_plugin.interfaces import TrainSettings
-
         train = self.train
         return TrainSettings(
             epochs=train.epochs,
@@ -125,8 +134,6 @@ class Experiment(Recipe):
 
     def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
         """A plugin, from its options and further arguments; see ``building.build_plugin``."""
-        from calfat_plugin.experiment.building import build_plugin, checked
-
         with self.attribute_errors_to(pick):
             build = pick.entry.load()
             returned.overrides(build, pick.entry)
@@ -136,8 +143,6 @@ class Experiment(Recipe):
 
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier."""
-        from calfat_plugin.interfaces import LocalTrainer, LossModifier
-
         modifier = self.built(self.modifier, LossModifier)
         trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
         self.check_method(type(trainer))
@@ -174,8 +179,6 @@ class Experiment(Recipe):
 
     def build_inner(self) -> InnerAttack:
         """The attack of training."""
-        from calfat_plugin.interfaces import InnerAttack
-
         inner = self.built(self.threat.inner, InnerAttack)
         if type(inner) is not InnerAttack:  # PGD projects: others made what lies outside
             inner.who = self.who(self.threat.inner)
@@ -183,14 +186,10 @@ class Experiment(Recipe):
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator."""
-        from calfat_plugin.interfaces import Aggregator
-
         return self.built(self.aggregator, Aggregator)
 
     def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
         """(label, evaluator) for each pick."""
-        from calfat_plugin.interfaces import Evaluator
-
         made = [(pick.label, self.built(pick, Evaluator)) for pick in picks]
         for pick, (_, evaluator) in zip(picks, made, strict=True):
             vars(evaluator)["uses_clients"] = pick.entry.uses_clients
@@ -218,17 +217,11 @@ class Experiment(Recipe):
         With ``partition_method: silo`` and a rank, it is what that party has: a client its training split, the server
         (rank 0) its test split.
         """
-        from calfat_plugin.datasets import Dataset
-        from calfat_plugin.experiment.building import build_plugin
-
         root, options = self.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         with self.attribute_errors_to(self.dataset):
             read = build_plugin(self.dataset.entry.load(), Dataset, expanded(root), names="root", **options)
-
-        from calfat_plugin.datasets.subset import prepared
-
         data = self.data
         return prepared(
             read,
@@ -241,8 +234,6 @@ class Experiment(Recipe):
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Index arrays of the (N,) training labels, one a client, ascending client id."""
-        from calfat_plugin.experiment.building import build_plugin, checked_split
-
         entry, clients, how = self.partition.entry, self.num_clients, self._partition_options()
         if entry.uses_alpha:
             how["alpha"] = self.data.partition_alpha
@@ -262,7 +253,6 @@ class Experiment(Recipe):
         from torch import nn
 
         from calfat_plugin.models.building import built_model, seeded
-        from calfat_plugin.seeds import derive_seed
 
         def build() -> nn.Module:
             model = built_model(

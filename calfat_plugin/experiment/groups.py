@@ -41,10 +41,7 @@ def read_groups(
     for index, given in enumerate(raw):
         path: KeyPath = (*CLIENTS, index)
         options = document.options(
-            path,
-            GroupOptions,
-            {key: value for key, value in given.items() if key not in BESIDE},
-            also=tuple(BESIDE),
+            path, GroupOptions, {key: value for key, value in given.items() if key not in BESIDE}, also=tuple(BESIDE)
         )
         recipe = resolved(_with_group(without, document, path, given))
         chosen = [name for name in CHOOSING if given.get(name) is not None]

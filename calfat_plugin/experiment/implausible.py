@@ -1,10 +1,9 @@
-"""Warnings of values that are allowed, and that were probably not meant: budgets, numbers of attackers, sizes."""
+"""Warnings of values that are allowed, and that were probably not meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from calfat_plugin.aggregators.robust.base import TolerantOptions
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
@@ -13,14 +12,9 @@ from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 
-_FEW = 100  # images; with fewer, the best of many rounds is the one that was lucky with them
-
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
-    """What has no effect, or not the one that was probably meant, each with its place and what to do.
-
-    ``written`` is the recipe without its preset's keys. Of one that is not to be trained, less can be wrong.
-    """
+    """What has no effect, or not the one that was probably meant, each with its place and what to do."""
     yield from _other_optimizer(experiment)
     yield from _unknown_labels(experiment)
     yield from _no_effect(experiment, written)
@@ -29,8 +23,6 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
     if trains:
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
-        yield from _too_many_attackers(experiment)
-        yield from _few_examples(experiment)
         yield from _fractions(experiment)
 
 
@@ -97,10 +89,7 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:
-    """A warning for each method and aggregator that is another one until its own part begins, and the run ends first.
-
-    Without a word such a run would be taken for one of FedGAIRAT and be one of FedPGD.
-    """
+    """A warning for each method and aggregator that is another one until a round that the run does not reach."""
     rounds, own = experiment.num_rounds, [group for group in experiment.clients if "trainer" in group.changed]
     picked = [(plugin.path, plugin) for plugin in (experiment.trainer, experiment.aggregator)]
     for path, plugin in (*picked, *((group.path, group.recipe.trainer) for group in own)):
@@ -154,39 +143,6 @@ def _unused_budgets(experiment: Experiment) -> Iterator[str]:
         if "threat" in group.changed and not trained.trains_attacked:
             why = f"the local trainer '{trained.trainer.name}' does not attack"
             yield _at(experiment, (*group.path, "threat"), f"this key has no effect here: {why}.")
-
-
-def _too_many_attackers(experiment: Experiment) -> Iterator[str]:
-    options, per_round, attackers = experiment.aggregator.options, experiment.clients_per_round, 0
-    for group in experiment.clients:
-        if group.attacker:  # fewer where it names some that a group above has drawn
-            chosen, drawn = group.options, round((group.options.share or 0) * experiment.num_clients)
-            attackers += len(group.ids) if group.ids is not None else chosen.smallest or chosen.largest or drawn
-    attackers = min(per_round, attackers)
-    if isinstance(options, TolerantOptions) and options.f < attackers:
-        text = (
-            f"'{experiment.aggregator.name}' is to bear {options.f} of a round's {per_round} clients, and up to "
-            f"{attackers} of them attack (calfat.clients), which may then decide the model. Write f: {attackers}, "
-            "which may take more clients a round, or have fewer attackers."
-        )
-        yield _at(experiment, (*experiment.aggregator.path, "f"), text)
-
-
-def _few_examples(experiment: Experiment) -> Iterator[str]:
-    """Of the monitor, where the best of several rounds is chosen by what it measures."""
-    monitor = experiment.monitor
-    if experiment.num_rounds <= monitor.every or not monitor.evaluators:
-        return
-    asked: list[tuple[KeyPath, object]] = [(("calfat", "monitor"), monitor)]
-    asked += [(plugin.path, plugin.options) for plugin in monitor.evaluators]
-    for path, options in asked:
-        number = getattr(options, "max_examples", None)
-        if number is not None and number < _FEW:
-            text = (
-                f"the checkpoints best-natural and best-robust are chosen by these {number} images, of which each is "
-                f"{100 / number:.3g} points of accuracy. Take {_FEW} or more, or do not use those checkpoints."
-            )
-            yield _at(experiment, (*path, "max_examples"), text)
 
 
 def _fractions(experiment: Experiment) -> Iterator[str]:

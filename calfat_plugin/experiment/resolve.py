@@ -354,10 +354,7 @@ def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tupl
 
 
 def _with_preset(document: Document, registry: Registry) -> Document:
-    """Fill keys that the recipe leaves out with the defaults of the trainer's preset.
-
-    Anything wrong with the names involved is left for the reader to complain about.
-    """
+    """Fill keys that the recipe leaves out with the defaults of the trainer's preset."""
     trainer = document.get(("calfat", "trainer"))
     name, preset_name = (
         (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)

@@ -43,13 +43,7 @@ _REASONS = {
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ; first those with a value in both.
-
-    The others may only follow from these: a partition method has keys of its own.
-
-    The number of rounds may differ, since a resumed run can go further, unless finished rounds depend on it; and so may
-    what says where and with whom a run is made rather than what it is.
-    """
+    """Dotted keys in which two recipes, as run, differ; first those with a value in both."""
     flat_first, flat_second = flat(first), flat(second)
     if comparable(first).get(STEP_SIZE) == comparable(second).get(STEP_SIZE):
         flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.options import option
@@ -103,15 +103,5 @@ ENTRY = InnerAttackEntry(
     steps=lambda options: 1,
     summary="one projected step from each example's last perturbation, the shorter the larger its gradients",
     formula="x~ = P(x' + a sign(grad)), a = eps clamp(step / (1 + sqrt(v) / c)), v <- m v + (1 - m) ||grad||^2",
-    citation=Citation(
-        "Huang et al., Fast Adversarial Training with Adaptive Step Size, IEEE TIP 2023 (arXiv 2206.02417)",
-        """@article{huang2023fast,
-  title   = {Fast Adversarial Training with Adaptive Step Size},
-  author  = {Huang, Zhichao and Fan, Yanbo and Liu, Chen and Zhang, Weizhong and Zhang, Yong and Salzmann, Mathieu and
-             S{\\"u}sstrunk, Sabine and Wang, Jue},
-  journal = {IEEE Transactions on Image Processing},
-  volume  = {32},
-  year    = {2023}
-}""",
-    ),
+    citation=paper("huang2023fast"),
 )

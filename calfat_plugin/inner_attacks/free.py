@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.errors import ModelError
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.options import option
@@ -67,15 +67,5 @@ ENTRY = InnerAttackEntry(
     replaces=("craft", "take_steps", "backward", "counts_iterates"),
     summary="image and parameters step by the gradients of one pass, replayed on the same mini-batch",
     formula="x~ <- P(x~ + step eps sign(grad_x loss)), theta <- theta - lr grad_theta loss, replays times",
-    citation=Citation(
-        "Shafahi et al., Adversarial training for free!, NeurIPS 2019",
-        """@inproceedings{shafahi2019adversarial,
-  title     = {Adversarial training for free!},
-  author    = {Shafahi, Ali and Najibi, Mahyar and Ghiasi, Mohammad Amin and Xu, Zheng and Dickerson, John and
-               Studer, Christoph and Davis, Larry S. and Taylor, Gavin and Goldstein, Tom},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {32},
-  year      = {2019}
-}""",
-    ),
+    citation=paper("shafahi2019adversarial"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.options import option
 
@@ -77,15 +77,7 @@ ENTRIES = (
         steps=lambda options: 1,
         summary="one projected step from a random point of the ball",
         formula="x~ = P(x' + step eps sign(grad)), x' = x + U(-eps, eps)",
-        citation=Citation(
-            "Wong et al., Fast is better than free: Revisiting adversarial training, ICLR 2020",
-            """@inproceedings{wong2020fast,
-  title     = {Fast is better than free: Revisiting adversarial training},
-  author    = {Wong, Eric and Rice, Leslie and Kolter, J. Zico},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020}
-}""",
-        ),
+        citation=paper("wong2020fast"),
     ),
     InnerAttackEntry(
         "n-fgsm",
@@ -94,16 +86,6 @@ ENTRIES = (
         steps=lambda options: 1,
         summary="one step from noise beyond the budget, clipped to the pixels but not to the ball",
         formula="x~ = x' + step eps sign(grad), x' = x + U(-noise eps, noise eps), both clipped to [0, 1]",
-        citation=Citation(
-            "de Jorge et al., Make Some Noise: Reliable and Efficient Single-Step Adversarial Training, NeurIPS 2022",
-            """@inproceedings{dejorge2022make,
-  title     = {Make Some Noise: Reliable and Efficient Single-Step Adversarial Training},
-  author    = {de Jorge, Pau and Bibi, Adel and Volpi, Riccardo and Sanyal, Amartya and Torr, Philip H. S. and
-               Rogez, Gr{\\'e}gory and Dokania, Puneet K.},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {35},
-  year      = {2022}
-}""",
-        ),
+        citation=paper("dejorge2022make"),
     ),
 )

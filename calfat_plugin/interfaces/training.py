@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from calfat_plugin.entries import Citation
+from calfat_plugin.entries import paper
 from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
+from calfat_plugin.maths.averaging import weighted_average
+from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.options import option
 from calfat_plugin.results import LocalUpdate, State
 
@@ -222,16 +224,7 @@ class TrainSettings:
     has_schedule: bool = False
 
 
-AWP_PAPER = Citation(
-    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
-    """@inproceedings{wu2020adversarial,
-  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
-  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {33},
-  year      = {2020}
-}""",
-)
+AWP_PAPER = paper("wu2020adversarial")
 
 
 @dataclass(frozen=True)
@@ -372,8 +365,6 @@ class LocalTrainer(ABC):
             updates: client id to update, of the round just finished.
             names: the personal names, never empty.
         """
-        from calfat_plugin.maths.averaging import weighted_average
-
         states = [{name: update.state[name] for name in names} for update in updates.values()]
         return weighted_average(states, [1.0] * len(states))
 
@@ -440,8 +431,6 @@ class ClientLoss:
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """The outer classification loss per example: (N,)."""
-        from calfat_plugin.maths.losses import cross_entropy
-
         return cross_entropy(logits, y, reduction="none")
 
 

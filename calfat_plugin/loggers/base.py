@@ -37,11 +37,7 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def final_scalars(result: EvaluationResult) -> dict[str, float]:
-    """One final evaluation.
-
-    Its accuracy by both counting conventions, ``final/pgd20`` and ``final/pgd20_release``, and figures beside as
-    ``final/pgd20/ece``; finite ones only.
-    """
+    """One final evaluation."""
     name = f"final/{result.label}"
     beside = {f"{name}/{metric}": number for metric, number in result.metrics.items() if math.isfinite(number)}
     return {name: result.accuracy, f"{name}_release": result.accuracy_release, **beside}

@@ -165,11 +165,7 @@ def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """Two-sided p-value of the paired t test that ``one`` and ``other``, seed to value, have equal means.
-
-    None where the differences have no interval (:func:`student`): for fewer than two pairs, and for two or three
-    that differ by the same amount. Of more such pairs 1 where they are equal, else 0.
-    """
+    """Two-sided p-value of the paired t test that ``one`` and ``other``, seed to value, have equal means."""
     from scipy.stats import ttest_1samp
 
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
@@ -182,14 +178,7 @@ def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> floa
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
-    """Exact two-sided p-value that two models are right about equally many images, which the same images tell.
-
-    McNemar, "Note on the sampling error of the difference between correlated proportions or percentages", Psychometrika
-    12 (1947), with the binomial distribution.
-
-    Args:
-        only_one, only_other: images that one of the two alone is right about.
-    """
+    """Exact two-sided p-value that two models are right about equally many of the same images (McNemar 1947)."""
     from scipy.stats import binomtest
 
     number = only_one + only_other

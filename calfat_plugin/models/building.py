@@ -44,11 +44,7 @@ def built_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
-    """Build a model, and try it on two black images, which leaves it as it was; ``who``: as a message names it.
-
-    The module maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features or
-    replace the last layer need an :class:`ImageClassifier`.
-    """
+    """Build a model, and try it on two black images, which leaves it as it was; ``who``: as a message names it."""
     try:
         model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
     except TypeError as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from calfat_plugin.entries import Citation, ModifierEntry, Preset
+from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_counts, log_frequencies
 from calfat_plugin.options import option
@@ -14,17 +14,7 @@ from calfat_plugin.options import option
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALFAT_PAPER = Citation(
-    "Chen et al., CalFAT: Calibrated Federated Adversarial Training with Label Skewness, NeurIPS 2022",
-    """@inproceedings{chen2022calfat,
-  title     = {{CalFAT}: Calibrated Federated Adversarial Training with Label Skewness},
-  author    = {Chen, Chen and Liu, Yuchen and Ma, Xingjun and Lyu, Lingjuan},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {35},
-  year      = {2022},
-  note      = {arXiv:2205.14926}
-}""",
-)
+CALFAT_PAPER = paper("chen2022calfat")
 
 
 _CONSTANTS: dict[str, dict[str, Any]] = {  # the paper names delta and never gives it; 1e-6 is our choice
@@ -63,10 +53,7 @@ class CalibrationOptions:
 
 
 class CalibratedLoss(ClientLoss):
-    """C_out(z) = s (z + k log nu) in classification and probability terms (CalFAT eq. 5-6).
-
-    Attacks and divergences see C_in(z) = z + k log nu, which is never scaled.
-    """
+    """C_out(z) = s (z + k log nu) in classification and probability terms (CalFAT eq. 5-6)."""
 
     def __init__(
         self, options: Any, class_counts: Tensor, *, calibrate_attack: bool = True, calibrate_outer: bool = True

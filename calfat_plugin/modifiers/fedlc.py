@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.modifiers.priors import LossOfClient
 from calfat_plugin.options import option
@@ -39,13 +39,5 @@ ENTRY = ModifierEntry(
     config=FedLCOptions,
     summary="subtract a margin that grows as a class gets rarer on the client from each logit",
     formula="CE(z_k - tau n_k^(-1/4), y)",
-    citation=Citation(
-        "Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022",
-        """@inproceedings{zhang2022federated,
-  title     = {Federated Learning with Label Distribution Skew via Logits Calibration},
-  author    = {Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2022}
-}""",
-    ),
+    citation=paper("zhang2022federated"),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.modifiers.priors import LossOfClient
 from calfat_plugin.options import option
@@ -40,13 +40,5 @@ ENTRY = ModifierEntry(
     config=FedRSOptions,
     summary="scale the logits of classes that the client misses",
     formula="CE(a_k z_k, y), a_k = alpha for missing classes, else 1",
-    citation=Citation(
-        "Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021",
-        """@inproceedings{li2021fedrs,
-  title     = {{FedRS}: Federated Learning with Restricted Softmax for Label Distribution Non-{IID} Data},
-  author    = {Li, Xin-Chun and Zhan, De-Chuan},
-  booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining},
-  year      = {2021}
-}""",
-    ),
+    citation=paper("li2021fedrs"),
 )

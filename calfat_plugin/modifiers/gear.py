@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.modifiers.priors import LossOfClient, rarest_present, subtract_at_label
 from calfat_plugin.options import option
@@ -40,13 +40,5 @@ ENTRY = ModifierEntry(
     config=GEAROptions,
     summary="subtract a margin that is larger for the client's rare classes from the true class's logit",
     formula="CE(z_k - 1[k = y] delta (n_min / n_y)^(1/4), y)",
-    citation=Citation(
-        "Chen et al., GEAR: A Margin-based Federated Adversarial Training Approach, FL-AAAI 2022",
-        """@inproceedings{chen2022gear,
-  title     = {{GEAR}: A Margin-based Federated Adversarial Training Approach},
-  author    = {Chen, Chen and Zhang, Jie and Lyu, Lingjuan},
-  booktitle = {International Workshop on Trustable, Verifiable and Auditable Federated Learning (FL-AAAI)},
-  year      = {2022}
-}""",
-    ),
+    citation=paper("chen2022gear"),
 )

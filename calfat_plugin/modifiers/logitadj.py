@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_frequencies
 from calfat_plugin.options import option
@@ -47,14 +47,5 @@ ENTRY = ModifierEntry(
     config=LogitAdjOptions,
     summary="add the client's log class prior to the logits of the classification loss, not of attack or divergence",
     formula="CE(z + tau log pi, y)",
-    citation=Citation(
-        "Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021",
-        """@inproceedings{menon2021longtail,
-  title     = {Long-tail Learning via Logit Adjustment},
-  author    = {Menon, Aditya Krishna and Jayasumana, Sadeep and Rawat, Ankit Singh and Jain, Himanshu and
-               Veit, Andreas and Kumar, Sanjiv},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021}
-}""",
-    ),
+    citation=paper("menon2021longtail"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, ModifierEntry, Preset
+from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
@@ -127,15 +127,7 @@ ENTRY = ModifierEntry(
     check=_check,
     summary="cosine classifier, margins that grow with the class count, and the client's log class prior",
     formula="CE(s (cos_k - 1[k = y] m_y) + tau_b log pi_k, y), m_y = m0 + (tau_m / s) log(n_y / n_min)",
-    citation=Citation(
-        "Wu et al., Adversarial Robustness under Long-Tailed Distribution, CVPR 2021",
-        """@inproceedings{wu2021adversarial,
-  title     = {Adversarial Robustness under Long-Tailed Distribution},
-  author    = {Wu, Tong and Liu, Ziwei and Huang, Qingqiu and Wang, Yu and Lin, Dahua},
-  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year      = {2021}
-}""",
-    ),
+    citation=paper("wu2021adversarial"),
     presets={
         "cifar10-r": _preset("RoBal-R as for CIFAR-10, the default"),
         "cifar10-n": _preset("RoBal-N as for CIFAR-10, without its test-time term", tau_b=1.2, tau_m=0.0),

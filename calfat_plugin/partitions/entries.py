@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calfat_plugin.entries import Citation, PartitionEntry
+from calfat_plugin.entries import PartitionEntry, paper
 from calfat_plugin.options import option
 from calfat_plugin.recipe.silo import SILO
 
-_NIID = Citation(
-    "Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022",
-    """@inproceedings{li2022federated,
-  title     = {Federated Learning on Non-{IID} Data Silos: An Experimental Study},
-  author    = {Li, Qinbin and Diao, Yiqun and Chen, Quan and He, Bingsheng},
-  booktitle = {IEEE International Conference on Data Engineering},
-  year      = {2022}
-}""",
-)
+_NIID = paper("li2022federated")
 
 
 @dataclass(frozen=True)

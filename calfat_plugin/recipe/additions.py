@@ -6,31 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from calfat_plugin.entries import Citation
+from calfat_plugin.entries import Citation, paper
 from calfat_plugin.interfaces.training import AWP_PAPER, AWPOptions
 from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 
-_SMOOTHING_PAPER = Citation(
-    "Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016",
-    """@inproceedings{szegedy2016rethinking,
-  title     = {Rethinking the {Inception} Architecture for Computer Vision},
-  author    = {Szegedy, Christian and Vanhoucke, Vincent and Ioffe, Sergey and Shlens, Jon and Wojna, Zbigniew},
-  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
-  year      = {2016}
-}""",
-)
-EMA_PAPER = Citation(
-    "Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992",
-    """@article{polyak1992acceleration,
-  title   = {Acceleration of Stochastic Approximation by Averaging},
-  author  = {Polyak, Boris T. and Juditsky, Anatoli B.},
-  journal = {SIAM Journal on Control and Optimization},
-  volume  = {30},
-  number  = {4},
-  year    = {1992}
-}""",
-)
+_SMOOTHING_PAPER = paper("szegedy2016rethinking")
+EMA_PAPER = paper("polyak1992acceleration")
 
 
 @dataclass(frozen=True)

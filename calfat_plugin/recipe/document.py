@@ -110,10 +110,7 @@ class Document:
         also: tuple[str, ...] = (),
         owner: str = "",
     ) -> T:
-        """The options of type ``config`` at ``path``; ``raw``: their values, where they are not all that is there.
-
-        ``given`` are the values of its further keys, ``also`` further keys that are read elsewhere.
-        """
+        """The options of type ``config`` at ``path``; ``raw``: their values, where they are not all that is there."""
         return parse_options(
             config,
             self.section(path) if raw is None else raw,

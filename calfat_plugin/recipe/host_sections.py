@@ -32,41 +32,16 @@ _OTHER_WORDS = {  # what other programs call a key, where no spelling finds it
 
 SWITCHES: Mapping[str, str] = {
     "enable_dp": "there is no differential privacy here: no client's update is clipped and no noise is added",
-    "enable_defense": "FedML's own defences do not run here",
-    "enable_attack": "FedML's own attacks do not run here",
+    "enable_defense": "FedML's own defences do not run here (calfat.aggregator has others)",
+    "enable_attack": "FedML's own attacks do not run here (calfat.clients has others)",
     "enable_fhe": "there is no homomorphic encryption here: the server sees every client's update",
 }
 """FedML's switches of what there is not here, and the reason. FedML reads them in any section."""
 
-INSTEAD: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "enable_defense": (
-        "defense_type",
-        {
-            "krum": "aggregator: {name: krum, f: 1}",
-            "multikrum": "aggregator: {name: multi_krum, f: 1, weights: examples}",
-            "bulyan": "aggregator: {name: bulyan, f: 1}",
-            "wise_median": "aggregator: median",
-            "trimmed_mean": "aggregator: {name: trimmed_mean, f: 1}",
-            "rfa": "aggregator: {name: geometric_median, weights: examples}",
-            "cclip": "aggregator: {name: centered_clipping, weights: examples}",
-            "norm_diff_clipping": "aggregator: {name: norm_clipping, weights: examples}",
-        },
-    ),
-    "enable_attack": (
-        "attack_type",
-        {
-            "byzantine": "clients: [{share: 0.2, attacker: sign_flip}]",
-            "label_flipping": "clients: [{share: 0.2, attacker: {name: label_flip, source: [3], target: [5]}}]",
-            "model_replacement": "clients: [{ids: 0, attacker: scaling}]",
-        },
-    ),
-}
-"""Switch to the key beside it that says what is wanted, and a line of the section ``calfat`` for each of its values."""
-
 _SECURE = "there is no secure aggregation here: the server sees every client's update"
 _REFUSED_OPTIMIZERS = {
     **dict.fromkeys(("lsa", "sa", "turbo_aggregate"), _SECURE),
-    "fedavg_robust": f"{SWITCHES['enable_defense']}: calfat.aggregator selects one",
+    "fedavg_robust": SWITCHES["enable_defense"],
 }
 
 
@@ -115,12 +90,8 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
     asked = [key for key, value in section.items() if value is not None and value is not False]
     for key in asked:
         if key in SWITCHES:
-            text = f"got {describe(section[key])}, but {SWITCHES[key]}. Write {key}: false"
-            if key in INSTEAD:
-                asked_by, lines = INSTEAD[key]
-                line = lines.get(str(section.get(asked_by)).strip(), next(iter(lines.values())))
-                text += f" and, in the section calfat, a line such as {line}"
-            raise document.error((name, key), f"{text}.")
+            text = f"got {describe(section[key])}, but {SWITCHES[key]}. Write {key}: false."
+            raise document.error((name, key), text)
     if name in _KEYS:
         for key in asked:
             if key not in _KEYS[name]:

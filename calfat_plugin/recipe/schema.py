@@ -187,10 +187,7 @@ class Monitor:
 
     every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
-        None,
-        low=1,
-        help="evaluate on a fixed random subset of this many of its examples; fewer than 100, by which the best "
-        "checkpoints would be chosen, warn; null: all",
+        None, low=1, help="evaluate on a fixed random subset of this many of its examples; null: all"
     )
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
         Plugins(

@@ -98,10 +98,7 @@ class TrainArgs:
 
 
 def useless(train: TrainArgs) -> list[tuple[str, str]]:
-    """(key, what it needs to have an effect) for every value that is not the default and does nothing.
-
-    The recipe as run has the default in its place.
-    """
+    """(key, what it needs to have an effect) for every value that is not the default and does nothing."""
     needs = {
         "epochs": ("local_steps: null", train.local_steps is None),
         "momentum": ("client_optimizer: sgd", train.client_optimizer == "sgd"),

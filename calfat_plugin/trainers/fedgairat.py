@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
@@ -85,14 +85,5 @@ ENTRY = TrainerEntry(
     formula="min mean_j w_j CE(f(x~_j), y_j), w_j ~ (1 + tanh(Lambda + 5 (h - kappa_j) / h)) / 2 with mean 1, "
     "h = floor(K/2), x~ = argmax CE(f(x'), y)",
     modifiers=("plain",),
-    citation=Citation(
-        "Zhang et al., Geometry-aware Instance-reweighted Adversarial Training, ICLR 2021",
-        """@inproceedings{zhang2021geometry,
-  title     = {Geometry-aware Instance-reweighted Adversarial Training},
-  author    = {Zhang, Jingfeng and Zhu, Jianing and Niu, Gang and Han, Bo and Sugiyama, Masashi and
-               Kankanhalli, Mohan},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021}
-}""",
-    ),
+    citation=paper("zhang2021geometry"),
 )

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
@@ -91,13 +91,5 @@ ENTRY = TrainerEntry(
     formula="w0 = argmin CE(f(x; w), y); min_w CE(g(x~; w), y), g(x; w) = f(x; w0) + J_w f(x; w0) (w - w0), "
     "x~ = argmax CE(g(x'; w), y)",
     modifiers=("plain", "calibrated"),
-    citation=Citation(
-        "Luo, Enhancing Adversarial Robustness in Federated Learning via NTK-Based Linearized Training, 2026",
-        """@article{luo2026fedlat,
-  title  = {Enhancing Adversarial Robustness in Federated Learning via {NTK}-Based Linearized Training},
-  author = {Luo, Ping},
-  year   = {2026},
-  note   = {https://github.com/NUDTPingLuo/FedLAT}
-}""",
-    ),
+    citation=paper("luo2026fedlat"),
 )

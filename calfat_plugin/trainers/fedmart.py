@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
@@ -73,13 +73,5 @@ ENTRY = TrainerEntry(
     formula="min CE(f(x~), y) - log(1.0001 - max_{k != y} p~^k) + lambda KL(p || p~) (1 - p^y), "
     "x~ = argmax CE(f(x'), y)",
     modifiers=ALL_MODIFIERS,
-    citation=Citation(
-        "Wang et al., Improving Adversarial Robustness Requires Revisiting Misclassified Examples, ICLR 2020",
-        """@inproceedings{wang2020improving,
-  title     = {Improving Adversarial Robustness Requires Revisiting Misclassified Examples},
-  author    = {Wang, Yisen and Zou, Difan and Yi, Jinfeng and Bailey, James and Ma, Xingjun and Gu, Quanquan},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020}
-}""",
-    ),
+    citation=paper("wang2020improving"),
 )

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MADRY = Citation(
-    "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018",
-    """@inproceedings{madry2018towards,
-  title     = {Towards Deep Learning Models Resistant to Adversarial Attacks},
-  author    = {Madry, Aleksander and Makelov, Aleksandar and Schmidt, Ludwig and Tsipras, Dimitris and
-               Vladu, Adrian},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2018}
-}""",
-)
+MADRY = paper("madry2018towards")
 
 
 class FedPGD(AdversarialTrainer):

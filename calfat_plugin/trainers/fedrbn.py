@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import LocalTask, LocalTrainer, State
 from calfat_plugin.options import option
@@ -308,14 +308,5 @@ ENTRY = TrainerEntry(
     formula="at: min (1 - lam) CE(f_clean(x), y) + lam CE(f_noise(x~), y), x~ = argmax CE(f_noise(x'), y); "
     "st: min (1 - pnc) CE(f_clean(x), y) + pnc CE(f_noise(x), y), noise branch frozen",
     modifiers=("plain",),
-    citation=Citation(
-        "Hong et al., Federated Robustness Propagation: Sharing Adversarial Robustness in Heterogeneous Federated "
-        "Learning, AAAI 2023",
-        """@inproceedings{hong2023federated,
-  title     = {Federated Robustness Propagation: Sharing Adversarial Robustness in Heterogeneous Federated Learning},
-  author    = {Hong, Junyuan and Wang, Haotao and Wang, Zhangyang and Zhou, Jiayu},
-  booktitle = {AAAI Conference on Artificial Intelligence},
-  year      = {2023}
-}""",
-    ),
+    citation=paper("hong2023federated"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.options import option
@@ -51,14 +51,5 @@ ENTRY = TrainerEntry(
     summary="TRADES on every client: clean accuracy plus a divergence between clean and adversarial predictions",
     formula="min CE(f(x), y) + beta KL(f(x) || f(x~)), x~ = argmax KL(f(x) || f(x'))",
     modifiers=ALL_MODIFIERS,
-    citation=Citation(
-        "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019",
-        """@inproceedings{zhang2019theoretically,
-  title     = {Theoretically Principled Trade-off between Robustness and Accuracy},
-  author    = {Zhang, Hongyang and Yu, Yaodong and Jiao, Jiantao and Xing, Eric and El Ghaoui, Laurent and
-               Jordan, Michael},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2019}
-}""",
-    ),
+    citation=paper("zhang2019theoretically"),
 )

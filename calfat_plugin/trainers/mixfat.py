@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
@@ -43,13 +43,5 @@ ENTRY = TrainerEntry(
     formula="min (1/B) [sum_{j in A} CE(f(x~_j), y_j) + sum_{j not in A} CE(f(x_j), y_j)], |A| = floor(r B), "
     "x~ = argmax CE(f(x'), y)",
     modifiers=ALL_MODIFIERS,
-    citation=Citation(
-        "Zizzo et al., FAT: Federated Adversarial Training, 2020",
-        """@article{zizzo2020fat,
-  title   = {{FAT}: Federated Adversarial Training},
-  author  = {Zizzo, Giulio and Rawat, Ambrish and Sinn, Mathieu and Buesser, Beat},
-  journal = {arXiv preprint arXiv:2012.01791},
-  year    = {2020}
-}""",
-    ),
+    citation=paper("zizzo2020fat"),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -250,7 +252,17 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
     assert all(preset.help for preset in entry.presets.values())
     if isinstance(entry, (TrainerEntry, EvaluatorEntry)) and entry.name != "natural":
         assert entry.citation is not None
-        assert entry.citation.bibtex.startswith("@")
+
+
+def test_every_paper_of_the_package_is_whole_and_cited() -> None:
+    text = (Path(entries.__file__).parent / "papers.bib").read_text(encoding="utf-8")
+    keys = re.findall(r"^@\w+\{(\w+),$", text, re.MULTILINE)
+    papers = [entries.paper(key) for key in keys]
+    assert len(set(papers)) == text.count("\n@") + text.startswith("@") == text.count("% ")
+    assert all(paper.text and paper.bibtex.count("{") == paper.bibtex.count("}") for paper in papers)
+    package = Path(entries.__file__).parent
+    used = "".join(file.read_text(encoding="utf-8") for file in package.rglob("*.py"))
+    assert [key for key in keys if f'paper("{key}")' not in used] == []
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

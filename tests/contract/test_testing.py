@@ -860,9 +860,3 @@ def test_a_logger(tmp_path: Path, snapshot: TextSnapshot) -> None:
 
 def test_without_a_registry_it_is_the_built_ins_and_what_is_installed() -> None:
     testing.check_modifier("fedlc", tau=0.5)
-
-
-def test_what_is_public_is_described() -> None:
-    assert sorted(testing.__all__) == testing.__all__
-    for name in testing.__all__:
-        assert getattr(testing, name).__doc__

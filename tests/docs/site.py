@@ -36,27 +36,13 @@ class Page(HTMLParser):
 
     Attributes:
         loaded: addresses of what a browser loads with it.
-        texts: tag to the texts of its paragraphs (``p``) and links (``a``).
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.loaded: list[str] = []
-        self.texts: dict[str, list[str]] = {"p": [], "a": []}
-        self._open: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if (address := dict(attributes).get(_LOADED.get(tag, ""))) is not None:
             self.loaded.append(address)
-        if tag in self.texts:
-            self._open.append(tag)
-            self.texts[tag].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._open:
-            self._open.remove(tag)
-
-    def handle_data(self, data: str) -> None:
-        for tag in self._open:
-            self.texts[tag][-1] += data

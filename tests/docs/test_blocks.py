@@ -9,31 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import ROOT
-from tests.docs.pages import Block, blocks
-
-PAGES = ("../README.md", "index.md", "install.md", "tutorial.md", "python.md")
-#: (page, language of a block) to the test that runs all such blocks.
-RUN_BY = {
-    ("../README.md", "sh"): "tests/test_setup.py::test_the_commands_of_a_page_work",
-    ("install.md", "sh"): "tests/test_setup.py::test_the_commands_of_a_page_work",
-    ("tutorial.md", "sh"): "tests/contract/test_tutorial.py::test_the_commands_work_in_this_order",
-    (
-        "tutorial.md",
-        "python",
-    ): "tests/contract/test_tutorial.py::test_the_method_on_the_page_is_the_one_that_is_written",
-    ("python.md", "python"): "tests/docs/test_blocks.py::test_the_program_on_the_page_works",
-}
-
-
-def not_run(page: str, found: list[Block]) -> list[str]:
-    """First lines of blocks that no test runs and no comment explains."""
-    return [block.text.splitlines()[0] for block in found if block.is_run and (page, block.language) not in RUN_BY]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_each_block_is_run_or_says_why_not(page: str) -> None:
-    assert blocks(page)
-    assert not_run(page, blocks(page)) == []
+from tests.docs.pages import blocks
 
 
 def test_the_program_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,19 +61,6 @@ def test_every_block_works(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
             reader.follow(block)
 
 
-NOT_RUN = {
-    "howto/flower.md": ["pip", "calfat", "calfat", "flwr", "flower-superlink", "flower-supernode", "flwr"],
-    "howto/data.md": ["images/train/benign/0001.png"],
-    "howto/trust.md": ["┏━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━┓"],
-}
-
-
-def test_only_these_blocks_are_not_run() -> None:
-    first = {page: [block.text.split()[0] for block in blocks(page) if not block.is_run] for page in PAGES}
-    assert {page: words for page, words in first.items() if words} == NOT_RUN
-    assert all(text_of(page).count("```") == 2 * len(blocks(page)) for page in PAGES)
-
-
 CHECKED: dict[str, Callable[[Registry, Path], object]] = {
     "howto/attackers.md": lambda registry, folder: check_attacker("stale", registry=registry),
     "howto/data.md": lambda registry, folder: check_dataset("shapes", folder, registry=registry),
@@ -166,12 +153,3 @@ def test_messages_that_have_a_heading_are_said() -> None:
     for heading in re.findall(r"^### `(.*)`$", text_of("troubleshooting.md"), re.MULTILINE):
         pattern = re.compile(".*".join(map(re.escape, heading.split("…"))), re.DOTALL)
         assert any(map(pattern.search, said)), heading
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("explanation/")])
-def test_figures_are_measured_or_cited_elsewhere(page: str) -> None:
-    """Each number with two decimals is in the results of this package, or among the facts about the methods."""
-    sources = (DOCS / "methods.md", DOCS.parent / "studies" / "short" / "results.md")
-    known = "".join(source.read_text(encoding="utf-8") for source in sources)
-    for figure in re.findall(r"(?<![\d.])\d+\.\d\d(?!\d)", text_of(page)):
-        assert figure in known, figure

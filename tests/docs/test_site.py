@@ -43,22 +43,6 @@ def test_pages_load_nothing_from_elsewhere(site: Path, pages: dict[str, Page]) -
     assert all(page.loaded for page in pages.values())
 
 
-def test_no_list_or_table_is_left_as_text(pages: dict[str, Page]) -> None:
-    """Repositories need no empty line before a list, MkDocs does."""
-    left = re.compile(r"^(?:[-*|] |\d+\. |#+ )", re.MULTILINE)
-    assert [(name, text) for name, page in pages.items() for text in page.texts["p"] if left.search(text)] == []
-
-
-def test_links_show_titles_and_not_names_of_files(pages: dict[str, Page]) -> None:
-    assert [(name, text) for name, page in pages.items() for text in page.texts["a"] if text.endswith(".md")] == []
-    assert "Versions and releases" in pages["python.html"].texts["a"]
-
-
-def test_no_bar_in_a_table_keeps_its_backslash(site: Path) -> None:
-    """Repositories drop it within code, MkDocs does not."""
-    assert [path.name for path in site.rglob("*.html") if "\\|" in path.read_text(encoding="utf-8")] == []
-
-
 def test_every_public_name_has_its_place_and_signature(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     assert [path for path in PATHS if f'id="{path}"' not in text] == []

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.nn.functional import cross_entropy
 
-from calfat_plugin import testing
 from calfat_plugin.entries import AggregatorEntry, ModelEntry
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.maths.attacks import attack_mode
@@ -209,11 +208,6 @@ def test_w0_is_what_clean_rounds_gave() -> None:
     other.load_state_dict(update.state)
     later = build_method("fedlat", clean_rounds=7).fit(local_task(other, round=9))
     assert same_bits({name: later.state[name] for name in wanted}, wanted)  # and it stays
-
-
-def test_it_keeps_what_third_parties_are_held_to() -> None:
-    """From the clean round into the next one; ``tests/contract/test_kept.py`` has it without a clean round."""
-    testing.check_trainer("fedlat", registry=registry(), losses=("calibrated",), clean_rounds=1)
 
 
 @cache

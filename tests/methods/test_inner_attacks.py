@@ -13,14 +13,12 @@ from calfat_plugin import testing
 from calfat_plugin.cli.schema import recipe_schema
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
-from calfat_plugin.errors import CalfatError, OptionError, PluginError
+from calfat_plugin.errors import CalfatError, OptionError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.report.labels import difference
-from calfat_plugin.testing.federation import check_federation
-from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -160,15 +158,6 @@ def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
     assert min(begun) > 0.1
 
 
-@pytest.mark.parametrize("inner", ONE_STEP)
-@pytest.mark.parametrize("name", registry().names(TrainerEntry))
-def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
-    """Two rounds, and the same bits when they are resumed."""
-    options = {"fedgairat": {"weighting": "discrete"}, "fedlat": {"clean_rounds": 1}}.get(name, {})
-    threat = {"eps": "0.1", "inner": inner}
-    check_federation(tiny_experiment(registry(), trainer={"name": name, **options}, threat=threat))
-
-
 def test_a_method_with_its_own_attack_uses_it(snapshot: TextSnapshot) -> None:
     class White(FedPGD):
         def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor:
@@ -280,30 +269,6 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
         assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (
-            {"craft": lambda self, task: None},
-            "craft returned nothing (None); expected a tensor of shape (16, 1, 8, 8).",
-        ),
-        ({"start": lambda self, x, threat, noise: x[0]}, "start returned a tensor of shape (1, 8, 8); expected "),
-        (
-            {"start": lambda self, x, threat, noise: self.options.std},
-            "its code reads the option 'std', which its entry",
-        ),
-    ],
-)
-def test_what_a_plugin_returns_is_checked(wrong: dict[str, Any], text: str) -> None:
-    entry = InnerAttackEntry("wrong", build=type("Wrong", (InnerAttack,), wrong))
-    plugin = type("Plugin", (), {"calfat_inner_attacks": hookimpl(lambda self: [entry])})()
-    document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), "fedpgd", "test.yaml:1")
-    document = document.with_value(("calfat", "threat", "inner"), "wrong", "test.yaml:2")
-    with pytest.raises(PluginError) as raised:
-        Federation(assemble(document, testing.builtin_registry(plugin))).play()
-    assert str(raised.value).startswith(f"inner attack 'wrong' (passed in Plugin): {text}")
 
 
 def test_a_group_with_another_attack_says_so() -> None:

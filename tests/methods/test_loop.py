@@ -308,18 +308,6 @@ def test_a_methods_own_step_is_taken_in_training_and_in_the_full_gradient() -> N
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
-def test_the_update_is_a_copy() -> None:
-    model = TinyNet()
-    update = build_method("standard").fit(local_task(model))
-    before = {name: tensor.clone() for name, tensor in update.state.items()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert same_bits(update.state, before)
-    assert not any(tensor.requires_grad for tensor in update.state.values())
-    assert update.num_examples == 10
-
-
 def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batch() -> None:
     told: list[BatchProgress] = []
 

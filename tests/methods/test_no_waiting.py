@@ -20,8 +20,8 @@ from calfat_plugin.evaluators import gradient
 from calfat_plugin.interfaces import EvaluationTask, LocalCorrection
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.base import ALL_MODIFIERS
+from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.loop import LossMeter
 from tests.methods.helpers import (
     CPU,
@@ -29,7 +29,6 @@ from tests.methods.helpers import (
     TinyNet,
     build_aggregator,
     build_method,
-    build_modifier,
     local_task,
     registry,
     tiny_data,
@@ -169,23 +168,3 @@ def test_no_step_of_an_evaluation_waits(name: str, norm: str, monkeypatch: pytes
 
 def test_a_mixture_looks_once_a_batch_at_which_rows_it_attacks(watch: Watch) -> None:
     assert train(watch, build_method("mixfat")) == {"nonzero": 3}
-
-
-@pytest.mark.parametrize(
-    ("look", "found"),
-    [
-        (lambda logits: float(logits.detach().sum()), {"_local_scalar_dense": 9}),
-        (lambda logits: logits[logits > 0], {"index": 9}),
-        (lambda logits: logits.detach().to("cpu", torch.float64), {"_to_copy": 9}),
-    ],
-)
-def test_a_method_that_waits_is_caught(watch: Watch, look: Any, found: dict[str, int]) -> None:
-    class Looking(AdversarialTrainer):
-        def attack_loss(self, batch: AttackBatch) -> Tensor:
-            look(batch.logits_adv)
-            return super().attack_loss(batch)
-
-        def train_loss(self, batch: TrainBatch) -> Tensor:
-            return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
-
-    assert train(watch, Looking(None, build_modifier("plain"))) == found

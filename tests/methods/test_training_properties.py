@@ -10,17 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin import entries
-from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.interfaces import TrainSettings
 from calfat_plugin.results import PASSES
-from calfat_plugin.threat import ThreatModel
 from tests.methods.helpers import (
     TinyNet,
     build_aggregator,
     build_method,
     local_task,
-    registry,
     same_bits,
     tiny_data,
     train,
@@ -131,44 +127,6 @@ def test_a_modifier_that_changes_nothing_leaves_the_training_as_it_is(task):
 def test_a_correction_that_is_zero_leaves_the_local_training_as_it_is(aggregator, options, task):
     method = build_method("fedpgd")
     assert_same_training((method, build_aggregator(aggregator, **options).correction()), alone(method), task)
-
-
-# --- the budget -------------------------------------------------------------------------------------------------------
-
-CELLS = [
-    (method.name, loss)
-    for method, _ in registry().offers(entries.TrainerEntry)
-    for loss in (defined_modifiers(registry(), method) or ("plain",))
-]
-threats = st.builds(
-    ThreatModel,
-    norm=st.sampled_from(["linf", "l2", "l1"]),
-    eps=st.sampled_from(["0.05", "0.3", "0"]),
-    step_size=st.sampled_from(["0.02", "0.5"]),
-    steps=st.integers(2, 3),
-)
-
-
-@settings(max_examples=4, deadline=None)
-@given(threats, st.integers(0, 2**31))
-@pytest.mark.parametrize(("name", "loss"), CELLS)
-def test_every_example_trained_on_is_inside_the_budget(name, loss, threat, seed):
-    batches, data = [], tiny_data(seed, count=6)
-    method = watched(build_method(name, loss), batches.append)
-    train(method, local_task(TinyNet(seed), data, threat=threat, seed=seed))
-    assert sum(len(batch.y) for batch in batches) == len(data)
-    for batch in batches:
-        threat.check(batch.x_adv, batch.x_nat, who=name)
-
-
-@pytest.mark.parametrize(("name", "loss"), [cell for cell in CELLS if cell[0] != "standard"])
-def test_attacks_do_move_the_examples(name, loss):
-    batches = []
-    train(watched(build_method(name, loss), batches.append), local_task(data=tiny_data(count=8)))
-    reach = torch.cat([(batch.x_adv - batch.x_nat).abs().flatten(1).amax(dim=1) for batch in batches])
-    attacked = 4 if name == "mixfat" else 8  # two of each batch of four
-    assert int((reach > 0.05).sum()) == attacked
-    assert int((reach == 0).sum()) == 8 - attacked
 
 
 # --- which examples MixFAT attacks ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from calfat_plugin import registry
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python
+from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, Row, edited, rows
 from tests.snapshot import TextSnapshot
 
@@ -87,14 +86,6 @@ def test_junk_is_refused(name: str, tmp_path: Path, snapshot: TextSnapshot) -> N
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: r.yaml:")
     snapshot(ended.err)
-
-
-def test_a_long_override_is_cut_in_the_message(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(GOOD)
-    shown = "calfat.trainer=" + "[" * 102
-    assert calfat("check", "r.yaml", "--set", "calfat.trainer=" + "[" * 2000) == refused(
-        f"--set {shown}...: values are nested more than 20 deep."
-    )
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
@@ -183,18 +174,3 @@ def test_a_label_that_is_only_like_a_column_is_good(label: str, tmp_path: Path) 
     labelled = f"evaluators: [natural, {{name: pgd20, label: {label}}}]}}"
     (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural]}", labelled))
     assert calfat("check", "r.yaml", "--strict").code == 0
-
-
-def test_the_shortest_recipe_that_a_message_names_is_good(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("train_args: {epochs: 1}\n")
-    shortest = re.search(r"two lines, (.*) and (.*)\.$", calfat("check", "r.yaml").err)
-    assert shortest is not None
-    (tmp_path / "r.yaml").write_text("\n".join(shortest.groups()))
-    assert calfat("check", "r.yaml", "--strict").code == 0
-
-
-def test_the_recipe_that_the_message_on_an_empty_file_names_is_there() -> None:
-    Path("r.yaml").touch()
-    named = re.search(r" in recipes/, such as (\S+)\.$", calfat("check", "r.yaml").err)
-    assert named is not None
-    assert (RECIPES / named[1]).is_file()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import Document, parse_document
-from calfat_plugin.recipe.host_sections import INSTEAD, SWITCHES
 from calfat_plugin.recipe.schema import HOST_SECTIONS
 from calfat_plugin.report import write_run_report
 from calfat_plugin.testing import builtin_registry
@@ -147,23 +144,6 @@ def resolved(text: str, *overrides: str) -> Experiment:
 
 
 SMALL = "model_args: {model: cnn_small}\ntrain_args: {client_num_in_total: 11}\n"
-
-
-@pytest.mark.parametrize("line", [line for _, lines in INSTEAD.values() for line in lines.values()])
-def test_the_line_to_write_instead_is_a_good_one(line: str) -> None:
-    switches = "".join(f"x{number}: {{{switch}: false}}\n" for number, switch in enumerate(SWITCHES))
-    experiment = resolved(f"{SMALL}{switches}calfat:\n  trainer: fedpgd\n  {line}\n")
-    assert not [text for text in experiment.warnings if "no effect" in text]
-
-
-def test_what_is_looked_up_are_the_hosts_names() -> None:
-    spec = importlib.util.find_spec("fedml")
-    assert spec is not None
-    assert spec.origin is not None
-    source = (Path(spec.origin).parent / "core" / "security" / "constants.py").read_text(encoding="utf-8")
-    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-    looked_up = {name for _, lines in INSTEAD.values() for name in lines}
-    assert looked_up - texts == {"bulyan"}  # a file of its defences that its own switch forgets
 
 
 def test_each_is_named_with_its_place() -> None:

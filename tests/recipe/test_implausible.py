@@ -18,9 +18,6 @@ calfat:
   evaluators: [natural, pgd20]
   monitor: {every: 1, evaluators: [natural]}
 """
-ATTACKERS = (
-    "calfat.clients=[{ids: 0-1, attacker: sign_flip}, {share: 0.1, attacker: gaussian_noise}, {ids: 3, epochs: 2}]"
-)
 
 
 def resolved(*overrides: str, trains: bool = True) -> Experiment:
@@ -35,18 +32,6 @@ WARNED = [
     ("calfat.monitor.evaluators[0].eps", ["calfat.monitor.evaluators=[{name: pgd5, eps: 0}]"]),
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
-    ("calfat.aggregator.f", ["calfat.aggregator={name: multi_krum, f: 1}", ATTACKERS]),
-    ("calfat.aggregator.f", ["calfat.aggregator={name: trimmed_mean, f: 2}", ATTACKERS]),
-    (
-        "calfat.aggregator.f",
-        ["calfat.aggregator=krum", "train_args.client_num_per_round=5", "calfat.clients=[{ids: 0-6, attacker: ipm}]"],
-    ),
-    ("calfat.aggregator.f", ["calfat.aggregator=bulyan", "calfat.clients=[{smallest: 2, attacker: sign_flip}]"]),
-    ("calfat.monitor.max_examples", ["calfat.monitor.max_examples=99"]),
-    (
-        "calfat.monitor.evaluators[0].max_examples",
-        ["calfat.monitor.evaluators=[{name: pgd20, max_examples: 50}]"],
-    ),
     ("calfat.reported.natural", ["calfat.reported={source: x, natural: 0.6469, pgd20: 0.31}"]),
 ]
 
@@ -68,14 +53,6 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
         ["calfat.trainer=standard", "calfat.clients=[{ids: 0, trainer: fedpgd, threat: {eps: 4/255}}]"],
-        ["calfat.aggregator={name: multi_krum, f: 3}", ATTACKERS],
-        ["calfat.aggregator=median", ATTACKERS],
-        ["calfat.aggregator=trimmed_mean", "calfat.clients=[{ids: 0, attacker: sign_flip}]"],
-        ["calfat.aggregator=trimmed_mean", "calfat.clients=[{ids: 0-2, epochs: 2}]"],
-        ["calfat.monitor.max_examples=100"],
-        ["calfat.monitor.max_examples=20", "train_args.comm_round=1"],
-        ["calfat.monitor.max_examples=20", "calfat.monitor.every=4"],
-        ["calfat.monitor.max_examples=20", "calfat.monitor.evaluators=[]"],
         ["calfat.reported={source: x, natural: 64.69, pgd20: 0.31}"],
         ["calfat.reported={source: x, pgd20: 0}"],
     ],

@@ -179,24 +179,6 @@ def test_what_no_recipe_could_have_is_refused_with_its_entry(config: type, compl
     assert str(refused.value) == f"partition 'mine': {complaint}."
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, "nothing (null)"),
-        (8, "8 (int)"),
-        (0.5, "0.5 (float)"),
-        (True, "true (true/false)"),
-        ("abc", "'abc' (text)"),
-        ("a\x1b[31m\n", r"'a\x1b[31m\n' (text)"),
-        ("x" * 61, f"'{'x' * 57}...' (text)"),
-        ([1], "[1] (list)"),
-        ({"a": 1}, "{'a': 1} (mapping)"),
-    ],
-)
-def test_values_in_messages(value: Any, words: str) -> None:
-    assert describe(value) == words
-
-
 def test_a_number_that_python_refuses_to_write_out() -> None:
     assert describe(16**5000) == "a number of thousands of digits (int)"
 

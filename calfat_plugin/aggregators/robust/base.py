@@ -42,12 +42,7 @@ class WeightedOptions:
 class TolerantOptions:
     """Options of every robust rule that is told how many attackers to bear."""
 
-    f: int = option(
-        1,
-        low=0,
-        help="attackers among a round's clients that the rule has to bear; fewer than `calfat.clients` has warn",
-        unit="clients",
-    )
+    f: int = option(1, low=0, help="attackers among a round's clients that the rule has to bear", unit="clients")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacements, TolerantOptions
 from calfat_plugin.aggregators.robust.krum import krum_scores
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 from calfat_plugin.maths.averaging import median_of
 
@@ -54,14 +54,6 @@ ENTRY = AggregatorEntry(
     check=_BOUND.check,
     summary="mean around the median of n - 2f clients that Krum chooses; examples do not count",
     formula="theta[k] = mean of the n - 4f values nearest to med theta_i[k], i chosen by iterated Krum",
-    citation=Citation(
-        "El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018",
-        """@inproceedings{elmhamdi2018hidden,
-  title     = {The Hidden Vulnerability of Distributed Learning in {Byzantium}},
-  author    = {El Mhamdi, El Mahdi and Guerraoui, Rachid and Rouault, S{\\'e}bastien},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2018}
-}""",
-    ),
+    citation=paper("elmhamdi2018hidden"),
     metrics=TOLERATED,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calfat_plugin.aggregators.fedavg import FedAvg
 from calfat_plugin.aggregators.robust.base import CLIPPED, Displacements, WeightedOptions, clip_factors
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.maths.averaging import weighted_sum
 from calfat_plugin.options import option
@@ -65,14 +65,6 @@ ENTRY = AggregatorEntry(
     config=CenteredClippingOptions,
     summary="mean of the updates, each clipped around the last round's aggregate",
     formula="v = v + sum_i w_i (d_i - v) min(1, radius / |d_i - v|), theta = theta + v, d_i = theta_i - theta",
-    citation=Citation(
-        "Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021",
-        """@inproceedings{karimireddy2021learning,
-  title     = {Learning from History for {Byzantine} Robust Optimization},
-  author    = {Karimireddy, Sai Praneeth and He, Lie and Jaggi, Martin},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2021}
-}""",
-    ),
+    citation=paper("karimireddy2021learning"),
     metrics=CLIPPED,
 )

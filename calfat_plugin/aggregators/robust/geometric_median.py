@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.fedavg import FedAvg
 from calfat_plugin.aggregators.robust.base import Displacements, WeightedOptions
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.options import option
 
@@ -48,14 +48,5 @@ ENTRY = AggregatorEntry(
     summary="geometric median of the clients' models, by the smoothed Weiszfeld algorithm (RFA)",
     formula="theta = argmin_z sum_i w_i |theta_i - z|; z = sum_i b_i theta_i / sum_i b_i, b_i = w_i / max(nu, "
     "|theta_i - z|)",
-    citation=Citation(
-        "Pillutla et al., Robust Aggregation for Federated Learning, IEEE Transactions on Signal Processing 2022",
-        """@article{pillutla2022robust,
-  title   = {Robust Aggregation for Federated Learning},
-  author  = {Pillutla, Krishna and Kakade, Sham M. and Harchaoui, Zaid},
-  journal = {IEEE Transactions on Signal Processing},
-  volume  = {70},
-  year    = {2022}
-}""",
-    ),
+    citation=paper("pillutla2022robust"),
 )

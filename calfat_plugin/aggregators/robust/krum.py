@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacements, TolerantOptions
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CITATION = Citation(
-    "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017",
-    """@inproceedings{blanchard2017machine,
-  title     = {Machine Learning with Adversaries: {Byzantine} Tolerant Gradient Descent},
-  author    = {Blanchard, Peva and El Mhamdi, El Mahdi and Guerraoui, Rachid and Stainer, Julien},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2017}
-}""",
-)
+CITATION = paper("blanchard2017machine")
 BOUND = Bound("Krum", 2, 3)
 
 

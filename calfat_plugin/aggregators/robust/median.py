@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from calfat_plugin.aggregators.robust.base import Displacements
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 from calfat_plugin.maths.averaging import median_of
 
-CITATION = Citation(
-    "Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018",
-    """@inproceedings{yin2018byzantine,
-  title     = {{Byzantine}-Robust Distributed Learning: Towards Optimal Statistical Rates},
-  author    = {Yin, Dong and Chen, Yudong and Ramchandran, Kannan and Bartlett, Peter},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2018}
-}""",
-)
+CITATION = paper("yin2018byzantine")
 
 
 class Median(Aggregator):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calfat_plugin.aggregators.fedavg import FedAvg
 from calfat_plugin.aggregators.robust.base import CLIPPED, Displacements, WeightedOptions, clip_factors
-from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.options import option
 
@@ -39,14 +39,6 @@ ENTRY = AggregatorEntry(
     config=NormClippingOptions,
     summary="mean of the updates, none longer than a bound",
     formula="theta = theta + sum_i w_i d_i min(1, bound / |d_i|), d_i = theta_i - theta",
-    citation=Citation(
-        "Sun et al., Can You Really Backdoor Federated Learning?, arXiv:1911.07963, 2019",
-        """@article{sun2019can,
-  title   = {Can You Really Backdoor Federated Learning?},
-  author  = {Sun, Ziteng and Kairouz, Peter and Suresh, Ananda Theertha and McMahan, H. Brendan},
-  journal = {arXiv preprint arXiv:1911.07963},
-  year    = {2019}
-}""",
-    ),
+    citation=paper("sun2019can"),
     metrics=CLIPPED,
 )

@@ -12,8 +12,9 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
+from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import replacing
-from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
@@ -227,8 +228,6 @@ class _Run:
             self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
-        from calfat_plugin.datasets.data import pixels
-
         x, y = (whole[where].clone().to(self.task.device) for whole in (self.task.data.x, self.task.data.y))
         return pixels(x), y
 
@@ -275,10 +274,7 @@ class AttackState:
 
     @classmethod
     def load(cls, path: Path | None, digest: str, clean_correct: Tensor) -> AttackState:
-        """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
-
-        A damaged file is left aside with a line in the log: doing the work again is always right.
-        """
+        """The state to continue from, or a fresh one in which the ``clean_correct`` examples are robust."""
         fresh = cls(robust=clean_correct.clone(), attacked=clean_correct.clone())
         if path is None or not path.exists():
             return fresh
@@ -306,10 +302,7 @@ class AttackState:
 
 
 def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
-    """A digest of the model, the data and the settings: where one bit differs, no state is shared.
-
-    Of the model it has structure, parameters and all buffers, also those outside the state dict.
-    """
+    """A digest of the model, the data and the settings: where one bit differs, no state is shared."""
     import torch  # here, not above: recipes are checked without torch
 
     from calfat_plugin.tensor_files import digest_of
@@ -353,16 +346,7 @@ def _single(name: str, options: SubAttackOptions) -> AutoAttack:
     return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
 
 
-CROCE = Citation(
-    "Croce and Hein, Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks, "
-    "ICML 2020",
-    """@inproceedings{croce2020reliable,
-  title     = {Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks},
-  author    = {Croce, Francesco and Hein, Matthias},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2020}
-}""",
-)
+CROCE = paper("croce2020reliable")
 # Name to summary and formula; z are logits of x', z^1 >= z^2 >= ... the same in order.
 _ATTACKS = {
     "apgd-ce": ("APGD on the cross-entropy, five restarts", "x' = argmax CE(f(x'), y)"),
