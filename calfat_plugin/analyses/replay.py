@@ -34,41 +34,26 @@ BORDERLINE = 1e-5
 
 @dataclass(frozen=True)
 class Doubt:
-    """An image of which this machine finds something else than the evidence says.
+    """An image of which this machine finds something else than the evidence says."""
 
-    Attributes:
-        image: its position in the test split.
-        what: ``clean``, another class for the clean image; ``falls``, the adversarial image is classified correctly;
-            ``missing``, nothing shows that it falls.
-        attack: whose adversarial image it is, or who says that it falls; empty for a clean image.
-        borderline: whether the classes are closer than processors agree about (:data:`BORDERLINE`).
-    """
-
-    image: int
+    image: int  # its position in the test split
+    # ``clean``: another class for the clean image; ``falls``: the adversarial image is classified correctly;
+    # ``missing``: nothing shows that it falls.
     what: str
-    attack: str
-    borderline: bool
+    attack: str  # whose adversarial image it is, or who says that it falls; empty for a clean image
+    borderline: bool  # whether the classes are closer than processors agree about (:data:`BORDERLINE`)
 
 
 @dataclass(frozen=True)
 class Number:
-    """An accuracy of the results, and what the evidence shows of it.
+    """An accuracy of the results, and what the evidence shows of it."""
 
-    Attributes:
-        label: the evaluator.
-        said: the accuracy in the results, a fraction in [0, 1].
-        shown: the share that withstands by the tables of the evidence, over the same images.
-        num_examples: images that it was counted over.
-        checked: those among them that this replay could check: clean, or with an adversarial image that is kept.
-        stands: whether both are the same, and no checked image is in doubt beyond rounding.
-    """
-
-    label: str
-    said: float
-    shown: float
-    num_examples: int
-    checked: int
-    stands: bool
+    label: str  # the evaluator
+    said: float  # the accuracy in the results, a fraction in [0, 1]
+    shown: float  # the share that withstands by the tables of the evidence, over the same images
+    num_examples: int  # images that it was counted over
+    checked: int  # those that this replay could check: clean, or with an adversarial image that is kept
+    stands: bool  # whether both are the same, and no checked image is in doubt beyond rounding
 
 
 class _Said(NamedTuple):
@@ -82,29 +67,17 @@ class _Said(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a replay found.
+    """What a replay found."""
 
-    Attributes:
-        path: the file of evidence.
-        numbers: one an evaluator whose examples the evidence has.
-        without: labels of evaluators that it has nothing of.
-        evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.
-        data: the N test images that it is about.
-        positions: (N,) of these in the test split.
-        model: in evaluation mode.
-        falls: (K,) bool, which of the adversarial images the model gets wrong here.
-        doubts: images of which this machine finds something else, by their positions.
-    """
-
-    path: Path
-    evidence: Evidence
-    data: ImageData
-    positions: Tensor
-    model: nn.Module
-    numbers: tuple[Number, ...]
-    without: tuple[str, ...]
-    falls: Tensor
-    doubts: tuple[Doubt, ...]
+    path: Path  # the file of evidence
+    evidence: Evidence  # adversarial images that are all in the ball and the pixel range, of this data and model
+    data: ImageData  # the N test images that it is about
+    positions: Tensor  # (N,) of these in the test split
+    model: nn.Module  # in evaluation mode
+    numbers: tuple[Number, ...]  # one an evaluator whose examples the evidence has
+    without: tuple[str, ...]  # labels of evaluators that it has nothing of
+    falls: Tensor  # (K,) bool, which of the adversarial images the model gets wrong here
+    doubts: tuple[Doubt, ...]  # images of which this machine finds something else, by their positions
 
     @property
     def stands(self) -> bool:

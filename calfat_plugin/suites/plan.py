@@ -223,7 +223,7 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
 
 
 def seconds_left(plan: SuitePlan) -> float | None:
-    """What the selected cells' runs that are left will take one process; None where no run has finished and no key says.
+    """Of the selected cells' runs that are left, in one process; None where nothing says what a round costs.
 
     A round costs what it did in the runs that finished here.
     """
