@@ -67,17 +67,29 @@ class _Said(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a replay found."""
+    """What a replay found.
 
-    path: Path  # the file of evidence
-    evidence: Evidence  # adversarial images that are all in the ball and the pixel range, of this data and model
-    data: ImageData  # the N test images that it is about
-    positions: Tensor  # (N,) of these in the test split
-    model: nn.Module  # in evaluation mode
-    numbers: tuple[Number, ...]  # one an evaluator whose examples the evidence has
-    without: tuple[str, ...]  # labels of evaluators that it has nothing of
-    falls: Tensor  # (K,) bool, which of the adversarial images the model gets wrong here
-    doubts: tuple[Doubt, ...]  # images of which this machine finds something else, by their positions
+    Attributes:
+        path: the file of evidence.
+        numbers: one an evaluator whose examples the evidence has.
+        without: labels of evaluators that it has nothing of.
+        evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.
+        data: the N test images that it is about.
+        positions: (N,) of these in the test split.
+        model: in evaluation mode.
+        falls: (K,) bool, which of the adversarial images the model gets wrong here.
+        doubts: images of which this machine finds something else, by their positions.
+    """
+
+    path: Path
+    evidence: Evidence
+    data: ImageData
+    positions: Tensor
+    model: nn.Module
+    numbers: tuple[Number, ...]
+    without: tuple[str, ...]
+    falls: Tensor
+    doubts: tuple[Doubt, ...]
 
     @property
     def stands(self) -> bool:
