@@ -37,17 +37,12 @@ CHOOSE_OUTPUT = "choose another place with --output."
 
 @dataclass(frozen=True)
 class AttackReport:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        results: natural accuracy first, then every attack at every eps, ascending.
-        curves: the files with the accuracy over eps; empty for a single eps.
-    """
-
-    results: tuple[EvaluationResult, ...]
+    results: tuple[EvaluationResult, ...]  # natural accuracy first, then every attack at every eps, ascending
     alarms: tuple[Alarm, ...]
     path: Path
-    curves: tuple[Path, ...]
+    curves: tuple[Path, ...]  # the files with the accuracy over eps; empty for a single eps
 
 
 def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Path | None = None) -> AttackReport:

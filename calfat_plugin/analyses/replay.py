@@ -34,41 +34,26 @@ BORDERLINE = 1e-5
 
 @dataclass(frozen=True)
 class Doubt:
-    """An image of which this machine finds something else than the evidence says.
+    """An image of which this machine finds something else than the evidence says."""
 
-    Attributes:
-        image: its position in the test split.
-        what: ``clean``, another class for the clean image; ``falls``, the adversarial image is classified correctly;
-            ``missing``, nothing shows that it falls.
-        attack: whose adversarial image it is, or who says that it falls; empty for a clean image.
-        borderline: whether the classes are closer than processors agree about (:data:`BORDERLINE`).
-    """
-
-    image: int
+    image: int  # its position in the test split
+    # ``clean``: another class for the clean image; ``falls``: the adversarial image is classified correctly;
+    # ``missing``: nothing shows that it falls.
     what: str
-    attack: str
-    borderline: bool
+    attack: str  # whose adversarial image it is, or who says that it falls; empty for a clean image
+    borderline: bool  # whether the classes are closer than processors agree about (:data:`BORDERLINE`)
 
 
 @dataclass(frozen=True)
 class Number:
-    """An accuracy of the results, and what the evidence shows of it.
+    """An accuracy of the results, and what the evidence shows of it."""
 
-    Attributes:
-        label: the evaluator.
-        said: the accuracy in the results, a fraction in [0, 1].
-        shown: the share that withstands by the tables of the evidence, over the same images.
-        num_examples: images that it was counted over.
-        checked: those among them that this replay could check: clean, or with an adversarial image that is kept.
-        stands: whether both are the same, and no checked image is in doubt beyond rounding.
-    """
-
-    label: str
-    said: float
-    shown: float
-    num_examples: int
-    checked: int
-    stands: bool
+    label: str  # the evaluator
+    said: float  # the accuracy in the results, a fraction in [0, 1]
+    shown: float  # the share that withstands by the tables of the evidence, over the same images
+    num_examples: int  # images that it was counted over
+    checked: int  # those that this replay could check: clean, or with an adversarial image that is kept
+    stands: bool  # whether both are the same, and no checked image is in doubt beyond rounding
 
 
 class _Said(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,10 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
-from calfat_plugin.cli.progress import can_draw, lines_or_bars, verbatim_console
-from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines, remarks, suite_table
+from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
+from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
-from calfat_plugin.disk import read_json, reporting_disk_errors
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
@@ -34,7 +33,7 @@ from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import check_out, markdown, write_tables
+from calfat_plugin.suites.tables import check_record, markdown, write_tables
 from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
@@ -66,7 +65,6 @@ SOME_FAILED = 1
 @click.option(
     "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
 )
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
 @click.option("--pages", is_flag=True, help="Draw the page of each run, too; else calfat report RUN does.")
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
@@ -83,7 +81,6 @@ def suite(
     only: tuple[str, ...],
     record: Path | None,
     trust: bool,
-    out: Path | None,
     pages: bool,
     table: bool,
     dry_run: bool,
@@ -97,14 +94,14 @@ def suite(
     overrides += model_file
     with json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
-        check_out(loaded, out)
+        check_record(loaded)
         registry, asked = registry_of(loaded, overrides), None if seeds is None else _seeds(seeds)
 
         def now() -> SuitePlan:
             """The suite by what is on disk: choice runs decide what the table's runs are."""
             return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
 
-        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, out, show)
+        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, show)
         warn(*plan.warnings)
         if workers is not None:
             _check_workers(plan, workers, jobs)
@@ -128,7 +125,6 @@ class _Wanted:
     workers: str | None
     trust: bool
     pages: bool
-    out: Path | None
     show: Callable[[Any], None]
 
     def at_a_time(self, plan: SuitePlan, total: int) -> int:
@@ -211,29 +207,20 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, outcomes: list[RunOutc
 
 
 def _judge(plan: SuitePlan) -> None:
-    """Judge the first seed's model of each selected row that has no verdict yet.
-
-    A verdict on another model of the run is kept beside the new one: ``calfat trust`` never overwrites it.
-    """
+    """Judge the first seed's model of each selected row that has no verdict yet."""
     for run in plan.runs:
         if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
             continue
-        if run.recorded is None and not verdict_of(run.directory, run.experiment):
-            if judges_another(run.directory, run.experiment):
-                _set_aside(run.directory / FILE)
+        if run.recorded is not None and not run.recorded.verdict:
+            warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
+        elif run.recorded is None and judges_another(run.directory, run.experiment):
+            warn(
+                f"{run.directory / FILE} is about another checkpoint, round or budget: {run.name} is not judged. Move "
+                "the file away."
+            )
+        elif run.recorded is None and not verdict_of(run.directory, run.experiment):
             click.echo(f"calfat trust {run.directory}")
             judge(plan_run(run.directory, None, AttackRequest(attacks=())))
-        elif run.recorded is not None and not run.recorded.verdict:
-            warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
-
-
-def _set_aside(path: Path) -> None:
-    """Rename ``trust.json`` to ``trust-1.json``, or to the next number that is free."""
-    places = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
-    kept = next(place for place in places if not place.exists())
-    with reporting_disk_errors(kept):
-        path.rename(kept)
-    click.echo(f"{path} is about another checkpoint, round or budget; it is now {kept.name}")
 
 
 def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
@@ -247,7 +234,7 @@ def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
     seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
     if seconds is None:
-        advice = "no round was measured yet; the key seconds_per_round of the suite may say what one costs"
+        advice = "no run has finished here yet; the key seconds_per_round of the suite may say what one costs"
         yield f"cost: {runs} to do; {advice}"
     elif choosing + table:
         beside = f", {duration(seconds / at_a_time)} with {at_a_time} at a time" if at_a_time > 1 else ""
@@ -255,15 +242,10 @@ def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
 
 
 def _show_and_write(plan: SuitePlan, wanted: _Wanted, outcomes: Sequence[RunOutcome] = ()) -> None:
-    console, summary = verbatim_console(), summarise(plan, outcomes)
-    folders = write_tables(summary, wanted.out)
-    if can_draw(console):
-        console.print(suite_table(summary))
-        for remark in remarks(summary):
-            console.print(remark, soft_wrap=True)
-    else:
-        click.echo("\n" + markdown(summary))
-    click.echo(f"tables: {', '.join(map(str, folders))}")
+    summary = summarise(plan, outcomes)
+    folder = write_tables(summary)
+    click.echo(f"\n{markdown(summary)}")
+    click.echo(f"tables: {folder}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
     wanted.show(read_json(plan.suite.directory / SUITE))

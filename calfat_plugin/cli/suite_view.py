@@ -1,30 +1,14 @@
-"""What a suite looks like on the console: its progress, its plan and its table."""
+"""What a suite looks like on the console: its progress and its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.table import Table
-from rich.text import Text
-
 from calfat_plugin.cli.progress import Pace, Quiet
-from calfat_plugin.maths.intervals import Score
-from calfat_plugin.report.numbers import clock, counted, interval_of
+from calfat_plugin.report.numbers import clock, counted
 from calfat_plugin.suites.cells import PlannedRun, RunOutcome
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import SuiteObserver
-from calfat_plugin.suites.summary import SuiteSummary
-from calfat_plugin.suites.tables import (
-    NOTHING,
-    beside,
-    caption,
-    columns,
-    count,
-    headings,
-    measured,
-    names,
-    notes,
-)
 
 _STYLES = {
     "finished": "green",
@@ -85,47 +69,6 @@ class SuiteProgress(SuiteObserver):
         self._pace.reached(self._ended + sum(done / total for done, total in self._rounds.values()))
         text = f"{self._ended}/{self._total} runs  "
         self._console.at("suite", self._ended, self._total, lambda: text + self._pace.eta(self._total))
-
-
-def suite_table(summary: SuiteSummary) -> Table:
-    """The table for a terminal: measured, and beneath it its interval and the published number with the difference.
-
-    What was chosen for a row and the verdict on it stand beneath its name: in columns of their own they would leave the
-    numbers no room. Where the terminal is narrow, cells are folded, never cut.
-    """
-    table = Table(title=summary.suite.title, title_justify="left")
-    axes, more = len(summary.suite.axes), columns(summary)[len(summary.suite.axes) :]
-    for position, name in enumerate(summary.suite.axes, start=1):
-        table.add_column(Text(name), no_wrap=position < axes or not more, overflow="fold")
-    table.add_column("n", justify="right", overflow="fold")
-    for heading in headings(summary):
-        table.add_column(Text(heading), justify="right", overflow="fold")
-    for group in summary.groups():
-        for cell in group:
-            texts = names(summary, cell)
-            row = [*map(Text, texts[:axes])]
-            for what, text in zip(more, texts[axes:], strict=True):
-                if text != NOTHING:
-                    row[-1].append(f"\n{what}: {text}", "dim")
-            table.add_row(*row, count(cell), *map(_score, cell.scores.values()))
-        table.add_section()
-    return table
-
-
-def _score(score: Score) -> Text:
-    # One word, so that a fold comes before it.
-    text = Text(measured(score).replace("± ", "±"), "bold" if score.is_clear_best else "")
-    if found := interval_of(score):
-        text.append(f"\n{found}", style="not bold dim")
-    if known := beside(score):
-        style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
-        text.append(f"\n({known})", style=f"not bold {style}")
-    return text
-
-
-def remarks(summary: SuiteSummary) -> list[str]:
-    """The lines beneath the table."""
-    return [caption(summary), *(f"{cell}: {note}" for cell, note in notes(summary))]
 
 
 def plan_lines(plan: SuitePlan) -> Iterable[str]:

@@ -20,7 +20,7 @@ from calfat_plugin.judging.checks import (
     Surrogate,
     Transfer,
 )
-from calfat_plugin.judging.evidence import CLAIM, Found, Row
+from calfat_plugin.judging.findings import CLAIM, Found, Row
 from calfat_plugin.report.numbers import percent
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.

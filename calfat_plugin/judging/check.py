@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin.evaluators.alarms import clearly_below
-from calfat_plugin.judging.evidence import Evidence, Found, Row
+from calfat_plugin.judging.findings import Findings, Found, Row
 from calfat_plugin.report.numbers import percent
 
 if TYPE_CHECKING:
@@ -27,63 +27,45 @@ STEP = 3.0
 
 
 class Symptom(NamedTuple):
-    """What an honest measurement would not show.
+    """What an honest measurement would not show."""
 
-    Attributes:
-        text: a part of a sentence.
-        masks: whether the model hides from attacks, so that what withstood them all is no usable number either.
-        decides: sentences: what would settle whether the number holds, and whether ``--full`` does; empty where
-            ``masks``, whose advice is the same for all.
-    """
-
-    text: str
-    masks: bool = False
-    decides: str = ""
+    text: str  # a part of a sentence
+    masks: bool = False  # the model hides from attacks, so that what withstood them all is no usable number either
+    decides: str = ""  # what would settle whether the number holds, and whether --full does; empty where it hides
 
 
 class Attack(NamedTuple):
-    """An attack of a check.
-
-    Attributes:
-        passes: about how often each image passes through the model.
-        resumable: whether it continues where a killed process stopped.
-        classes: it needs so many.
-    """
+    """An attack of a check."""
 
     label: str
     evaluator: Evaluator
-    passes: float
-    resumable: bool = False
-    classes: int = 2
+    passes: float  # about how often each image passes through the model
+    resumable: bool = False  # whether it continues where a killed process stopped
+    classes: int = 2  # it needs so many
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question to the model; a class of its own where more is computed than attacks.
-
-    Attributes:
-        weakness: what it says about the number on trial if these attacks break more; empty: nothing.
-        masks: whether ``weakness`` says that the model hides from attacks.
-        finds: for attacks that need no gradient of the model, so that they should break fewer images: what is said of
-            one that breaks more, of {attack}, what it {leaves}, and the {least} that gradients leave.
-        symptom: what else in the rows, and in all that was found, an honest measurement would not show.
-    """
+    """One question to the model; a class of its own where more is computed than attacks."""
 
     name: str
     title: str
     attacks: tuple[Attack, ...] = ()
-    weakness: str = ""
-    masks: bool = False
+    weakness: str = ""  # what it says about the number on trial if these attacks break more; empty: nothing
+    masks: bool = False  # whether ``weakness`` says that the model hides from attacks
+    # Of attacks that need no gradient of the model, so that they should break fewer images: what is said of one that
+    # breaks more, of {attack}, what it {leaves}, and the {least} that gradients leave.
     finds: str = ""
+    # What else in the rows, and in all that was found, an honest measurement would not show.
     symptom: Callable[[Sequence[Row], Found], Iterator[Symptom]] = lambda rows, found: iter(())
 
     def cost(self, examples: int) -> float:
         """About how many single images pass through the model."""
         return sum(attack.passes for attack in self.attacks) * examples
 
-    def run(self, trial: Trial) -> Evidence:
+    def run(self, trial: Trial) -> Findings:
         """Look at the model; what its attacks break is noted in ``trial.robust``."""
-        return Evidence(self.name, tuple(self.rows(trial)))
+        return Findings(self.name, tuple(self.rows(trial)))
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         """Make the attacks."""

@@ -16,7 +16,7 @@ from calfat_plugin.evaluators.gradient import CW, MIFGSM, PGD, CWOptions, MIFGSM
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.attacks import ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
-from calfat_plugin.judging.evidence import (
+from calfat_plugin.judging.findings import (
     BATCHED,
     CHANGED,
     CLAIM,
@@ -27,7 +27,7 @@ from calfat_plugin.judging.evidence import (
     REMEMBERED,
     REPEATED,
     UNRELATED,
-    Evidence,
+    Findings,
     Found,
     Row,
 )
@@ -59,7 +59,7 @@ class Answers(Check):
     def cost(self, examples: int) -> float:
         return (4.0 + _DRAWS) * examples
 
-    def run(self, trial: Trial) -> Evidence:
+    def run(self, trial: Trial) -> Findings:
         import torch
 
         from calfat_plugin.datasets.batches import batches
@@ -79,7 +79,7 @@ class Answers(Check):
             CHANGED: share(changed),
         }
         if changed.any():
-            return Evidence(self.name, tuple(self.rows(trial)), facts)
+            return Findings(self.name, tuple(self.rows(trial)), facts)
         noise = generator(trial.seed, "trust/answers")
         batched, remembered, repeated = [], [], []
         whole = batches(trial.data, trial.batch_size, trial.device)
@@ -92,7 +92,7 @@ class Answers(Check):
         facts |= {BATCHED: share(torch.cat(batched)), REPEATED: share(torch.cat(repeated))}
         # Of a model whose answers depend on the batch, the copy, which is asked in other batches, says nothing more.
         facts[REMEMBERED] = 0.0 if facts[BATCHED] > ZERO_GRADIENTS else share(torch.cat(remembered))
-        return Evidence(self.name, (), facts)
+        return Findings(self.name, (), facts)
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         """For a randomised model: the attack on trial, as often as the clean images, to show what one run is worth."""
@@ -124,7 +124,7 @@ class Slopes(Check):
     def cost(self, examples: int) -> float:
         return (3.0 + 2 * _DIRECTIONS * len(_LENGTHS)) * min(examples, _SAMPLE)
 
-    def run(self, trial: Trial) -> Evidence:
+    def run(self, trial: Trial) -> Findings:
         import torch
 
         from calfat_plugin.datasets.data import pixels
@@ -162,7 +162,7 @@ class Slopes(Check):
         spread = values[:, -1:] - values[:, :1]
         levels = 1 + ((values[:, 1:] - values[:, :-1]) > _EXACT * spread).sum(dim=1)
         one_hot = (levels <= 2) & (trial.num_classes > 2)
-        return Evidence(self.name, (), {UNRELATED: share(errors > _OFF), ONE_HOT: share(one_hot)})
+        return Findings(self.name, (), {UNRELATED: share(errors > _OFF), ONE_HOT: share(one_hot)})
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         unrelated, one_hot = found.facts.get(UNRELATED, 0.0), found.facts.get(ONE_HOT, 0.0)
@@ -314,15 +314,15 @@ class DeadUnits(Check):
 
         return passes(examples)
 
-    def run(self, trial: Trial) -> Evidence:
+    def run(self, trial: Trial) -> Findings:
         from calfat_plugin.judging.dead_units import Waking, worst_units
 
         if not trial.robust.any():
-            return Evidence(self.name, ())
+            return Findings(self.name, ())
         units, dead = worst_units(trial)
         label = f"waking {len(units)} dead unit{'s' if len(units) > 1 else ''}"
         rows = (trial.attack(label, Waking(units)),) if units else ()
-        return Evidence(self.name, rows, {} if dead is None else {DEAD: dead})
+        return Findings(self.name, rows, {} if dead is None else {DEAD: dead})
 
 
 @dataclass(frozen=True)
@@ -332,18 +332,13 @@ class AutoAttackCheck(Check):
     A random sample would leave the number too uncertain: of 64 images that all withstand, 5.7 % may still fall. What
     AutoAttack breaks and nothing before it did are images that came close to an error, so it attacks these first, and
     what it leaves is counted for all images.
-
-    Attributes:
-        examples: it attacks so many images at a time, of those that are left, and ends when none of them falls; None:
-            all images at once.
-        iterations, queries: fewer than published, for tests.
     """
 
     name: str = "autoattack"
     title: str = "AutoAttack"
     weakness: str = "AutoAttack breaks what PGD-20 does not"
-    examples: int | None = None
-    iterations: int = 100
+    examples: int | None = None  # so many at a time, of those left, until none of them falls; None: all images at once
+    iterations: int = 100  # fewer for tests, as the queries
     queries: int = 5000
 
     def cost(self, examples: int) -> float:

@@ -19,7 +19,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import Check
-from calfat_plugin.judging.evidence import CLAIM, Evidence
+from calfat_plugin.judging.findings import CLAIM, Findings
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
 from calfat_plugin.registry import Registry
@@ -42,7 +42,7 @@ class TrustReport:
     """What came of it, in this process or an earlier one."""
 
     checks: tuple[Check, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Findings, ...]
     verdict: Verdict
     path: Path
 
@@ -85,8 +85,7 @@ def examine(
         facts = {**facts_of(run), "dataset": run.dataset.name}
         beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
         how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-        how["max_bytes"] = experiment.evaluation.evidence_mb * 10**6
-        return _judge(trial, experiment.registry, facts, output or beside, available=len(run.dataset.test), **how)
+        return _judge(trial, experiment, facts, output or beside, available=len(run.dataset.test), **how)
 
 
 def examine_module(
@@ -144,8 +143,7 @@ def examine_module(
     )
     facts = {"model": type(model).__name__, "seed": experiment.seed}
     how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-    how["max_bytes"] = experiment.evaluation.evidence_mb * 10**6
-    return _judge(trial, experiment.registry, facts, output, available=available, **how)
+    return _judge(trial, experiment, facts, output, available=available, **how)
 
 
 def _refuse_no_budget(experiment: Experiment) -> None:
@@ -155,22 +153,16 @@ def _refuse_no_budget(experiment: Experiment) -> None:
 
 def _judge(
     trial: Trial,
-    registry: Registry,
+    experiment: Experiment,
     facts: Mapping[str, Any],
     path: Path,
     *,
     available: int,
-    max_bytes: int,
     full: bool,
     command: list[str],
     observer: Observer,
 ) -> TrustReport:
-    """Run the battery from where the file stands.
-
-    Args:
-        available: images that the test split has.
-        max_bytes: of adversarial images to keep beside the file; 0: none.
-    """
+    """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
     from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
     from calfat_plugin.evaluators.evidence import Collector
@@ -193,7 +185,7 @@ def _judge(
         "threat": settings,
         "transfer": list(trial.surrogates),
         "calfat_plugin": __version__,
-        "environment": describe_environment(trial.device, registry, command, "fp32"),
+        "environment": describe_environment(trial.device, experiment.registry, command, "fp32"),
     }
     task = trial.task()
     others = [fingerprint(replace(task, model=other), {}) for other in trial.surrogates.values()]
@@ -207,7 +199,7 @@ def _judge(
     done = {each.check: each for each in record.evidence if each.check in {check.name for check in checks}}
     record = replace(record, full=full, evidence=tuple(done.values()))
     trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
-    if max_bytes:
+    if max_bytes := experiment.evaluation.evidence_mb * 10**6:  # of adversarial images to keep beside the file
         trial.collector = Collector(trial.model, trial.data, trial.clean, threat, max_bytes, record.scratch)
         if record.evidence and record.kept.is_file():  # of a verdict that --full continues
             trial.collector.restore(read_evidence(record.kept))
@@ -244,7 +236,7 @@ def _judge(
     return TrustReport(checks, record.evidence, final, record.path)
 
 
-def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], examples: int) -> float | None:
+def _seconds_left(checks: Sequence[Check], evidence: Sequence[Findings], examples: int) -> float | None:
     """How long the checks that are left take at most: as long for each image as those that are done."""
     seconds = {each.check: each.seconds for each in evidence}
     costs = {check.name: check.cost(examples) for check in checks}

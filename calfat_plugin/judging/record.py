@@ -14,7 +14,7 @@ from calfat_plugin.analyses.attack import CHOOSE_OUTPUT
 from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
-from calfat_plugin.judging.evidence import Evidence
+from calfat_plugin.judging.findings import Findings
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.results import EVIDENCE
 
@@ -32,7 +32,7 @@ class Record:
     path: Path
     digest: str  # of the question: model, images, budget, seed, other models
     facts: Mapping[str, Any]  # what the file says beside evidence and verdict
-    evidence: tuple[Evidence, ...] = ()  # of the checks that are done, in order
+    evidence: tuple[Findings, ...] = ()  # of the checks that are done, in order
     robust: Tensor | None = None  # (N,) bool, what no attack has broken yet; None: no check is done
     full: bool = False  # whether all checks were asked for
 
@@ -55,7 +55,7 @@ class Record:
                 "is not overwritten: remove it, or write the new one elsewhere with --output."
             )
         try:
-            evidence = tuple(map(Evidence.from_json, content["checks"]))
+            evidence = tuple(map(Findings.from_json, content["checks"]))
             robust = from_bits(content["robust"], examples)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{path}: the file is damaged ({type(error).__name__}: {error}). {RESTORE}") from None

@@ -22,7 +22,7 @@ from calfat_plugin.evaluators.measure import clean_correct, clean_predictions, m
 from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.judging.evidence import Row
+from calfat_plugin.judging.findings import Row
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed

@@ -9,7 +9,7 @@ from typing import Literal
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
 from calfat_plugin.judging.check import SLACK, Check, Symptom
-from calfat_plugin.judging.evidence import BATCHED, CHANGED, REMEMBERED, Evidence, Found, found
+from calfat_plugin.judging.findings import BATCHED, CHANGED, REMEMBERED, Findings, Found, found
 from calfat_plugin.maths.intervals import Interval, wilson
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import interval, percent
@@ -83,7 +83,7 @@ def deciding(difference: float) -> int | None:
 
 def conclude(
     checks: Sequence[Check],
-    evidence: Sequence[Evidence],
+    evidence: Sequence[Findings],
     norm: str,
     budget: str,
     examples: int,
@@ -199,7 +199,7 @@ def _too_few(difference: float, range_: str, images: int | None, examples: int, 
 
 
 def _causes(
-    facts: Found, checks: Mapping[str, Check], evidence: Sequence[Evidence], symptoms: Mapping[str, Sequence[Symptom]]
+    facts: Found, checks: Mapping[str, Check], evidence: Sequence[Findings], symptoms: Mapping[str, Sequence[Symptom]]
 ) -> tuple[tuple[str, ...], bool]:
     """Of an overstated number: what broke more, the strongest first, then what else speaks against it; and whether
     one of them says that the model hides from attacks."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
-from calfat_plugin.report.measures import on_examples
+from calfat_plugin.report.labels import on_examples
 from calfat_plugin.report.numbers import NOTHING, counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
@@ -170,25 +170,12 @@ def learning_curves(run: RunFiles) -> Chart | None:
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
     if not lines:
         return None
-    last = [f"{line.name} {percent(line.points[-1][1])}" for line in lines]
-    caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
-    robust = run.robust_label
-    if robust is not None:
-        # The first of equals, as the checkpoint best-robust is chosen.
-        best = max(run.curve(robust), key=lambda point: (point[1], -point[0]))
-        caption += f" Best {robust}: {percent(best[1])} after round {best[0]}."
+    caption = "The global model after each round."
     subset = run.recipe.monitor.max_examples
     split = run.recipe.data.monitored_split
     caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
     caption += " On the validation split." if split == "validation" and not subset else ""
     return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
-
-
-def curve(run: RunFiles, column: str, name: str, title: str, caption: str, y_label: str) -> Chart | None:
-    """One column of ``rounds.csv``, round by round."""
-    points = run.curve(column)
-    last = f" Last round: {points[-1][1]:.4g}." if points else ""
-    return line_chart(name, title, caption + last, [Line(y_label, 0, points)], y_label)
 
 
 def heterogeneity(run: RunFiles) -> Chart | None:
@@ -197,7 +184,8 @@ def heterogeneity(run: RunFiles) -> Chart | None:
         "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
         "to their mean, over trainable parameters, over clients less one."
     )
-    return curve(run, "heterogeneity", "heterogeneity", "Heterogeneity s²", caption, "s²")
+    line = Line("s²", 0, run.curve("heterogeneity"))
+    return line_chart("heterogeneity", "Heterogeneity s²", caption, [line], "s²")
 
 
 def losses(run: RunFiles) -> Chart | None:
@@ -219,52 +207,26 @@ def losses(run: RunFiles) -> Chart | None:
     return line_chart("losses", "Training loss", caption, [Line("", 0, mean, band)], "mean training loss")
 
 
-def learning_rate(run: RunFiles) -> Chart | None:
-    """The clients' learning rate, round by round, where it changes."""
-    if len({rate for _, rate in run.curve("learning_rate")}) < 2:
-        return None
-    caption = "Of the clients' optimisers, as the recipe has it."
-    return curve(run, "learning_rate", "learning_rate", "Learning rate", caption, "learning rate")
-
-
-def own_metrics(run: RunFiles) -> list[Chart | None]:
-    """What plugins measured beside loss and accuracy, round by round: a chart each."""
-    by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
-    charts = []
-    for index, column in enumerate(name for name in run.metrics if not name.startswith("group/")):
-        where, _, name = column.rpartition("/")
-        caption = by.get(where, f"Measured by the evaluator {where}.")
-        charts.append(curve(run, column, f"metric-{index}", column.replace("_", " "), caption, name))
-    return charts
-
-
 def compared(
     name: str,
     title: str,
     what: str,
-    column: Mapping[str, str | None],
+    column: str,
     groups: Mapping[str, Sequence[RunFiles]],
     *,
     percentages: bool = True,
 ) -> Chart | None:
-    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation."""
+    """One column of several groups of runs: the mean over seeds, and a band of one standard deviation."""
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
-        curves = [dict(curve) for run in runs if (curve := run.curve(column[group] or ""))]
+        curves = [dict(curve) for run in runs if (curve := run.curve(column))]
         if curves:
             rounds = sorted(set.intersection(*map(set, curves)))
             stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
             mean = [(number, mean) for number, mean, _ in stats]
             band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
             lines.append(Line(group, index, mean, band))
-    shown = percent if percentages else "{:.3g}".format
-    ends = {line.name: line.points[-1] for line in lines if line.points}
-    if not ends:
-        return None
-    last = {number for number, _ in ends.values()}
-    when = (lambda number: "") if len(last) == 1 else " (round {})".format  # an unfinished run is behind the others
-    each = ", ".join(f"{group} {shown(value)}{when(number)}" for group, (number, value) in ends.items())
-    caption = f"{f'After round {last.pop()}' if len(last) == 1 else 'Last values'}: {each}."
+    caption = "Round by round."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."
     return line_chart(name, title, caption, lines, what, percentages=percentages)
@@ -393,8 +355,8 @@ def final_per_class(run: RunFiles) -> Chart | None:
     )
 
 
-def label_distribution(run: RunFiles, name: str = "label_distribution", of: str = "") -> Chart | None:
-    """Training examples per client and class; ``of`` says whose they are, when there are several on a page."""
+def label_distribution(run: RunFiles) -> Chart | None:
+    """Training examples per client and class."""
     counts, classes = run.class_counts, run.class_names
     if not counts:
         return None
@@ -405,7 +367,7 @@ def label_distribution(run: RunFiles, name: str = "label_distribution", of: str 
         f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} examples each; "
         f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
     )
-    title = "Labels on each client" + (f": {of}" if of else "")
+    name, title = "label_distribution", "Labels on each client"
     if len(counts) <= _PANELS:
         values = {f"client {client}": row for client, row in enumerate(counts)}
         return bar_chart(name, title, caption, values, list(map(short, classes)), "class")

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one setting, and which settings have accuracies that compare."""
+"""Which runs are seeds of one setting, which settings have accuracies that compare, and how they do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from calfat_plugin.experiment.resuming import PLUGIN_PLACE, comparable
+from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.recipe.clients import CHOOSING
+from calfat_plugin.results import evaluator_of
 
 _NOT_A_SETTING = (
     "common_args.random_seed",
@@ -49,3 +51,26 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in written]
     other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
     return {**found, "calfat.clients": other} if other else found
+
+
+def compared_alike(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Score]]]) -> dict[str, dict[str, Score]]:
+    """Row to its scores, each accuracy with its rival: the best of those that were measured alike on one problem.
+
+    Figures of plugins have no rival: of some of them less is better.
+
+    Args:
+        rows: name to (recipe as run, metric to score).
+    """
+    alike: dict[tuple[str, str], dict[str, Score]] = {}  # metric, and problem and evaluator, to the scores of rows
+    for name, (recipe, scores) in rows.items():
+        problem = problem_of(recipe)
+        picks = {pick.get("label", pick["name"]): pick for pick in recipe["calfat"]["evaluators"]}
+        for metric, score in scores.items():
+            if score.is_accuracy:
+                kind = repr((problem, picks.get(evaluator_of(metric))))
+                alike.setdefault((metric, kind), {})[name] = score
+    found = {name: dict(scores) for name, (_, scores) in rows.items()}
+    for (metric, _), scores in alike.items():
+        for name, score in with_rivals(scores).items():
+            found[name][metric] = score
+    return found

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.maths.intervals import Score, mcnemar, with_rivals
+from calfat_plugin.maths.intervals import Score, mcnemar
 from calfat_plugin.report.charts import (
     Chart,
     bar_chart,
     compared,
     drawn,
-    label_distribution,
     short,
 )
-from calfat_plugin.report.comparability import problem_of, settings_of
+from calfat_plugin.report.comparability import compared_alike, problem_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
@@ -26,12 +23,12 @@ from calfat_plugin.report.labels import (
     differing,
     highlights,
     listing,
+    on_examples,
     partition_note,
     plain,
     problem_names,
     setting_names,
 )
-from calfat_plugin.report.measures import Measure, accuracy_title, final, monitored, on_examples, titles
 from calfat_plugin.report.numbers import (
     NOTHING,
     as_measured,
@@ -41,11 +38,10 @@ from calfat_plugin.report.numbers import (
     on_page,
     paired_points,
     points,
-    unbroken_percent,
 )
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
-from calfat_plugin.results import RELEASE, WORST, WORST_CASE, evaluator_of, measured, release_of
+from calfat_plugin.results import RELEASE, WORST, WORST_CASE, measured, release_of
 
 
 @dataclass(frozen=True)
@@ -76,21 +72,16 @@ class Group:
             release=[value for value in release if value is not None],
         )
 
-    def measures(self) -> dict[str, Measure]:
-        """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""
-        return {str(found["label"]): final(run, found) for run in reversed(self.runs) for found in run.evaluations}
-
-    def columns(self, metrics: Iterable[str]) -> dict[str, Measure]:
-        """The same for a table, which names the data elsewhere; also of what was measured of the other ``metrics``."""
-        found = {label: measure.on_any_data() for label, measure in self.measures().items()}
-        others = [metric for metric in metrics if metric not in found and self.score(metric).values]
-        whose = {metric: found.get(evaluator_of(metric)) for metric in others}
-        return found | {metric: Measure(metric, of.facts if of else ()) for metric, of in whose.items()}
+    @property
+    def labels(self) -> list[str]:
+        """Of the evaluators that measured the final models; empty where nothing is finished."""
+        found = (str(evaluation["label"]) for run in reversed(self.runs) for evaluation in run.evaluations)
+        return list(dict.fromkeys(found))
 
     @property
     def strongest(self) -> str:
         """The evaluator that hurt most, by the mean over seeds, of equals the last; empty without an attack."""
-        means = {label: mean for label in self.measures() if (mean := self.score(label).mean) is not None}
+        means = {label: mean for label in self.labels if (mean := self.score(label).mean) is not None}
         return min((label for label in reversed(means) if label != NATURAL), key=lambda label: means[label], default="")
 
     def mean_per_class(self, label: str) -> list[float | None]:
@@ -164,26 +155,31 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
     and what was reported.
     """
-    found = {group.name: group.columns(suite.headings) for group in groups}
-    labels = dict.fromkeys((*suite.headings, *(label for of in found.values() for label in of)))
-    measures = [of[label] for label in labels for of in found.values() if label in of]
-    columns = titles(measures, lambda label: suite.headings.get(label, label))
-    alike: dict[str, list[Group]] = {}  # what sets a problem apart from the others, to the groups that solve it
+    labels = dict.fromkeys((*suite.headings, *(label for group in groups for label in group.labels)))
+    scores = {group.name: {label: group.score(label) for label in labels} for group in groups}
+    known = [label for label in labels if any(of[label].values for of in scores.values())]
+    columns = {label: suite.headings.get(label, label) for label in known}
+    found = compared_alike({group.name: (group.runs[0].settings, scores[group.name]) for group in groups})
     problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
+    blocks: dict[str, list[dict[str, Any]]] = {}  # what sets a problem apart from the others, to the rows that solve it
     for problem, group in zip(problems, groups, strict=True):
-        alike.setdefault(problem, []).append(group)
-    blocks = {problem: _rows(block, list(columns), found) for problem, block in alike.items()}
+        row = {
+            "name": group.name,
+            "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
+            "scores": [_score(group, label, found[group.name][label]) for label in columns],
+        }
+        blocks.setdefault(problem, []).append(row)
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
     measured_as = {
-        heading: [each for each in evaluations if final(*each).on_any_data() == column]
-        for column, heading in columns.items()
-        if evaluator_of(column.label) == column.label and column.facts
+        heading: [each for each in evaluations if each[1]["label"] == label]
+        for label, heading in columns.items()
+        if any(one["label"] == label for _, one in evaluations)
     }
     own = {metric for group in groups for metric in group.runs[0].recipe.final_metrics}
-    figures = ", ".join(heading for column, heading in columns.items() if column.label in own)
+    figures = ", ".join(heading for label, heading in columns.items() if label in own)
     said = [
         f"Not in percent, but as measured: {figures}." if figures else "",
-        WORST_DEFINED if any(column.label.endswith(tuple(WORST)) for column in columns) else "",
+        WORST_DEFINED if any(label.endswith(tuple(WORST)) for label in columns) else "",
         partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}),
     ]
     sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
@@ -201,29 +197,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     }
 
 
-def _rows(
-    block: Sequence[Group], columns: Sequence[Measure], measured: Mapping[str, Mapping[str, Measure]]
-) -> list[dict[str, Any]]:
-    """A row a setting, its scores compared with those of the others."""
-    found = {}
-    for column in columns:
-        # Without a measurement, a setting belongs in the first column of its label.
-        first = next(other for other in columns if other.label == column.label)
-        own = [group for group in block if column == measured[group.name].get(column.label, first)]
-        scores = {group.name: group.score(column.label) for group in own}
-        # Of some figures less is better.
-        found[column] = with_rivals(scores) if all(score.is_accuracy for score in scores.values()) else scores
-    return [
-        {
-            "name": group.name,
-            "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
-            "scores": [_score(group, column, found[column].get(group.name, Score({}))) for column in columns],
-        }
-        for group in block
-    ]
-
-
-def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
+def _score(group: Group, label: str, score: Score) -> dict[str, Any]:
     """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
     return {
         "mean": as_measured(score.mean, score),
@@ -233,7 +207,7 @@ def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
         "rival": "" if score.rival is None else on_page(paired_points(score.rival.difference)),
         "reported": "" if score.reported is None else bare_percent(score.reported),
         "difference": "" if score.difference is None else on_page(points(score.difference)),
-        "beyond": group.tolerable.get(column.label) is False,
+        "beyond": group.tolerable.get(label) is False,
     }
 
 
@@ -267,7 +241,6 @@ def comparison_page(
             "results": {**results_table(groups, suite), "notes": notes},
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
-            "labels": drawn(_distributions(groups), figures),
             "images": images and {**images, "names": [group.name for group in shown]},
             "settings": differ and {"names": [group.name for group in groups], "rows": differ},
             "recipe": {term: value for term, value in every[0].items() if all(value == of.get(term) for of in every)},
@@ -304,33 +277,24 @@ def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]
 
 
 def _curves(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
-    """Accuracy during the runs, a chart for each way it was measured; and heterogeneity."""
+    """Accuracy during the runs, a chart for each evaluator; and heterogeneity."""
     runs = {group.name: group.runs for group in groups}
-    found = {group.name: [monitored(run, label) for run in group.runs for label in run.monitored] for group in groups}
-    charts: list[Chart | None] = []
-    for name, measure, title in _each(found, headings):
-        column = {group: measure.label if measure in of else None for group, of in found.items()}
-        charts.append(compared(name, title, "accuracy (%)", column, runs))
-    spread = dict.fromkeys(runs, "heterogeneity")
-    return [*charts, compared("heterogeneity", "Heterogeneity s²", "s²", spread, runs, percentages=False)]
+    labels = (label for group in groups for run in group.runs for label in run.monitored)
+    charts = [compared(name, title, "accuracy (%)", label, runs) for name, label, title in _titled(labels, headings)]
+    return [*charts, compared("heterogeneity", "Heterogeneity s²", "s²", "heterogeneity", runs, percentages=False)]
 
 
 def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
-    """Accuracy per class, clean and under whatever hurt one of the settings most; a chart for each measure."""
+    """Accuracy per class, clean and under whatever hurt one of the settings most."""
     indexes = {group.name: index for index, group in enumerate(groups)}  # as in the curves
-    measures = {group.name: group.measures() for group in groups}
-    shown = {
-        group.name: [of[label] for label in (NATURAL, group.strongest) if label in of]
-        for group, of in zip(groups, measures.values(), strict=True)
-    }
+    labels = (label for group in groups for label in (NATURAL, group.strongest) if label in group.labels)
     charts: list[Chart | None] = []
-    for name, measure, title in _each(shown, headings):
-        alike = [group for group in groups if measures[group.name].get(measure.label) == measure]
-        classes = alike[0].runs[0].class_names
-        values = {group.name: group.mean_per_class(measure.label) for group in alike}
-        values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
+    for name, label, title in _titled(labels, headings):
+        classes = next(group.runs[0].class_names for group in groups if label in group.labels)
+        values = {group.name: group.mean_per_class(label) for group in groups}
+        values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes) > 0}
         if values:
-            caption = _worst_classes(alike, measure.label)
+            caption = "Mean over seeds; a dash: the class has no test examples."
             names, shown_as = list(map(short, classes)), f"{title}, per class"
             charts.append(
                 bar_chart(
@@ -340,37 +304,14 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
     return charts
 
 
-def _worst_classes(groups: Sequence[Group], label: str) -> str:
-    """The worst class as a suite's metric ``worst-class`` has it, run by run: no bar's, which is a mean over seeds."""
-    found = {group.name: group.score(f"{label}:worst-class").mean for group in groups}
-    shown = [f"{name} {unbroken_percent(mean)}" for name, mean in found.items() if mean is not None]
-    return f"Worst class of each run, mean over seeds: {listing(shown)}." if shown else ""
-
-
-def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -> Iterator[tuple[str, Measure, str]]:
-    """(name for files, measure, title) for every measure that a chart is made of, natural accuracy first."""
-    measures = sorted(dict.fromkeys(itertools.chain(*found.values())), key=lambda measure: measure.label != NATURAL)
-    named = titles(measures, lambda label: accuracy_title(label, headings))
-    numbers: Counter[str] = Counter()
-    for measure in measures:
-        kind = "natural" if measure.label == NATURAL else "robust"
-        numbers[kind] += 1
-        yield kind if numbers[kind] == 1 else f"{kind}_{numbers[kind]}", measure, named[measure]
-
-
-def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
-    """One chart for each different partition; of seeds with partitions of their own that of the first."""
-    seen: dict[tuple[tuple[int, ...], ...], RunFiles] = {}
-    several = {run.path for group in groups if len({run.class_counts for run in group.runs}) > 1 for run in group.runs}
-    for run in (group.runs[0] for group in groups):
-        if run.class_counts and len(seen) < MOST_LINES:
-            seen.setdefault(run.class_counts, run)
-    names = problem_names([problem_of(run.settings) for run in seen.values()])
-    return [
-        label_distribution(
-            run,
-            f"labels_{number}",
-            ", ".join(filter(None, (name, f"seed {run.recipe.seed}" if run.path in several else ""))),
-        )
-        for number, (run, name) in enumerate(zip(seen.values(), names, strict=True), start=1)
-    ]
+def _titled(labels: Iterable[str], headings: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(name for files, evaluator, title) of a chart for each evaluator, natural accuracy first."""
+    ordered = sorted(dict.fromkeys(labels), key=lambda label: label != NATURAL)
+    attacks = [label for label in ordered if label != NATURAL]
+    for label in ordered:
+        heading = headings.get(label, label)
+        if label == NATURAL:
+            yield "natural", label, f"{heading[:1].upper()}{heading[1:]} accuracy"
+        else:
+            place = attacks.index(label)
+            yield f"robust_{place + 1}" if place else "robust", label, f"Accuracy under {heading}"

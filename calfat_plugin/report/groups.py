@@ -1,16 +1,13 @@
-"""Groups of clients on the page of a run: who differs in what, and each group's means over the rounds."""
+"""Groups of clients on the page of a run: who differs in what, and each group's last means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
-from calfat_plugin.report.charts import Chart, Line, line_chart
 from calfat_plugin.report.labels import difference
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import RunFiles
-
-_WORDS = {"loss": "training loss", "update_norm": "length of an update", "update_cosine": "cosine of an update"}
 
 
 def members(run: RunFiles) -> dict[str, list[int]]:
@@ -55,18 +52,3 @@ def ranges(ids: Sequence[int]) -> str:
         else:
             found.append([client])
     return ", ".join("-".join(map(str, ends)) for ends in found)
-
-
-def group_curves(run: RunFiles) -> list[Chart | None]:
-    """What ``rounds.csv`` has of groups, round by round: a chart each, with a line a group."""
-    charts: list[Chart | None] = []
-    for what, words in _WORDS.items():
-        found = [(name, run.curve(f"group/{name}/{what}")) for name in run.recipe.group_names]
-        lines = [Line(name, index, points) for index, (name, points) in enumerate(found) if points]
-        last = ", ".join(f"{line.name} {line.points[-1][1]:.3g}" for line in lines)
-        caption = f"Mean over each group's clients of a round. Last: {last}."
-        if what == "update_cosine":
-            caption += " With the coordinate-wise median of the round's updates."
-        title = f"{words[:1].upper()}{words[1:]}, by group"
-        charts.append(line_chart(f"groups_{what}", title, caption, lines, words))
-    return charts

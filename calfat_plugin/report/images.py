@@ -40,41 +40,25 @@ def perturbation(x: Tensor, x_adv: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What became of a test image in a run.
+    """What became of a test image in a run; no adversarial image where it withstood, or was wrong when clean."""
 
-    Attributes:
-        before, after: names of the classes that the model says of the clean and of the adversarial image; ``after`` is
-            empty where there is none, since the image withstood, or was wrong when clean.
-        perturbation, x_adv: PNG as data URIs; empty likewise.
-        factor: by which the perturbation is shown stronger than it is.
-        attack: the first that broke it.
-    """
-
-    before: str
-    after: str = ""
-    perturbation: str = ""
+    before: str  # the class that the model says of the clean image
+    after: str = ""  # of the adversarial one
+    perturbation: str = ""  # PNG as a data URI, as the next
     x_adv: str = ""
-    factor: float = 0.0
-    attack: str = ""
+    factor: float = 0.0  # by which the perturbation is shown stronger than it is
+    attack: str = ""  # the first that broke it
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A test image of a class, and what became of it in each run.
+    """A test image of a class, and what became of it in each run."""
 
-    Attributes:
-        class_name: its true class.
-        accuracy: of that class under all attacks together, the first run's, in [0, 1].
-        image: its position among the images that were attacked.
-        x: PNG as a data URI.
-        runs: in the order of the evidence.
-    """
-
-    class_name: str
-    accuracy: float
-    image: int
-    x: str
-    runs: tuple[Attacked, ...]
+    class_name: str  # its true class
+    accuracy: float  # of that class under all attacks together, the first run's, in [0, 1]
+    image: int  # its position among the images that were attacked
+    x: str  # PNG as a data URI
+    runs: tuple[Attacked, ...]  # in the order of the evidence
 
     @property
     def withstand(self) -> str:
@@ -82,12 +66,7 @@ class Strip:
 
 
 def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Strip]:
-    """One strip a class, the class first that withstands least; empty for evidence about different images.
-
-    Args:
-        evidence: of one run, or of several on the same test images.
-        class_names: C names.
-    """
+    """One strip a class, the class first that withstands least; empty for evidence about different images."""
     import torch
 
     first = evidence[0]

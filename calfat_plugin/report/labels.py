@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -97,6 +97,19 @@ def difference(group: ClientGroup, run: Recipe) -> str:
     written = flat({key: value for key, value in group.as_run().items() if key != "name"})
     usual = flat({"threat": {**options_to_plain(run.threat), "inner": run.threat.inner.as_run()}})
     return named(written, [key for key, value in written.items() if usual.get(key) != value])
+
+
+def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str, Any]]]]]) -> str:
+    """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``."""
+    alike: dict[str, list[str]] = {}
+    for heading, evaluations in found:
+        texts: dict[str, None] = {}
+        for run, evaluation in evaluations:
+            number = evaluation.get("num_examples") or 0
+            most = max(int(other.get("num_examples") or 0) for other in run.evaluations)
+            texts[f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"] = None
+        alike.setdefault(listing(list(texts)), []).append(heading)
+    return ", ".join(f"{listing(headings)} on {examples}" for examples, headings in alike.items())
 
 
 def headline(run: RunFiles) -> str:

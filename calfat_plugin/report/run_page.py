@@ -16,19 +16,16 @@ from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
-    bar_chart,
     drawn,
     eps_chart,
     final_per_class,
     heterogeneity,
     label_distribution,
     learning_curves,
-    learning_rate,
     losses,
-    own_metrics,
 )
 from calfat_plugin.report.comparison import reported_of
-from calfat_plugin.report.groups import group_curves, groups_table, ranges, with_groups
+from calfat_plugin.report.groups import groups_table, ranges, with_groups
 from calfat_plugin.report.images import Strip, read_strips
 from calfat_plugin.report.numbers import (
     NOTHING,
@@ -54,7 +51,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
     with suppress(RecipeError):  # of a backend that is not there any more
         if runtime_of(run.recipe).is_unprotected:
             facts["security"] = UNPROTECTED
-    of_clients = (label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run))
+    of_clients = (label_distribution(run), heterogeneity(run), losses(run))
     return render_page(
         "run.html",
         title=run.name,
@@ -66,7 +63,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
         sections={
             "results": some(
                 final=_final(run),
-                figures=drawn((learning_curves(run), final_per_class(run), *own_metrics(run)), figures),
+                figures=drawn((learning_curves(run), final_per_class(run)), figures),
                 rounds=_rounds(run),
             ),
             "clients": some(
@@ -257,7 +254,7 @@ def trust_view(content: Mapping[str, Any], figures: Path, strips: Sequence[Strip
         "examples": counted(content["examples"], "test image"),
         "finished": content["finished"],
         "rows": rows,
-        "figures": drawn((_curve(content, attacks), _bars(content, attacks)), figures),
+        "figures": drawn([_curve(content, attacks)], figures),
         "strips": strips,
     }
 
@@ -274,23 +271,6 @@ def _curve(content: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> 
         for row in sorted(points, key=lambda row: parse_number(row["eps"]))
     ]
     return eps_chart("trust_curve", [clean, *attacked], "an honest one falls to 0")
-
-
-def _bars(content: Mapping[str, Any], attacks: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """What each attack at the budget leaves alone, and all of them together; None where there is none."""
-    rows = [row for row in attacks if row.get("left") is not None]
-    if not rows:
-        return None
-    usable = content["verdict"].get("usable", True)
-    together = "all together" if usable else "all together (no usable number)"
-    names = [f"{row['attack']}, {row['examples']} images" if _is_of_picked(row) else row["attack"] for row in rows]
-    values: list[float | None] = [*(row["accuracy"] for row in rows), rows[-1]["left"]]
-    budget = labels.budget(content["threat"])
-    caption = f"{budget}: right clean and under the attack; the last bar under all of them."
-    if not usable:
-        caption += " The model hides from attacks: the last bar is an upper bound, and no usable number."
-    title, names = "Accuracy under each attack", [*names, together]
-    return bar_chart("trust_attacks", title, caption, {"": values}, names, "attack", percentages=True)
 
 
 def _is_of_picked(row: Mapping[str, Any]) -> bool:

@@ -18,7 +18,6 @@ from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import BESIDE, WORST_CASE, evaluator_of
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
@@ -224,42 +223,25 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
 
 
 def seconds_left(plan: SuitePlan) -> float | None:
-    """What the selected cells' runs that are left will take one process; None where no round was measured and the suite
-    says nothing.
+    """Of the selected cells' runs that are left, in one process; None where nothing says what a round costs.
 
-    A round costs what it did in runs of the same cell, else of the same kind (choice runs skip the final evaluation),
-    else in any run.
+    A round costs what it did in the runs that finished here.
     """
     choosing = plan.choosing
-    rates: dict[tuple[str, bool] | bool | None, list[float]] = {}
-    for run in (*choosing.runs, *plan.runs):
-        if run.recorded is not None:
-            continue  # of another machine
-        directory, kind = RunDirectory(run.directory), run.cell.tried != ""
-        if run.state == "finished":
-            rate = float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
-        elif rows := read_rounds(directory.rounds):
-            rate = sum(float(row["seconds"]) for row in rows) / len(rows)
-        else:
-            continue
-        for key in ((run.cell.name, kind), kind, None):
-            rates.setdefault(key, []).append(rate)
-    left: list[tuple[str, bool, int]] = []
-    for run in (*choosing.left, *plan.left):
-        done = len(read_rounds(RunDirectory(run.directory).rounds)) if run.state == "unfinished" else 0
-        left.append((run.cell.name, run.cell.tried != "", max(0, run.experiment.num_rounds - done)))
+    here = (run for run in (*choosing.runs, *plan.runs) if run.state == "finished" and run.recorded is None)
+    rates = [
+        float(read_results(RunDirectory(run.directory).results).get("seconds") or 0) / run.experiment.num_rounds
+        for run in here
+    ]
+    rate = sum(rates) / len(rates) if rates else plan.suite.seconds_per_round
+    if rate is None:
+        return None
+    rounds = sum(run.experiment.num_rounds for run in (*choosing.left, *plan.left))
     for cell in plan.cells:
-        if cell.experiment is not None and cell.name in plan.waiting and cell.name in plan.selected:
-            left.append((cell.name, False, len(plan.seeds) * cell.experiment.num_rounds))
-            left.append((cell.name, True, plan.choices[cell.name].finals * cell.experiment.num_rounds))
-    total = 0.0
-    for name, kind, rounds in left:
-        found = next((rates[key] for key in ((name, kind), kind, None) if key in rates), None)
-        rate_of = plan.suite.seconds_per_round if found is None else sum(found) / len(found)
-        if rate_of is None:
-            return None
-        total += rate_of * rounds
-    return total
+        choice = plan.choices.get(cell.name)
+        if choice is not None and cell.experiment is not None and cell.name in plan.selected:
+            rounds += (choice.finals + choice.open * len(plan.seeds)) * cell.experiment.num_rounds
+    return rate * rounds
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from calfat_plugin.maths.intervals import (
     is_level,
     paired,
     paired_p_value,
-    with_rivals,
 )
-from calfat_plugin.report.comparability import problem_of
+from calfat_plugin.report.comparability import compared_alike
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import evaluator_of, release_of
+from calfat_plugin.results import release_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, RunOutcome, why_lost
 from calfat_plugin.suites.parse import Suite
@@ -106,7 +105,11 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
             found = replace(found, results=read_results(RunDirectory(run.directory).results))
         by_cell[run.cell.name].append(found)
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
-    return SuiteSummary(plan, tuple(_with_rivals(cells)))
+    rows = {
+        row.cell.name: (row.cell.experiment.as_run(), row.scores) for row in cells if row.cell.experiment is not None
+    }
+    scores = compared_alike(rows)
+    return SuiteSummary(plan, tuple(replace(row, scores=scores.get(row.cell.name, row.scores)) for row in cells))
 
 
 def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunOutcome]) -> CellSummary:
@@ -132,28 +135,6 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunOutcome]) -> Ce
     waiting = plan.seeds if cell.name in plan.waiting else ()
     source = suite.reported.source_of(cell.name)
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
-
-
-def _with_rivals(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
-    """The cells, each accuracy compared with the best of those that were measured alike on one problem.
-
-    Figures of plugins are left out: of some of them less is better.
-    """
-    alike: dict[tuple[str, str], dict[str, Score]] = {}  # metric, and problem and evaluator, to the scores of cells
-    for cell in cells:
-        if (experiment := cell.cell.experiment) is not None:
-            problem, picks = problem_of(experiment.as_run()), {pick.label: pick for pick in experiment.evaluators}
-            for metric, score in cell.scores.items():
-                if score.is_accuracy:
-                    pick = picks.get(evaluator_of(metric))
-                    kind = repr((problem, pick and pick.as_run()))
-                    alike.setdefault((metric, kind), {})[cell.cell.name] = score
-    found = {cell.cell.name: dict(cell.scores) for cell in cells}
-    for (metric, _), scores in alike.items():
-        for name, score in with_rivals(scores).items():
-            found[name][metric] = score
-    for cell in cells:
-        yield replace(cell, scores=found[cell.cell.name])
 
 
 # --- planned comparisons: the section ``compare``, one row against all others, corrected for their number -------------

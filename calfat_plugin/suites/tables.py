@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,6 @@ _LATEX = {
 }
 # What Markdown would read as HTML, an entity, emphasis, code or a link.
 _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
-#: The files of a suite, and how those that calfat wrote, also the earliest, begin.
-_BEGINNINGS = {
-    "table.md": re.compile(rf"# .*\n\n(\|.*\n)+\n{_PERCENT}"),
-    "table.tex": re.compile(rf"% needs \\usepackage{{booktabs}}\n\\begin{{table}}\n  \\centering\n.*{_PERCENT}"),
-    "table.csv": re.compile(r".*\bmetric,n,mean_percent,"),
-    "suite.json": re.compile(r'{\n  "suite": "'),
-}
-
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -276,44 +268,32 @@ def _escape(text: str) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _copy(suite: Suite, out: Path, name: str) -> Path:
-    return out / f"{suite.name}{Path(name).suffix}"
-
-
-def check_out(suite: Suite, out: Path | None) -> None:
-    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write."""
-    copies = [] if out is None else [(_copy(suite, out, name), begins) for name, begins in _BEGINNINGS.items()]
-    tables = [*(suite.directory / name for name in _BEGINNINGS), *(path for path, _ in copies)]
-    if suite.record is not None and suite.record.resolve() in [path.resolve() for path in tables]:
+def check_record(suite: Suite) -> None:
+    """Refuse a record that a table would take the place of."""
+    if suite.record is not None and suite.record.resolve() in [
+        (suite.directory / name).resolve() for name in ("table.md", "table.tex", "table.csv", "suite.json")
+    ]:
         raise OptionError(
-            f"--record {suite.record}: a table of the suite is written there, over the record. Choose another folder "
-            "with --out, or another name for the record."
+            f"--record {suite.record}: a table of the suite is written there, over the record. Choose another name."
         )
-    for path, begins in copies:
-        if path.exists() and not (path.is_file() and begins.match(path.read_text(encoding="utf-8", errors="replace"))):
-            raise OptionError(
-                f"--out {out}: {path} is there already, and is no table that calfat wrote. It is not overwritten: move "
-                "it away, or choose another folder."
-            )
 
 
-def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
-    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``."""
-    texts: Mapping[str, str] = {
+def write_tables(summary: SuiteSummary) -> Path:
+    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, which is returned."""
+    texts = {
         "table.md": markdown(summary),
         "table.tex": latex(summary),
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }
-    folders = [(summary.suite.directory, False), *([] if out is None else [(out, True)])]  # they may be one
-    for folder, is_copy in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in texts.items():
-                write_text(_copy(summary.suite, folder, name) if is_copy else folder / name, text, TRY_AGAIN)
-        except OSError as error:
-            raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
-    return list(dict.fromkeys(folder for folder, _ in folders))
+    folder = summary.suite.directory
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text(folder / name, text, TRY_AGAIN)
+    except OSError as error:
+        raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
+    return folder
 
 
 def as_csv(summary: SuiteSummary) -> str:

@@ -14,7 +14,7 @@ import torch
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, battery
 from calfat_plugin.judging.checks import AutoAttackCheck, BudgetCurve, unbounded
-from calfat_plugin.judging.evidence import CLAIM, Evidence, Found, Row
+from calfat_plugin.judging.findings import CLAIM, Findings, Found, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
@@ -66,8 +66,8 @@ def made(
     zero_margin: int = 0,
     facts: Mapping[str, float] = {},
     until: str = "",
-) -> list[Evidence]:
-    """Evidence in the battery's order: an honest model's, with these values instead; it ends before ``until``."""
+) -> list[Findings]:
+    """Findings in the battery's order: an honest model's, with these values instead; it ends before ``until``."""
     accuracies, left, found = {**HONEST, **attacks}, 0.98, []
     for check in CHECKS:
         if check.name == until:
@@ -81,7 +81,7 @@ def made(
             rows.append(Row(attack, "0.1", accuracies[attack], left, 300, 1.0, vanished))
         if check.name == "budget":
             rows = [Row("pgd20", eps, accuracy, None, 300, 1.0, 0) for eps, accuracy in curve.items()]
-        found.append(Evidence(check.name, tuple(rows), known))
+        found.append(Findings(check.name, tuple(rows), known))
     return found
 
 
@@ -148,7 +148,7 @@ def test_so_many_images_decide_and_one_fewer_does_not(difference: float) -> None
     assert words == ["not shown", clear, clear]
 
 
-def of(examples: int, evidence: list[Evidence]) -> list[Evidence]:
+def of(examples: int, evidence: list[Findings]) -> list[Findings]:
     """The same shares of so many images."""
     return [
         dataclasses.replace(each, rows=tuple(dataclasses.replace(row, examples=examples) for row in each.rows))
@@ -299,7 +299,7 @@ def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once(snapshot:
 
 def test_of_a_randomised_model_one_run_decides_nothing(snapshot: TextSnapshot) -> None:
     rows = tuple(Row(f"pgd20, draw {n}", "0.1", 0.6 + n / 100, 0.6, 300, 1.0, 0) for n in (1, 2, 3))
-    answers = Evidence("answers", rows, {"natural": 0.98, "guess": 0.11, "changed": 0.4})
+    answers = Findings("answers", rows, {"natural": 0.98, "guess": 0.11, "changed": 0.4})
     found = conclude(CHECKS, [answers], "linf", "0.1", 300)
     assert (found.word, found.clear) == ("not shown", True)
     snapshot(found.sentence)
@@ -324,7 +324,7 @@ def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
 
 def test_evidence_survives_json() -> None:
     for evidence in made(zero=3):
-        assert Evidence.from_json(json.loads(json.dumps(evidence.as_json()))) == evidence
+        assert Findings.from_json(json.loads(json.dumps(evidence.as_json()))) == evidence
 
 
 def test_the_widest_ball_reaches_grey() -> None:

@@ -12,7 +12,7 @@ from calfat_plugin.cli.progress import Lines, ShownProgress
 from calfat_plugin.report import write_run_report
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
-from calfat_plugin.report.groups import group_curves, groups_table, members, ranges, with_groups
+from calfat_plugin.report.groups import groups_table, members, ranges, with_groups
 from calfat_plugin.report.labels import difference, headline, highlights, problem_names
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import RunFiles, read_run
@@ -68,16 +68,6 @@ def test_ids_are_ranges_as_in_recipes(ids: Any, text: str) -> None:
     assert ranges(ids) == text
 
 
-def test_curves_have_a_line_a_group(tmp_path: Path) -> None:
-    drawn = [chart for chart in group_curves(grouped(tmp_path)) if chart is not None]
-    assert [(chart.name, chart.title) for chart in drawn] == [
-        ("groups_loss", "Training loss, by group"),
-        ("groups_update_norm", "Length of an update, by group"),
-        ("groups_update_cosine", "Cosine of an update, by group"),
-    ]
-    assert drawn[0].caption == "Mean over each group's clients of a round. Last: liars 2.5, weak 1.25, others 0.5."
-
-
 @pytest.mark.usefixtures("no_figures")
 def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: Path) -> None:
     run = grouped(tmp_path)
@@ -89,14 +79,12 @@ def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: 
     assert f'<th scope="row">liars, attackers<span class="beside">{own}</span></th>' in page
     assert '<td class="number">2 (weak), 5</td>' in page
     assert "Attackers (clients 1, 4) are left out." in page
-    assert "Measured by the evaluator group" not in page
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
     run = read_run(made_run(tmp_path / "run", final={"natural": 0.5}))
     assert (members(run), groups_table(run), with_groups(run)) == ({}, [], ())
-    assert all(chart is None for chart in group_curves(run))
     page = (write_run_report(run.path)).read_text()
     assert "Groups of clients" not in page
     assert "are left out" not in page

@@ -23,7 +23,7 @@ HOW = (
     "Values are chosen for each row by pgd20 on the validation split after the last round, the mean over seed 100, in "
     "runs that never see the test split; a run that failed counts as 0. Tries of every row: 2.\n"
 )
-UNKNOWN = "no round was measured yet; the key seconds_per_round of the suite may say what one costs\n"
+UNKNOWN = "no run has finished here yet; the key seconds_per_round of the suite may say what one costs\n"
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from calfat_plugin.cli.progress import verbatim_console
-from calfat_plugin.cli.suite_view import remarks, suite_table
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
@@ -140,36 +136,6 @@ def test_a_column_says_what_was_measured_on_fewer_examples(summary):
     fewer = replace(summary, cells=(replace(first, runs=runs),))
     assert "natural | PGD-20 (32 of 1,359 images) |" in " ".join(markdown(fewer).split())
     assert "natural & PGD-20 (32 of 1,359 images)" in latex(fewer)
-    assert [column.header.plain for column in suite_table(fewer).columns[3:]] == [
-        *("natural", "PGD-20 (32 of 1,359 images)")
-    ]
-
-
-@pytest.mark.parametrize("width", [100, 45])
-def test_terminal(summary, width, snapshot):
-    stream = io.StringIO()
-    Console(file=stream, width=width).print(suite_table(summary))
-    snapshot("".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()))
-    assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
-
-
-@pytest.mark.parametrize("width", [100, 30])
-def test_what_was_chosen_and_the_verdict_stand_whole_beneath_the_name_of_a_row(summary, width, monkeypatch):
-    view = "calfat_plugin.cli.suite_view"
-    monkeypatch.setattr(f"{view}.columns", lambda summary: [*summary.suite.axes, "chosen", "calfat trust"])
-    more = {"CalFAT": ["learning_rate 0.3, the only value tried", "holds (seed 1001)"], "FedPGD": ["-", "-"]}
-    monkeypatch.setattr(f"{view}.names", lambda _, cell: [*cell.cell.labels, *more[cell.cell.labels[-1]]])
-    stream = io.StringIO()
-    Console(file=stream, width=width).print(suite_table(replace(summary, cells=summary.cells[:2])))
-    lines = [line.split("│")[2] for line in stream.getvalue().splitlines() if line.startswith("│")]
-    beneath = "chosen: learning_rate 0.3, the only value tried calfat trust: holds (seed 1001)"
-    assert "".join("".join(lines).split()) == f"CalFAT{beneath}FedPGD".replace(" ", "")
-
-
-def test_brackets_in_a_title_are_no_markup_of_the_terminal(summary, capsys):
-    plan = replace(summary.plan, suite=summary.suite.model_copy(update={"title": "a [/b] :dog:"}))
-    verbatim_console().print(suite_table(replace(summary, plan=plan)))
-    assert capsys.readouterr().out.startswith("a [/b] :dog:")
 
 
 def test_json_holds_everything(summary):
@@ -205,24 +171,16 @@ def test_json_holds_everything(summary):
     assert content["cells"][3]["skipped"] == "too slow"
 
 
-def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
-    out = tmp_path / "paper" / "tables"
-    folders = write_tables(summary, out)
-    assert sorted(path.name for path in summary.suite.directory.iterdir() if path.is_file()) == [
-        "suite.json",
-        "table.csv",
-        "table.md",
-        "table.tex",
-    ]
-    assert sorted(path.name for path in out.iterdir()) == ["tiny.csv", "tiny.json", "tiny.md", "tiny.tex"]
-    assert (out / "tiny.tex").read_text(encoding="utf-8") == latex(summary)
-    assert folders == [summary.suite.directory, out]
-
-
-def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path, snapshot):
-    (tmp_path / "file").write_text("")
-    with snapshot.raises(RunError):
-        write_tables(summary, tmp_path / "file")
+def test_tables_are_written_to_the_suite_or_it_is_said_why_not(summary):
+    folder = write_tables(summary)
+    assert folder == summary.suite.directory
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    assert names == ["suite.json", "table.csv", "table.md", "table.tex"]
+    assert (folder / "table.tex").read_text(encoding="utf-8") == latex(summary)
+    (folder / "table.md").unlink()
+    (folder / "table.md").mkdir()
+    with pytest.raises(RunError, match=r"table\.md"):
+        write_tables(summary)
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"format": 3}', '{"evaluations": [{"label": "natural"}]}'])

@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Findings:
     """What one check found."""
 
     check: str
@@ -70,7 +70,7 @@ class Evidence:
         return {"check": self.check, "seconds": self.seconds, "rows": rows, "facts": dict(self.facts)}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Evidence:
+    def from_json(cls, content: Mapping[str, Any]) -> Findings:
         """The inverse of ``as_json``."""
         rows = ({key: value for key, value in row.items() if key not in _INTERVALS} for row in content["rows"])
         return cls(**{**content, "rows": tuple(Row(**row) for row in rows)})
@@ -120,7 +120,7 @@ class Found:
         }
         return {name: wilson(share, self.examples) for name, share in shares.items() if share is not None}
 
-    def contributions(self, evidence: Iterable[Evidence]) -> dict[str, float]:
+    def contributions(self, evidence: Iterable[Findings]) -> dict[str, float]:
         """Check to the share that its attacks broke of what withstood the checks before it, at the budget."""
         before, found = self.natural, {}
         for each in evidence:
@@ -129,7 +129,7 @@ class Found:
         return found
 
 
-def found(evidence: Iterable[Evidence], budget: str, examples: int) -> Found | None:
+def found(evidence: Iterable[Findings], budget: str, examples: int) -> Found | None:
     """The evidence at a glance; None before the first check."""
     every = tuple(evidence)
     facts = {name: value for each in every for name, value in each.facts.items()}
