@@ -66,13 +66,11 @@ class _Said(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
-    """What a replay found.
+class Shown:
+    """What this machine finds of a file of evidence, whatever numbers are said to follow from it.
 
     Attributes:
         path: the file of evidence.
-        numbers: one an evaluator whose examples the evidence has.
-        without: labels of evaluators that it has nothing of.
         evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.
         data: the N test images that it is about.
         positions: (N,) of these in the test split.
@@ -86,10 +84,21 @@ class Replay:
     data: ImageData
     positions: Tensor
     model: nn.Module
-    numbers: tuple[Number, ...]
-    without: tuple[str, ...]
     falls: Tensor
     doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Replay(Shown):
+    """What a replay found.
+
+    Attributes:
+        numbers: one an evaluator whose examples the evidence has.
+        without: labels of evaluators that it has nothing of.
+    """
+
+    numbers: tuple[Number, ...]
+    without: tuple[str, ...]
 
     @property
     def stands(self) -> bool:
@@ -147,7 +156,19 @@ def open_evidence(
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:
-    """Check evidence against data and model, and the results beside it against the evidence.
+    """Check evidence against data and model, and the results beside it against the evidence; as :func:`look`."""
+    shown = look(run, path)
+    said, without = _said(path, shown.evidence)
+    numbers, doubts = [], list(shown.doubts)
+    for each in said:
+        number, missing = _number(each, shown.evidence, run.dataset.num_classes, shown.positions, doubts)
+        numbers.append(number)
+        doubts += missing
+    return Replay(**{**vars(shown), "doubts": tuple(doubts)}, numbers=tuple(numbers), without=without)
+
+
+def look(run: LoadedRun, path: Path) -> Shown:
+    """Check evidence against data and model.
 
     Raises:
         RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
@@ -182,13 +203,7 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     for row in (~falls).nonzero().flatten().tolist():
         at, by = int(evidence.index[row]), evidence.attacks[int(evidence.by[row])]
         doubts.append(Doubt(int(positions[at]), "falls", by, bool(leads[row] < BORDERLINE)))
-    said, without = _said(path, evidence)
-    numbers = []
-    for each in said:
-        number, missing = _number(each, evidence, run.dataset.num_classes, positions, doubts)
-        numbers.append(number)
-        doubts += missing
-    return Replay(path, evidence, data, positions, model, tuple(numbers), without, falls, tuple(doubts))
+    return Shown(path, evidence, data, positions, model, falls, tuple(doubts))
 
 
 def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Module, run: LoadedRun) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "attack": "Attack a finished model.",
     "replay": "Check a finished evaluation by the adversarial images that it kept.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
+    "board": "Keep a leaderboard that checks its entries itself.",
     "new-plugin": "Write the package of a plugin of your own.",
     "new-flower-app": "Write an app that 'flwr run' starts.",
     "plugins": "List plugins, or explain one.",

@@ -55,6 +55,7 @@ def examine(
     output: Path | None,
     command: list[str],
     observer: Observer,
+    images: Sequence[int] | None = None,
 ) -> TrustReport:
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
@@ -62,6 +63,7 @@ def examine(
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
+        images: positions in the test split, in place of the plan's number of examples.
     """
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.judging.trial import Trial
@@ -70,9 +72,10 @@ def examine(
     _refuse_no_budget(experiment)
     with using_threads(experiment):
         run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
+        test = run.dataset.test
         trial = Trial(
             run.model(),
-            subset(run.dataset.test, plan.request.examples or EXAMPLES),
+            subset(test, plan.request.examples or EXAMPLES) if images is None else test.subset(images),
             num_classes=run.dataset.num_classes,
             threat=experiment.threat,
             batch_size=experiment.evaluation.batch_size,

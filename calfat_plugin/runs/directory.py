@@ -41,7 +41,8 @@ from calfat_plugin.runs.request import Request
 D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
-CHECKPOINTS = ("last", "best-natural", "best-robust")
+TWO_LEFT = "two-rounds-left"  # from which anybody trains the last two rounds again
+CHECKPOINTS = ("last", "best-natural", "best-robust", TWO_LEFT)
 CLIENTS = "clients"  # folder beside the checkpoints
 _OF_LOGGERS = ("tensorboard", "wandb")
 _OF_PARTY = re.compile("rank-[0-9]+")  # below a server's directory, of a client: it looks after its own

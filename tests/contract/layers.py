@@ -38,7 +38,11 @@ FLOORS = (
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
     ("host", "FedML and Flower; of the others, only `cli/flower_app.py` imports one", "host"),
-    ("runs", "run directories, and the reports and analyses made from them", "runs report analyses judging suites"),
+    (
+        "runs",
+        "run directories, and the reports and analyses made from them",
+        "runs report analyses judging suites board",
+    ),
     ("commands", "the command line", "cli"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),
 )

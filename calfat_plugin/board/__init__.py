@@ -1,0 +1,1 @@
+"""Leaderboards that check their entries: ``calfat board``."""

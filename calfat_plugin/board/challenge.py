@@ -1,0 +1,45 @@
+"""``calfat board challenge``: images of anybody's that lower an entry."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from calfat_plugin.board.entry import CHALLENGES, Entry, read_entry
+from calfat_plugin.board.own import Means, own_run
+from calfat_plugin.board.standing import Standing, of_model, standing
+from calfat_plugin.board.tracks import NAME, NAMED, Board
+from calfat_plugin.board.verify import refused
+from calfat_plugin.errors import OptionError, RunError
+
+
+def challenge(board: Board, track: str, name: str, evidence: Path, by: str, means: Means) -> tuple[Standing, Standing]:
+    """Check a file of evidence with one forward pass, and keep it with the entry: (standing before, and after)."""
+    if not NAME.fullmatch(by):
+        raise OptionError(f"--by {by}: expected {NAMED}: it names a file.")
+    if not evidence.is_file():
+        raise RunError(f"{evidence}: no such file.")
+    entry = read_entry(board, track, name)
+    kept = entry.folder / CHALLENGES / f"{by}.safetensors"
+    if kept.exists():
+        raise RunError(f"{kept}: is there already. Choose another name, such as --by {by}-2.")
+    seed = of_model(entry, evidence)
+    with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
+        # By the name that it will have: a file called evidence.safetensors is held to the recipe's ball alone.
+        copy = Path(temporary) / kept.name
+        shutil.copyfile(evidence, copy)
+        if reasons := list(refused(own_run(entry, seed, means, Path(temporary)), copy)):
+            raise RunError(f"{evidence}: proves nothing: {'; '.join(reasons[:5])}.")
+        before = standing(entry)
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copyfile(copy, kept)
+    return before, _lowered(entry, kept, evidence)
+
+
+def _lowered(entry: Entry, kept: Path, evidence: Path) -> Standing:
+    after = standing(entry)
+    if not after.challengers[kept.stem]:
+        kept.unlink()
+        raise RunError(f"{evidence}: lowers nothing: all {entry.name} images in it that fall are known to fall.")
+    return after

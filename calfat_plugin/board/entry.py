@@ -1,0 +1,249 @@
+"""An entry of a board: a folder that anybody may have written, and how one is made of runs.
+
+The folder of a seed is a run directory, so that `calfat replay` and `calfat attack` take it as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calfat_plugin import __version__
+from calfat_plugin.board.tracks import NAME, NAMED, Board, Track
+from calfat_plugin.disk import read_json, write_text
+from calfat_plugin.errors import OptionError, RunError
+from calfat_plugin.experiment.resuming import FREE, flat
+from calfat_plugin.judging.examine import FILE as TRUST
+from calfat_plugin.recipe.document import Document, read_document
+from calfat_plugin.recipe.plugin_files import PLUGINS
+from calfat_plugin.report import shapes
+from calfat_plugin.report.shapes import check_shape
+from calfat_plugin.results import EVIDENCE
+from calfat_plugin.rounds_csv import clients_csv, read_rounds
+from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
+from calfat_plugin.suites.schema import SEED_KEY
+
+ENTRY = "entry.json"
+CHALLENGES = "challenges"
+TRUST_EVIDENCE = f"trust.{EVIDENCE}"
+LAST, BEFORE = (f"checkpoints/{name}.safetensors" for name in ("last", TWO_LEFT))
+FILES = ("recipe.yaml", "results.json", "rounds.csv", "partition.json", TRUST, EVIDENCE, LAST, BEFORE)
+OPTIONAL = ("clients.csv", TRUST_EVIDENCE)
+_STATE = re.compile(rf"checkpoints/{CLIENTS}/client-\d+-round-\d+\.safetensors")
+_PLUGIN = re.compile(r"plugins/[A-Za-z_]\w*\.py")
+_LARGEST = 64 * 10**6  # bytes of a file that is no tensors
+_SHAPE = {
+    "format": shapes.COUNT,
+    "track": shapes.TEXT,
+    "name": shapes.TEXT,
+    "by": shapes.TEXT,
+    "seeds": [shapes.COUNT],
+    "files": {"*": shapes.TEXT},
+}
+_PARTITION = {
+    "class_names": [shapes.TEXT],
+    "class_counts": [[shapes.COUNT]],
+    "dataset_sha256": shapes.TEXT,
+    "partition_sha256": shapes.TEXT,
+    "attackers?": [shapes.COUNT],
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry whose files are all there, are what ``entry.json`` says, and are no others."""
+
+    folder: Path
+    track: str
+    name: str
+    by: str
+    seeds: tuple[int, ...]
+    digest: str  # SHA-256 of entry.json, which has those of all other files
+    plugins: tuple[str, ...]  # modules whose code came with it
+
+    def of(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
+
+    def recipe(self, seed: int) -> Document:
+        return read_document(self.of(seed) / "recipe.yaml")
+
+    @property
+    def challenges(self) -> list[Path]:
+        """Files of others about its models."""
+        return sorted((self.folder / CHALLENGES).glob("*.safetensors"))
+
+
+def read_entry(board: Board, track: str, name: str) -> Entry:
+    """Check that an entry is whole.
+
+    Raises:
+        RunError: a file is missing, is too much, is a link, or is not what ``entry.json`` says.
+    """
+    folder = board.folder(track, name)
+    for part in (folder.parent.parent, folder.parent, folder, folder / ENTRY):
+        if part.is_symlink():
+            raise RunError(f"{part}: is a link, which an entry must not have.")
+    if track not in board.tracks or not NAME.fullmatch(name) or not (folder / ENTRY).is_file():
+        raise RunError(f"{folder}: is no entry: its folder is entries/TRACK/NAME of {', '.join(board.tracks)}.")
+    there = set(_files_in(folder))
+    facts = read_json(folder / ENTRY)
+    check_shape(facts, _SHAPE, folder / ENTRY)
+    files, seeds = facts["files"], facts["seeds"]
+    if (facts["track"], facts["name"]) != (track, name) or facts["format"] != 1:
+        raise RunError(f"{folder / ENTRY}: is about '{facts['track']}/{facts['name']}', or of another format.")
+    if len(set(seeds)) != len(seeds):
+        raise RunError(f"{folder / ENTRY}: names a seed twice.")
+    own = {file for file in there if not file.startswith(f"{CHALLENGES}/")} - {ENTRY}
+    allowed = {f"seed-{seed}/{file}" for seed in seeds for file in (*FILES, *OPTIONAL)}
+    for file in sorted(own ^ set(files)):
+        raise RunError(f"{folder / file}: is {'missing' if file in files else 'not named in ' + ENTRY}.")
+    for file in sorted(files):
+        of_seed = re.fullmatch(r"seed-(\d+)/(.*)", file)
+        is_state = of_seed and int(of_seed[1]) in seeds and _STATE.fullmatch(of_seed[2])
+        if file not in allowed and not is_state and not _PLUGIN.fullmatch(file):
+            raise RunError(f"{folder / file}: has no place in an entry.")
+        if _sha256(folder / file) != files[file]:
+            raise RunError(f"{folder / file}: is not the file that {ENTRY} names (SHA-256).")
+    for file in sorted({f"seed-{seed}/{file}" for seed in seeds for file in FILES} - set(files)):
+        raise RunError(f"{folder / file}: is missing.")
+    plugins = tuple(Path(file).stem for file in sorted(files) if _PLUGIN.fullmatch(file))
+    digest = _sha256(folder / ENTRY)
+    entry = Entry(folder, track, name, facts["by"], tuple(sorted(seeds)), digest, plugins)
+    for seed in seeds:
+        for file, shape in (("partition.json", _PARTITION), (TRUST, shapes.TRUST)):
+            check_shape(read_json(entry.of(seed) / file), shape, entry.of(seed) / file)
+    return entry
+
+
+def misfits(entry: Entry, track: Track) -> Iterator[str]:
+    """Why an entry does not belong in its track, by its files alone."""
+    if complaint := track.seed_complaint(set(entry.seeds)):
+        yield complaint
+    recipes = {seed: entry.recipe(seed).data for seed in entry.seeds}
+    first = {key: value for key, value in flat(recipes[entry.seeds[0]]).items() if not _may_differ(key)}
+    for seed, recipe in recipes.items():
+        here = flat(recipe)
+        if here.get(SEED_KEY) != seed:
+            yield f"seed {seed}: its recipe has the seed {here.get(SEED_KEY)}"
+        for complaint in track.complaints(recipe):
+            yield f"seed {seed}: {complaint}"
+        here = {key: value for key, value in here.items() if not _may_differ(key)}
+        for key in sorted(key for key in here.keys() | first.keys() if here.get(key) != first.get(key)):
+            yield f"seed {seed}: {key} is {here.get(key)!r}; seed {entry.seeds[0]} has {first.get(key)!r}"
+        used = passes(entry.of(seed))
+        if track.passes is not None and not used <= track.passes:
+            yield f"seed {seed}: made {used:,.0f} passes; the track allows {track.passes:,.0f}"
+
+
+def _may_differ(key: str) -> bool:
+    return key in (SEED_KEY, "calfat.name") or key.startswith((*FREE, "calfat.plugins."))
+
+
+def passes(run: Path) -> float:
+    """How often a training image went forward through the network, by ``rounds.csv``; nan where it is not counted."""
+    texts = [row.get("passes") or "nan" for row in read_rounds(run / "rounds.csv")]
+    try:
+        return sum(map(float, texts))
+    except ValueError:
+        raise RunError(f"{run / 'rounds.csv'}: passes are {', '.join(texts[:3])}; expected numbers.") from None
+
+
+def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> Entry:
+    """Copy runs of one recipe into the board as an entry."""
+    if not NAME.fullmatch(name):
+        raise OptionError(f"--name {name}: expected {NAMED}: it names a folder.")
+    folder = board.folder(track, name)
+    if folder.exists():
+        raise RunError(f"{folder}: is there already. Choose another --name, or remove it.")
+    by_seed: dict[int, Path] = {}
+    for run in runs:
+        _refuse_unfit(run)
+        document = read_document(RunDirectory(run).recipe)
+        seed = document.get(tuple(SEED_KEY.split(".")))
+        if seed in by_seed:
+            raise RunError(f"{run}: has the seed {seed}, as {by_seed[seed]} has; an entry has each seed once.")
+        by_seed[seed] = run
+    temporary = folder.with_name(f".{name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        for seed, run in by_seed.items():
+            _copy(run, temporary / f"seed-{seed}")
+            for module, options in _plugins(read_document(RunDirectory(run).recipe)).items():
+                (temporary / "plugins").mkdir(exist_ok=True)
+                shutil.copyfile(os.path.expanduser(options["file"]), temporary / "plugins" / f"{module}.py")
+        files = {file: _sha256(temporary / file) for file in sorted(_files_in(temporary))}
+        facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
+        content = {**facts, "seeds": sorted(by_seed), "files": files}
+        write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
+        temporary.rename(folder)
+        entry = read_entry(board, track, name)
+        if problems := list(misfits(entry, board.tracks[track])):
+            raise RunError(f"these runs are no entry of '{track}': {'; '.join(problems[:5])}.")
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise RunError(f"{folder}: cannot be written ({error.strerror or error}).") from None
+        raise
+    return entry
+
+
+def _refuse_unfit(run: Path) -> None:
+    """Refuse a run that is not finished, was not judged, or did not keep what is needed to train its end again."""
+    for file, remedy in (
+        ("recipe.yaml", "Give run directories."),
+        ("results.json", f"Finish it: calfat run {run}/recipe.yaml --resume --run-dir {run}"),
+        (EVIDENCE, "Its recipe says calfat.evaluation.evidence_mb: 0; measure it again with room for evidence."),
+        (TRUST, f"Judge it first: calfat trust {run}"),
+        (BEFORE, "Only runs of three rounds or more, in one go, keep the model two rounds before the end."),
+    ):
+        if not (run / file).is_file():
+            raise RunError(f"{run}: has no {file}. {remedy}")
+
+
+def _copy(run: Path, to: Path) -> None:
+    from calfat_plugin.runs.checkpoints import named_files
+
+    (to / "checkpoints").mkdir(parents=True)
+    for file in (*FILES, *OPTIONAL):
+        if (run / file).is_file():
+            shutil.copyfile(run / file, to / file)
+    if clients_csv(run / "rounds.csv").is_file():
+        shutil.copyfile(clients_csv(run / "rounds.csv"), to / "clients.csv")
+    for client, state in named_files(run / BEFORE).items():
+        name = f"checkpoints/{CLIENTS}/client-{client}-round-{state.round}.safetensors"
+        (to / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(run / name, to / name)
+
+
+def _plugins(document: Document) -> Mapping[str, Any]:
+    return document.section(PLUGINS)
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    """Relative names of all files below; refuses links and what is no file."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise RunError(f"{path}: is a link, which an entry must not have.")
+        if path.is_dir():
+            continue
+        if not path.is_file():
+            raise RunError(f"{path}: is no file.")
+        if path.suffix != ".safetensors" and path.stat().st_size > _LARGEST:
+            raise RunError(f"{path}: has {path.stat().st_size:,} bytes; at most {_LARGEST:,} are expected.")
+        yield path.relative_to(folder).as_posix()
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,249 @@
+"""``calfat board verify``: an entry's numbers, shown again here, without trust in whoever made it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calfat_plugin import __version__
+from calfat_plugin.analyses.replay import look, replay
+from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, misfits, read_entry
+from calfat_plugin.board.own import Means, Own, again, own_experiment, own_recipe, own_run
+from calfat_plugin.board.standing import Standing, of_model, standing, table
+from calfat_plugin.board.tracks import Board
+from calfat_plugin.disk import read_json, write_text
+from calfat_plugin.errors import CalfatError, RunError
+from calfat_plugin.exact import exact_text
+from calfat_plugin.judging.examine import FILE as TRUST
+from calfat_plugin.judging.examine import examine
+from calfat_plugin.judging.verdict import word_of
+from calfat_plugin.maths.intervals import wilson
+from calfat_plugin.observer import Observer, RunObserver
+from calfat_plugin.report.numbers import interval, percent
+from calfat_plugin.results import EVIDENCE
+from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.runs.directory import RunDirectory
+
+_COMMAND = ["calfat", "board", "verify"]
+IMAGES = 64  # that `calfat trust` is asked about again
+#: How far two rounds that are trained again may end from the entry's weights, as a share of the way that the two rounds
+#: moved them. On one processor it is 0; on others the order of sums differs (docs/howto/board.md has the figures).
+SAME = 1e-2
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of it: the entry stands where there are no reasons against it."""
+
+    track: str
+    name: str
+    revision: str
+    reasons: tuple[str, ...]
+    found: tuple[str, ...]  # what was seen, a line each
+    standing: Standing | None
+
+    @property
+    def stands(self) -> bool:
+        return not self.reasons
+
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        facts = {"entry": f"{self.track}/{self.name}", "revision": self.revision, "stands": self.stands}
+        counted = None if self.standing is None else self.standing.as_json()
+        return {**facts, "reasons": list(self.reasons), "found": list(self.found), "standing": counted}
+
+
+def verify(
+    board: Board, track: str, name: str, means: Means, observer: Observer, *, from_start: bool = False
+) -> Verified:
+    """Verify one entry, and note what came of it for the page.
+
+    Args:
+        from_start: train all rounds again, not the last two alone.
+    """
+    reasons: list[str] = []
+    found: list[str] = []
+    revision, counted, digests = board.revision(), None, {}
+    try:
+        entry = read_entry(board, track, name)
+        digests = digests_of(entry)
+        reasons += misfits(entry, board.tracks[track])
+        _challenges_in_place(entry)
+    except CalfatError as error:
+        reasons.append(str(error))
+    else:
+        if not reasons:
+            _load_data(entry, means)
+            for seed in entry.seeds:
+                observer.say(f"{track}/{name}, seed {seed}")
+                lines, against = _seed(entry, seed, revision, means, from_start)
+                found += [f"seed {seed}: {line}" for line in lines]
+                reasons += [f"seed {seed}: {reason}" for reason in against]
+        try:
+            counted = standing(entry)
+        except CalfatError as error:
+            reasons.append(str(error))
+    done = Verified(track, name, revision, tuple(dict.fromkeys(reasons)), tuple(found), counted)
+    record = board.record(track, name)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_text(record, json.dumps({**done.as_json(), "digests": digests, "by": __version__}, indent=2) + "\n")
+    return done
+
+
+def digests_of(entry: Entry) -> dict[str, str]:
+    """What a verification is about: the entry, and the challenges that it had."""
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in entry.challenges}
+    return {"entry": entry.digest, **files}
+
+
+def _load_data(entry: Entry, means: Means) -> None:
+    """Fail where the data are not here: that is no fault of the entry's."""
+    try:
+        experiment = own_experiment(own_recipe(entry, entry.seeds[0], means))
+    except CalfatError:
+        return  # said of each seed
+    experiment.load_dataset()
+
+
+def chosen_images(entry: Entry, revision: str, seed: int, tried: list[int]) -> list[int]:
+    """The images to be attacked again: nobody knows them before the entry is in the board's repository."""
+
+    def rank(image: int) -> str:
+        return hashlib.sha256(f"{entry.digest} {revision} {seed} {image}".encode()).hexdigest()
+
+    return sorted(sorted(tried, key=rank)[:IMAGES])
+
+
+def _seed(entry: Entry, seed: int, revision: str, means: Means, from_start: bool) -> tuple[list[str], list[str]]:
+    """(what was seen, what speaks against it)."""
+    found: list[str] = []
+    reasons: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
+        try:
+            own = own_run(entry, seed, means, Path(temporary))
+            reasons += _replayed(entry, seed, own, found)
+            reasons += _attacked_again(entry, seed, revision, own, found)
+            reasons += _trained_again(entry, seed, means, Path(temporary), from_start, found)
+        except CalfatError as error:
+            reasons.append(str(error))
+        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            reasons.append(f"its files cannot be used ({type(error).__name__}: {error})")
+    return found, reasons
+
+
+def _replayed(entry: Entry, seed: int, own: Own, found: list[str]) -> Iterator[str]:
+    """One forward pass over the evidence, and over that of the challenges."""
+    for file in (own.path / EVIDENCE, own.path / TRUST_EVIDENCE):
+        if file.name == TRUST_EVIDENCE and not file.is_file():
+            continue
+        done = replay(own.run, file)
+        if file.name == EVIDENCE and len(done.data) != len(own.run.dataset.test):
+            yield f"{file.name} is about {len(done.data)} images; the test split has {len(own.run.dataset.test)}"
+        if not done.numbers:
+            yield f"{file.name} supports no number"
+        for number in done.numbers:
+            if not number.stands:
+                yield f"{number.label} does not stand: {percent(number.said)} said, {percent(number.shown)} shown"
+        found.append(f"{file.name}: {int(done.falls.sum())} of {len(done.falls)} adversarial images fall")
+    for file in entry.challenges:
+        if of_model(entry, file) == seed:
+            yield from refused(own, file)
+
+
+def refused(own: Own, file: Path) -> Iterator[str]:
+    """Why a challenge proves nothing: an image of it does not fall, or it is about another ball."""
+    shown, threat = look(own.run, file), own.experiment.threat
+    ball, of_track = [shown.evidence.facts[key] for key in ("norm", "eps")], [threat.norm, exact_text(threat.eps)]
+    if ball != of_track:
+        yield f"{file.name}: is about the ball {' '.join(ball)}; the track's is {' '.join(of_track)}"
+    for doubt in shown.doubts:
+        if not doubt.borderline:
+            what = "does not fall" if doubt.what == "falls" else "is of another class when clean"
+            yield f"{file.name}: image {doubt.image} {what}"
+
+
+def _attacked_again(entry: Entry, seed: int, revision: str, own: Own, found: list[str]) -> Iterator[str]:
+    """``calfat trust`` on images that nobody could foresee, image by image against what the entry says."""
+    from calfat_plugin.evaluators.autoattack.autoattack import from_bits
+
+    _, tried, right, _ = table(entry, seed)
+    images = chosen_images(entry, revision, seed, tried.nonzero().flatten().tolist())
+    output = own.path / "again.json"
+    how: dict[str, Any] = {"command": _COMMAND, "observer": Observer(), "images": images}
+    done = examine(own.plan, (), full=False, output=output, **how)
+    robust = from_bits(read_json(output)["robust"], len(images))
+    said = right[images]
+    shares = [int(each.sum()) / len(images) for each in (said, said & robust, said & ~robust)]
+    lost = shares[2]
+    text = (
+        f"of {len(images)} images, {percent(shares[0])} withstand by the entry, and {percent(shares[1])} withstand "
+        "`calfat trust` here, too"
+    )
+    found.append(text)
+    if word_of(lost, wilson(lost, len(images))) == "overstated":
+        yield f"{text}: {100 * lost:.1f} points fewer {interval(*wilson(lost, len(images)))}"
+    theirs, ours = read_json(entry.of(seed) / TRUST)["verdict"], done.verdict
+    if "worst" in ours.intervals and (theirs.get("worst") or 0.0) > ours.intervals["worst"].high:
+        here = f"{percent(ours.worst or 0.0)} {interval(*ours.intervals['worst'])}"
+        yield f"its {TRUST} says that {percent(theirs['worst'])} withstand all attacks; here {here} do"
+    if theirs.get("usable", True) and not ours.usable:
+        yield f"its {TRUST} says '{theirs['word']}'; here: {ours.sentence}"
+
+
+def _trained_again(
+    entry: Entry, seed: int, means: Means, temporary: Path, from_start: bool, found: list[str]
+) -> Iterator[str]:
+    """Its last two rounds, or all, from the stored model and with the data here."""
+    from calfat_plugin.runs import session
+    from calfat_plugin.runs.checkpoints import load_checkpoint
+    from calfat_plugin.runs.request import Request
+
+    before, last = (load_checkpoint(entry.of(seed) / file)[0] for file in (BEFORE, LAST))
+    experiment, path = again(entry, seed, means, temporary, from_start=from_start)
+    rounds, rows = experiment.num_rounds, read_rounds(entry.of(seed) / "rounds.csv")
+    there = [row.get("round") for row in rows]
+    if (before.round, last.round, there) != (rounds - 2, rounds, [str(number + 1) for number in range(rounds)]):
+        which = f"the rounds {before.round} and {last.round}, and rounds.csv has {len(rows)} rows"
+        yield f"its models are of {which}; its recipe has {rounds} rounds"
+        return
+    request = Request(experiment, path, resume=not from_start, command=_COMMAND, page=False)
+    session.run(request, RunDirectory(path), RunObserver(), lambda text: None)
+    mine, _ = load_checkpoint(RunDirectory(path).last_checkpoint)
+    first = before.global_state
+    if from_start:
+        first = experiment.build_model(experiment.load_dataset(), experiment.build_trainer()).state_dict()
+    distance = relative_distance(first, last.global_state, mine.global_state)
+    what = f"{rounds} rounds" if from_start else "two rounds"
+    how = "the same bits" if distance == 0 else f"{distance:.2g} of the way that they moved the weights apart"
+    found.append(f"{what} trained again: {how}")
+    if not distance <= SAME:
+        yield f"{what} trained again end elsewhere: {how} (at most {SAME:g} is expected)"
+    for said, here in zip(rows[-2:], read_rounds(path / "rounds.csv")[-2:], strict=True):
+        if said.get("passes") != here.get("passes"):
+            yield f"round {here['round']} makes {here.get('passes')} passes; its rounds.csv says {said.get('passes')}"
+
+
+def relative_distance(before: Any, said: Any, here: Any) -> float:
+    """How far ``here`` is from ``said``, as a share of how far ``said`` is from ``before``; 0: the same bits."""
+    import torch
+
+    if said.keys() != here.keys() or before.keys() != here.keys():
+        raise RunError("its checkpoints hold tensors of other names than its network has.")
+    if all(torch.equal(said[name], here[name]) for name in here):
+        return 0.0
+    apart = sum(float((said[name].double() - here[name].double()).square().sum()) for name in here)
+    moved = sum(float((said[name].double() - before[name].double()).square().sum()) for name in here)
+    return float((apart / moved) ** 0.5) if moved else float("inf")
+
+
+def _challenges_in_place(entry: Entry) -> None:
+    for path in (entry.folder / "challenges").glob("*"):
+        if path not in entry.challenges:
+            raise RunError(f"{path}: is no challenge; they are files of evidence, NAME.safetensors.")
+    for path in entry.challenges:
+        of_model(entry, path)
