@@ -1,4 +1,4 @@
-"""What Python programs and notebooks do: make a run, read it back, judge it, load its model or a data set."""
+"""The functions for Python programs and notebooks: make a run, read it, judge it, load its model or a data set."""
 
 from __future__ import annotations
 

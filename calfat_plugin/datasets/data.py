@@ -1,4 +1,4 @@
-"""What a data set is: images and labels whole in memory, and the augmentation of its training."""
+"""Data sets: images and labels whole in memory, and the augmentation of its training."""
 
 from __future__ import annotations
 

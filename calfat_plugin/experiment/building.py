@@ -1,4 +1,4 @@
-"""How plugins are called to build something, and how what they give is checked and errors are named."""
+"""Calls of plugins that build something: checks of what they give, and errors with their names."""
 
 from __future__ import annotations
 
