@@ -1,4 +1,4 @@
-"""What Python programs and notebooks do: make a run, read it back, judge it, load its model or a data set."""
+"""The functions for Python programs and notebooks: make a run, read it, judge it, load its model or a data set."""
 
 from __future__ import annotations
 
@@ -155,10 +155,7 @@ def run(
     if data is not None:
         if not isinstance(data, Dataset) or data.validation is not None:
             found = "one with a validation split" if isinstance(data, Dataset) else f"a {type(data).__name__}"
-            raise OptionError(
-                f"data: got {found}; expected a calfat.Dataset, as calfat.load_dataset(train=(x, y), test=(x, y)) "
-                "makes it. data_args.validation_share takes a validation split from it."
-            )
+            raise OptionError(f"data: got {found}; expected a calfat.Dataset without, as calfat.load_dataset makes it.")
         data = dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
         values["data"] = "data_args.dataset", MEMORY
         values["the digest of data"] = "calfat.dataset", {"sha256": session.data_digest((data.train, data.test))}
@@ -172,12 +169,9 @@ def run(
     if data is not None:
         own = experiment.executor != PROCESSES
         if workers is not None or own or runtime.trains_elsewhere or runtime.num_processes > 1:
-            kind = f"{experiment.common.host}, {experiment.common.training_type}, {experiment.comm.backend}"
-            kind = f"executor={experiment.executor}" if own else kind
             raise RunError(
-                f"data: this run has further processes ({kind if workers is None else f'workers={workers}'}), which "
-                "have no part in the memory of this one. Simulate in this process (fedml, simulation, sp, no workers), "
-                "or offer the data as a data set plugin (plugins=...)."
+                "data: this run has further processes, which have no part in the memory of this one. Simulate in this "
+                "process (fedml, simulation, sp, no workers), or offer the data as a data set plugin (plugins=...)."
             )
         entry = dataclasses.replace(experiment.dataset.entry, build=lambda root, sha256: data)
         experiment = dataclasses.replace(experiment, dataset=dataclasses.replace(experiment.dataset, entry=entry))
@@ -272,15 +266,9 @@ def trust(
         others: dict[str, Any] = {"plugins": plugins or None, "data_dir": data_dir, "download": download or None}
         others |= {"checkpoint": checkpoint, "model": model, "weights": weights, "dataset": dataset, "device": device}
         if given := [name for name, value in others.items() if value is not None]:
-            raise OptionError(
-                f"{given[0]}: is for a model on disk. This one, a {type(target).__name__}, is judged as it is in "
-                "memory, on the device where it is; leave it out."
-            )
+            raise OptionError(f"{given[0]}: is for a model on disk, and this one is in memory; leave it out.")
         if x is None or eps is None:
-            raise OptionError(
-                f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget, such as "
-                "calfat.trust(module, data, eps=8/255)."
-            )
+            raise OptionError(f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget.")
         experiment = experiment_of([], eps, norm or "linf", step_size, batch_size or 500, seed or 0)
         with TemporaryDirectory() as folder:
             return examine_module(
@@ -295,10 +283,7 @@ def trust(
                 **how,
             ).verdict
     if x is not None or y is not None:
-        raise OptionError(
-            "x, y: are for a module in memory, and the target is on disk, where its recipe or dataset names the "
-            "images. Leave them out, or judge calfat.load_model(target)."
-        )
+        raise OptionError("x, y: are for a module in memory, and the target is on disk; leave them out.")
     plan = planned(
         _path(target),
         checkpoint,
@@ -374,10 +359,7 @@ def load_dataset(
             except DataError as error:
                 raise DataError(f"{split}: {error}") from None
         if root is not None or plugins or options:
-            raise OptionError(
-                "root, plugins and options are of a data set on disk. Of one in memory, calfat.Dataset takes "
-                "class_names, num_classes and augment."
-            )
+            raise OptionError("root, plugins and options are of a data set on disk; calfat.Dataset takes others.")
         num_classes = 1 + max(int(data.y.max()) for data in splits.values())
         return Dataset(MEMORY if name is None else name, splits["train"], splits["test"], num_classes)
     if name is None:

@@ -1,4 +1,4 @@
-"""Where a run's time goes: timers at the borders of a round, which exist only while a profile is made.
+"""Timers of a run's parts, which exist only while a profile is made.
 
 A run is a sequence of parts (its rounds, the final evaluation), and in each part spans nest: ``training`` has
 ``attack``, which has ``forward`` and ``backward``. The code names them with :func:`timed`; without a profile that costs

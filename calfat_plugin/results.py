@@ -1,4 +1,4 @@
-"""What flows between the parts of a run: updates, records, results. Data only, and what of it files hold."""
+"""Updates, records and results, the data that flow between the parts of a run, and their form in files."""
 
 from __future__ import annotations
 

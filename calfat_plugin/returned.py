@@ -1,4 +1,4 @@
-"""What plugins are and return, checked where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
+"""Checks of plugins and of what they return, where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
 
 A check looks at types and shapes, and at values that are on the CPU, so that none of them waits for a GPU. What is
 something else is a :class:`PluginError`, which begins with ``what``, as :func:`instance` has it.

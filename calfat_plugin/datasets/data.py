@@ -1,4 +1,4 @@
-"""What a data set is: images and labels whole in memory, and the augmentation of its training."""
+"""Data sets: images and labels whole in memory, and the augmentation of its training."""
 
 from __future__ import annotations
 
@@ -75,12 +75,11 @@ class ImageData:
                 f"images are {tuple(x.shape)} {x.dtype} and labels {tuple(y.shape)} {y.dtype}; expected (N, C, H, W) "
                 "uint8 or floats, and (N,) whole numbers."
             )
-        number, height, width, last = x.shape
+        _, height, width, last = x.shape
         if min(height, width) > last and (last == 3 or (last == 1 and height == width)):
             raise DataError(
-                f"images are {tuple(x.shape)}, with the channels last; expected (N, C, H, W), here "
-                f"({number}, {last}, {height}, {width}). Of an array give x.transpose(0, 3, 1, 2), of a tensor "
-                "x.permute(0, 3, 1, 2)."
+                f"images are {tuple(x.shape)}, with the channels last; expected (N, C, H, W): x.transpose(0, 3, 1, 2) "
+                "of an array, x.permute(0, 3, 1, 2) of a tensor."
             )
         if x.is_floating_point():
             x = x.detach().float() if x.requires_grad else x.float()

@@ -76,8 +76,7 @@ def refuse_to_read_memory(root: Path, sha256: str | None) -> NoReturn:
     which = "" if sha256 is None else f" of SHA-256 {sha256}"
     raise DataError(
         f"data set memory: the images{which} were in the memory of a Python program, and no file has them. Pass them "
-        "from Python: calfat.run(recipe, data=data) runs and resumes, and "
-        "calfat.trust(calfat.load_model(run_directory), data, eps=eps), or calfat.evaluate, measures."
+        "from Python, as data to calfat.run, or with a loaded model to calfat.evaluate or calfat.trust."
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from calfat_plugin.datasets.entries import check_crop, class_folders
 from calfat_plugin.datasets.files import naming_file
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import DataError
-from calfat_plugin.options import yaml_text
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,9 +58,8 @@ def load_imagenet_subset(root: Path, *, size: int = 64) -> Dataset:
     for folder in (base / split / wnid for split in ("train", "val") for wnid in IMAGENET_SUBSET):
         if not folder.is_dir():
             raise DataError(
-                f"data set imagenet_subset: there is no folder {folder} (looked in {places[0]} and {places[1]}). Get "
-                "ImageNet (ILSVRC 2012) from https://image-net.org (it requires an account) and put the class folders "
-                f"{', '.join(IMAGENET_SUBSET)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
+                f"data set imagenet_subset: there is no folder {folder} (looked in {places[0]} and {places[1]}). Put "
+                f"those of ImageNet (ILSVRC 2012, https://image-net.org) into {root / 'train'} and {root / 'val'}."
             )
     return _load("imagenet_subset", base / "train", base / "val", IMAGENET_SUBSET, size, 3, IMAGENET_AUGMENTATION)
 
@@ -97,22 +94,14 @@ def load_image_folder(
                     f"below {train}: {', '.join(found)}."
                 )
         return _load("image_folder", train, test, {n: n for n in named or found}, size, channels, augment)
-    if named is None:
+    if named is None or size is None or channels is None:
         raise DataError(
-            "data set image_folder: with partition_method: silo, name the class folders in calfat.dataset.classes, "
-            "such as classes: cat,dog; otherwise parties could number them differently."
-        )
-    if size is None or channels is None:
-        raise DataError(
-            "data set image_folder: with partition_method: silo, write calfat.dataset.size and channels (1 for grey, 3 "
-            "for colour), such as size: 64, channels: 3; otherwise parties could have images of other shapes."
+            "data set image_folder: with partition_method: silo, write calfat.dataset.classes, size and channels (1 "
+            "for grey, 3 for colour); otherwise parties could number classes differently, or have other shapes."
         )
     for name in _folder_names(root / only):
         if name not in named:
-            raise DataError(
-                f"data set image_folder: {root / only / name} is not one of calfat.dataset.classes "
-                f"({', '.join(named)})."
-            )
+            raise DataError(f"data set image_folder: {root / only / name} is not one of calfat.dataset.classes.")
     split = _read_split("image_folder", root / only, _listed(root / only, named), size, (channels, size, size))
     return Dataset("image_folder", split, split, len(named), named, augment)
 
@@ -173,26 +162,13 @@ def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int
             return channels or (1 if image.mode in _GREY else 3), size or image.height, size or image.width
 
     shapes = list(_in_threads(header, paths))
-    found = Counter(shapes)
-    usual, _ = found.most_common(1)[0]
-    differs: dict[str, int] = {}
-    if any(shape[1:] != usual[1:] for shape in found):
-        differs["size"] = min(64, max(8, min(usual[1:])))
-    if any(shape[0] != usual[0] for shape in found):
-        differs["channels"] = 3
-    if differs:
-        shown = []
-        for shape, number in found.most_common(3):
-            depth, height, width = shape
-            kind = [f"{width}x{height}"] * (size is None) + ["grey" if depth == 1 else "colour"] * (channels is None)
-            shown.append(f"{' '.join(kind)} ({number:,}, such as {paths[shapes.index(shape)]})")
-        more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
-        legend = " (1 is grey, 3 colour)" if "channels" in differs else ""
+    if len(set(shapes)) > 1:
+        others = [f"{paths[shapes.index(each)]} has {each}" for each in dict.fromkeys(shapes)]
         raise DataError(
-            f"data set {name}: the images are not alike: {', '.join(shown)}{more}. Write what they are "
-            f"made to have, such as calfat.dataset: {yaml_text(differs)}{legend}."
+            f"data set {name}: images differ in (channels, height, width): {', '.join(others[:3])}. Write what they "
+            "are made to have, as calfat.dataset.size and calfat.dataset.channels (1 is grey, 3 colour)."
         )
-    return usual
+    return shapes[0]
 
 
 def _read_split(

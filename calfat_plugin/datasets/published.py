@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes; its pickles, or its binary files."""
     files = _cifar10_files(root)
     if files.md5 is not _BINARY_CIFAR10_MD5:
-        return _load_cifar("cifar10", 10, root, download, verify)
+        return _load_cifar("cifar10", 10, root, download=download, verify=verify)
     folder = files.locate(root, verify=verify, download=False)
 
     def read(names: Iterable[str]) -> ImageData:
@@ -71,11 +72,6 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
     with naming_file("cifar10", folder / meta):
         class_names = tuple((folder / meta).read_text(encoding="ascii").split())
     return Dataset("cifar10", read(train), read([test]), 10, class_names, augment=CIFAR_AUGMENTATION)
-
-
-def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 100 fine classes."""
-    return _load_cifar("cifar100", 100, root, download, verify)
 
 
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -94,17 +90,7 @@ def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dat
     return Dataset("svhn", read("train"), read("test"), 10)
 
 
-def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """MNIST (LeCun et al. 1998): 60,000 + 10,000 images of 1x28x28, 10 digits."""
-    return _load_idx("mnist", root, download, verify)
-
-
-def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images of 1x28x28, 10 classes."""
-    return _load_idx("fmnist", root, download, verify)
-
-
-def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify: bool) -> Dataset:
+def _load_cifar(name: str, num_classes: int, root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
     """Load with one of torchvision's two CIFAR classes, file by file, for then an error can name it."""
     cifar = _reader(name)
     folder = _cifar_files(name).locate(root, verify=verify, download=download)
@@ -124,7 +110,7 @@ def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify:
     return Dataset(name, train, test, num_classes, class_names, augment=CIFAR_AUGMENTATION)
 
 
-def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
+def _load_idx(name: str, root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
     """Load with torchvision's readers of MNIST's file format."""
     mnist, files = _reader(name), _idx_files(name)
     from torchvision.datasets.mnist import read_image_file, read_label_file
@@ -141,6 +127,11 @@ def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
         return ImageData(x.unsqueeze(1), read(f"{prefix}-labels-idx1-ubyte", read_label_file))
 
     return Dataset(name, split("train"), split("t10k"), 10, () if name == "mnist" else tuple(mnist.classes))
+
+
+load_cifar100 = partial(_load_cifar, "cifar100", 100)  # Krizhevsky 2009: 50,000 + 10,000 of 3x32x32, fine classes
+load_mnist = partial(_load_idx, "mnist")  # LeCun et al. 1998: 60,000 + 10,000 images of 1x28x28, 10 digits
+load_fmnist = partial(_load_idx, "fmnist")  # Xiao et al. 2017: 60,000 + 10,000 images of 1x28x28, 10 classes
 
 
 def _reader(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""How plugins are called to build something, and how what they give is checked and errors are named."""
+"""Calls of plugins that build something: checks of what they give, and errors with their names."""
 
 from __future__ import annotations
 
@@ -204,16 +204,15 @@ def _aggregate(entry: AggregatorEntry, combined: Any, task: AggregationTask) -> 
     return dataclasses.replace(found, metrics=metrics, weights=weights)
 
 
-def _correction(entry: AggregatorEntry, correction: Any) -> LocalCorrection:
-    found = returned.instance(correction, LocalCorrection, "correction returned")
-    returned.overrides(found)
-    return found
+def _made(wanted: type[T], what: str) -> Callable[..., T]:
+    """The check of what must be an instance of a class that misspells nothing."""
 
+    def check(entry: AggregatorEntry, value: Any, *given: Any) -> T:
+        found = returned.instance(value, wanted, what)
+        returned.overrides(found)
+        return found
 
-def _begun(entry: AggregatorEntry, active: Any, task: LocalTask) -> ActiveCorrection:
-    found = returned.instance(active, ActiveCorrection, "begin returned")
-    returned.overrides(found)
-    return found
+    return check
 
 
 def _reach(entry: InnerAttackEntry, reached: Any, threat: ThreatModel) -> ThreatModel:
@@ -245,8 +244,8 @@ _RETURNS: dict[type, dict[str, Callable[..., Any]]] = {
         ),
         "sent": lambda entry, state, task: returned.tensors(state, "sent returned", on="cpu"),
     },
-    Aggregator: {"correction": _correction, "combine": _aggregate},
-    LocalCorrection: {"begin": _begun},
+    Aggregator: {"correction": _made(LocalCorrection, "correction returned"), "combine": _aggregate},
+    LocalCorrection: {"begin": _made(ActiveCorrection, "begin returned")},
     InnerAttack: {
         "begin_round": lambda entry, memory, task: memory,
         "end_round": lambda entry, state, memory: returned.tensors(state, "end_round's state holds"),

@@ -62,10 +62,7 @@ def assemble(
         document = _with_preset(document, registry)
     host = read_host_sections(document, warnings)
     if "calfat" not in document.data:
-        raise RecipeError(
-            f"{document.file}: there is no section 'calfat'. The shortest recipe has two lines, "
-            "model_args: {model: cnn_small} and calfat: {trainer: {name: calfat}}."
-        )
+        raise RecipeError(f"{document.file}: there is no section 'calfat', such as calfat: {{trainer: calfat}}.")
     for name in document.section(("calfat",)):
         if name not in schema.CALFAT_KEYS:
             refuse_misplaced(document, ("calfat", name))

@@ -1,4 +1,4 @@
-"""Whether a run may continue with another recipe than it was started with."""
+"""Differences between recipes, and those with which a run may continue."""
 
 from __future__ import annotations
 

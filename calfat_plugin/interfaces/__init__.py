@@ -1,4 +1,4 @@
-"""What a local trainer, a loss modifier, an inner attack, an aggregator, an attacker and an evaluator must provide.
+"""The contract of local trainers, loss modifiers, inner attacks, aggregators, attackers and evaluators.
 
 All of them are stateless: one object may serve every client and every round. What a client or the server keeps
 between rounds is a flat mapping from name to tensor that is handed in and handed back, so that the runtime can store,

@@ -1,4 +1,4 @@
-"""What every logger sees of a run: the parts of its recipe that hold no secret, and its numbers by name."""
+"""A run as loggers see it: the parts of its recipe that hold no secret, and its numbers by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is passed through fast: the memory layout of its weights, how many examples go through it at once, and
+"""Fast passes through a model: the memory layout of its weights, how many examples go through it at once, and
 memory that is used again.
 
 The first two change a result in its last bits at most. They follow from the model, the shape of the images, the device

@@ -1,4 +1,4 @@
-"""Whom a model fails: its accuracy on the worst class, and on the clients that it serves worst."""
+"""The accuracy of a model on its worst class, and on the clients that it serves worst."""
 
 from __future__ import annotations
 

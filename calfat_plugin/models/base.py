@@ -1,4 +1,4 @@
-"""What all classifiers share: pixels in, one flat feature vector, one last linear layer."""
+"""The base of all classifiers: pixels in, one flat feature vector, one last linear layer."""
 
 from __future__ import annotations
 

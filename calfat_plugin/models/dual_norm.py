@@ -55,8 +55,8 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
     """Make every batch normalisation of ``model`` dual, in place; without one, add one after each 2-d convolution."""
     if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
         raise ModelError(
-            "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "
-            "one with batch normalisation (calfat.model.norm: batch), or without any: FedRBN adds its own."
+            "FedRBN keeps two sets of batch statistics, and group normalisation has none. Take a model with batch "
+            "normalisation (calfat.model.norm: batch), or without any."
         )
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         found = _replace(model, _BatchNorm, DualNorm)
@@ -67,10 +67,7 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
             lambda conv: nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels)))),
         )
     if not found:
-        raise ModelError(
-            f"model {type(model).__name__}: FedRBN needs batch normalisation, or 2-d convolutions to put it after; "
-            "there is neither."
-        )
+        raise ModelError(f"model {type(model).__name__}: FedRBN needs batch normalisation or 2-d convolutions.")
     return model
 
 

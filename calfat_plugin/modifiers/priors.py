@@ -1,4 +1,4 @@
-"""What several loss modifiers share: class priors of a client, calibrated logits, margins (methods.md 2, 3 and 6).
+"""Common parts of loss modifiers: class priors of a client, calibrated logits, margins (methods.md 2, 3 and 6).
 
 Calibration adds ``prior_weight * log prior`` to the logits in training; evaluation uses raw logits.
 A prior is built once from the labels a client trains on, and never leaves the client. It must have

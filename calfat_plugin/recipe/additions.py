@@ -1,4 +1,4 @@
-"""What a recipe may add to any method: ``awp`` and ``label_smoothing`` of the trainer, ``ema`` of the server."""
+"""Additions of a recipe to any method: ``awp`` and ``label_smoothing`` of the trainer, ``ema`` of the server."""
 
 from __future__ import annotations
 

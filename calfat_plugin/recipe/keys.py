@@ -1,4 +1,4 @@
-"""What a key of a recipe may hold beside a single value: sections and plugins.
+"""Keys of a recipe that hold more than a single value: sections and plugins.
 
 A key is declared once, as a field of the class of its section: ``option`` for a single value, :func:`key` for these.
 Parser, recipe as run, JSON schema and reference go by that declaration.

@@ -1,4 +1,4 @@
-"""What every evaluator must keep."""
+"""The check of evaluators."""
 
 from __future__ import annotations
 

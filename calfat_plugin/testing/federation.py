@@ -1,4 +1,4 @@
-"""A whole federation in this process, as a runtime would drive it; what aggregators and attackers must keep."""
+"""A whole federation in this process, as a runtime would drive it; the checks of aggregators and attackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every inner attack must keep."""
+"""The check of inner attacks."""
 
 from __future__ import annotations
 

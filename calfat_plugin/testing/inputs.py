@@ -1,4 +1,4 @@
-"""What every data set, model, partition and logger must keep."""
+"""The checks of data sets, models, partitions and loggers."""
 
 from __future__ import annotations
 

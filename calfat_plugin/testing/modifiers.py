@@ -1,4 +1,4 @@
-"""What every loss modifier must keep."""
+"""The check of loss modifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a method takes the steps of another one: a reference for a method that somebody implements again."""
+"""The comparison of a method's steps with those of another one, for a method that somebody implements again."""
 
 from __future__ import annotations
 

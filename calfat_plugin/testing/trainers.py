@@ -1,4 +1,4 @@
-"""What every training method must keep, and the attack inside it where that is the loop's."""
+"""The check of training methods, and of the attack inside them where that is the loop's."""
 
 from __future__ import annotations
 

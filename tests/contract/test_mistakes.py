@@ -47,7 +47,6 @@ from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import calfat
 from tests.contract import plugin_mistakes
-from tests.contract.distributions import install
 from tests.contract.plugin_mistakes import evaluator, experiment, inner, trainer
 from tests.methods import helpers
 from tests.methods.helpers import RECIPE, Federation
@@ -405,30 +404,6 @@ def test_an_own_optimiser_is_refused_beside_a_correction_that_needs_sgd(snapshot
     scaffold = helpers.experiment("fedpgd", "scaffold").aggregator
     with snapshot.raises(PluginError):
         Federation(dataclasses.replace(run, aggregator=scaffold)).play()
-
-
-def test_a_command_ends_with_the_text_and_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
-) -> None:
-    source = """
-    from calfat_plugin import AdversarialTrainer, TrainerEntry, hookimpl
-
-    class Wrong(AdversarialTrainer):
-        def train_loss(self, batch):
-            return batch.loss.cross_entropy(batch.logits_adv, batch.y)
-
-    @hookimpl
-    def calfat_local_trainers():
-        yield TrainerEntry("wrong", build=Wrong)
-    """
-    install(tmp_path, "my-wrong", "0.3", {"my_wrong": source}, my_wrong="my_wrong")
-    (tmp_path / "test.yaml").write_text(RECIPE.replace("calfat:\n", "calfat:\n  trainer: wrong\n"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    ended = calfat("run", "test.yaml", "--run-dir", "run")
-    assert ended.code == 2
-    snapshot(ended.err.splitlines()[0])
-    assert "Traceback" not in ended.err
 
 
 def test_a_run_ends_where_an_attack_leaves_the_budget_and_can_be_resumed(

@@ -42,7 +42,6 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.experiment.building import checked
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.returned import overrides
-from calfat_plugin.runs.session import Listeners
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.contract.test_mistakes import play
 from tests.methods.helpers import RECIPE
@@ -372,19 +371,3 @@ def test_a_hook_without_its_mark_is_refused_beside_one_that_has_it() -> None:
     with pytest.raises(PluginError) as raised:
         Registry.load(entry_points=False, plugins=[plugin])
     assert str(raised.value) == "wrong: nothing calls its 'calfat_aggregators'; is @hookimpl missing above it?"
-
-
-def test_a_logger_of_which_one_hook_is_unmarked_is_reported() -> None:
-    class Half:
-        @hookimpl
-        def calfat_run_finished(self) -> None: ...
-
-        def calfat_round_finished(self, record: Any) -> None: ...
-
-    said: list[str] = []
-    Listeners([("logger 'half'", Half())], said.append)
-    (text,) = said
-    assert text == (
-        "logger 'half' is not used: PluginError: nothing calls its 'calfat_round_finished'; is @hookimpl missing above "
-        "it?"
-    )

@@ -1,4 +1,4 @@
-"""What a page may name: keys of recipes, plugins, commands."""
+"""Names that a page may use: keys of recipes, plugins, commands."""
 
 from __future__ import annotations
 

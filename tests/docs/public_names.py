@@ -1,4 +1,4 @@
-"""What is public, read from the source without importing it, and what its documentation lacks."""
+"""The public names, read from the source without importing it, and the gaps of their documentation."""
 
 from __future__ import annotations
 

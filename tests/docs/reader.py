@@ -1,4 +1,4 @@
-"""Does what a page says, in a folder of its own: saves its files, types its commands, runs its programs."""
+"""A reader who follows a page in a folder of its own: saves its files, types its commands, runs its programs."""
 
 from __future__ import annotations
 

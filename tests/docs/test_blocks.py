@@ -1,4 +1,4 @@
-"""Each fenced block of the pages for newcomers is run by a test, or a comment in front of it says why not."""
+"""The program of docs/python.md works as printed."""
 
 from __future__ import annotations
 

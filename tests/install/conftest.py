@@ -1,4 +1,4 @@
-"""What is built once for all tests here."""
+"""The distributions, built once for all tests here."""
 
 from __future__ import annotations
 

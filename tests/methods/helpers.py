@@ -1,4 +1,4 @@
-"""What the tests of methods share: losses on given logits, one client's training, and a whole federation in memory."""
+"""Common parts of the tests of methods: losses on given logits, a client's training, a whole federation in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What robust rules share: the clients' displacements, the buffers, and how many attackers a round bears.
+"""Common parts of robust rules: the clients' displacements, the buffers, and how many attackers a round bears.
 
 A rule works on the displacements theta_i - theta of the trainable parameters. A distance over them does not see the
 buffers (normalisation statistics), so no rule lets a client's vote on parameters carry its buffers: these are the
