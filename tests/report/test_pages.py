@@ -264,16 +264,6 @@ def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> 
     assert "calfat.trainer calfat, seed 1: AutoAttack <above> PGD." in text
 
 
-def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: Path) -> None:
-    text = Page.read(comparison).text
-    of = "calfat.trainer"
-    listed = f"{of} calfat, seed 0; {of} calfat, seed 1; {of} fedpgd, seed 0; {of} fedpgd, seed 1 "
-    assert (
-        f"8 alarms about these numbers aa-above-pgd: {listed}flattened-logits: {of} calfat, seed 0, attacks/b" in text
-    )
-    assert f"What was seen aa-above-pgd: {of} calfat, seed 0: AutoAttack <above> PGD. flattened-logits: {of}" in text
-
-
 def test_a_page_is_the_same_twice(run_page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no files beside it, either; those are compared in ``test_write.py``."""
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})

@@ -11,7 +11,7 @@ from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
+from calfat_plugin.suites.tuning import tries_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -63,11 +63,6 @@ def test_only_a_finalist_is_chosen(plan_of):
     assert plan_of(TEXT).choices["FedPGD"].best.name == "learning_rate 0.05"
 
 
-def test_of_equal_values_the_first_are_finalists(plan_of):
-    end(plan_of(TEXT), 100, 0.5, 0.5, 0.5)
-    assert left(plan_of(TEXT))[:2] == ["learning_rate 0.02 seed 101", "learning_rate 0.05 seed 101"]
-
-
 def test_a_lost_value_is_no_finalist(plan_of):
     end(plan_of(TEXT), 100, None, 0.5, None)
     assert left(plan_of(TEXT)) == ["learning_rate 0.05 seed 101", "learning_rate 0.05 seed 102"]
@@ -76,22 +71,6 @@ def test_a_lost_value_is_no_finalist(plan_of):
     choice = plan_of(TEXT).choices["FedPGD"]
     assert (choice.best.name, choice.best.mean) == ("learning_rate 0.05", pytest.approx(1 / 3))
     assert "learning_rate 0.02: 0.00 with the first seed, 1 of 1 run lost" in tries_text(choice)
-
-
-def test_a_row_of_which_nothing_was_tried_yet_has_no_notes(plan_of):
-    assert choice_notes(plan_of(TEXT).choices["FedPGD"]) == []
-    finish(plan_of(TEXT).choosing.left[0], {"pgd20": 0.25})
-    plan = plan_of(TEXT)
-    assert choice_notes(plan.choices["FedPGD"]) == []
-    assert choice_notes(plan.choices["CalFAT"]) == [
-        "tried learning_rate 0.02: 25.00 with the first seed; learning_rate 0.05: not finished with the first seed; "
-        "learning_rate 0.1: not finished with the first seed"
-    ]
-
-
-def test_the_caption_says_how(plan_of, snapshot):
-    plan = plan_of(TEXT)
-    snapshot(how_chosen(plan.suite.choose, plan.choices))
 
 
 @pytest.mark.parametrize(
