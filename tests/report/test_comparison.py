@@ -164,8 +164,8 @@ def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: P
             (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
     groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
     (block,) = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))["blocks"]
-    shown = [{key: score[key] for key in ("mean", "rival")} for score in block["rows"][1]["scores"][:2]]
-    assert shown == [{"mean": "80.00", "rival": "+0.00"}, {"mean": "20.5", "rival": ""}]
+    shown = [(score.mean, score.rival) for score in block["rows"][1]["scores"][:2]]
+    assert shown == [("80.00", "+0.00"), ("20.5", "")]
 
 
 def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(

@@ -237,7 +237,6 @@ def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pyt
     (path / "results.json").write_text(json.dumps(content))
     page = write_run_report(path)
     assert page.stat().st_size < 1_500_000
-    assert "from 0.0 % (class 0) to 99.0 % (class 99)" in Page.read(page).text
 
 
 def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
