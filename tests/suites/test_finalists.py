@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
-from calfat_plugin.suites.plan import SuitePlan
+from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.tuning import tries_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
@@ -38,6 +38,7 @@ def test_the_first_seed_tries_all_values_and_the_others_the_best_of_them(plan_of
     plan = plan_of(TEXT)
     assert left(plan) == [f"learning_rate {rate} seed 100" for rate in RATES]
     assert (plan.num_finals, plan.waiting) == (8, ("CalFAT", "FedPGD"))
+    assert seconds_left(plan_of(TEXT + "seconds_per_round: 3\n")) == 3 * (6 + 8 + 4)
     end(plan, 100, 0.3, 0.5, 0.6)
     plan = plan_of(TEXT)
     assert left(plan) == [f"learning_rate {rate} seed {seed}" for seed in (101, 102) for rate in (0.05, 0.1)]
