@@ -24,7 +24,6 @@ from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
 from calfat_plugin.report.labels import on_examples
 from calfat_plugin.report.numbers import NOTHING, counted
-from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
@@ -342,11 +341,7 @@ def final_per_class(run: RunFiles) -> Chart | None:
     # Of equals the last one: recipes list attacks from weak to strong.
     worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
     shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
-    caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
-    known = [(v, name) for v, name in zip(worst["per_class"], run.class_names, strict=True) if v is not None]
-    if known:
-        low, high = (f"{percent(value)} ({name})" for value, name in (min(known), max(known)))
-        caption += f"Under {worst['label']} from {low} to {high}."
+    caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}."
     values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
     names = list(map(short, run.class_names))

@@ -31,13 +31,10 @@ from calfat_plugin.report.labels import (
 )
 from calfat_plugin.report.numbers import (
     NOTHING,
-    as_measured,
-    bare_percent,
     counted,
-    interval_of,
     on_page,
-    paired_points,
     points,
+    score_texts,
 )
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
@@ -166,7 +163,11 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         row = {
             "name": group.name,
             "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
-            "scores": [_score(group, label, found[group.name][label]) for label in columns],
+            "scores": [
+                score_texts(score)._replace(beyond=group.tolerable.get(label) is False)
+                for label, score in found[group.name].items()
+                if label in columns
+            ],
         }
         blocks.setdefault(problem, []).append(row)
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
@@ -188,26 +189,12 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "head": ["/".join(suite.axes) or "setting", "seeds", *columns.values()],
         "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
         "several": len(blocks) > 1,
-        "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
+        "paired": any(score.rival for of in blocks.values() for row in of for score in row["scores"]),
         "examples": on_examples(measured_as.items()),
         "said": " ".join(filter(None, said)),
         "abridged": any(group.name.endswith(MORE) for group in groups),
         "reported": (listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
-    }
-
-
-def _score(group: Group, label: str, score: Score) -> dict[str, Any]:
-    """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
-    return {
-        "mean": as_measured(score.mean, score),
-        "best": score.is_clear_best,
-        "spread": "" if score.std is None else f" ± {as_measured(score.std, score)}",
-        "interval": interval_of(score),
-        "rival": "" if score.rival is None else on_page(paired_points(score.rival.difference)),
-        "reported": "" if score.reported is None else bare_percent(score.reported),
-        "difference": "" if score.difference is None else on_page(points(score.difference)),
-        "beyond": group.tolerable.get(label) is False,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from calfat_plugin.maths.intervals import Difference, Score
 
@@ -30,18 +31,6 @@ def interval(low: float, high: float) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def as_measured(number: float | None, score: Score) -> str:
-    """A number of ``score``: of an accuracy in percent, of a figure as it is; nothing becomes a dash."""
-    return bare_percent(number) if score.is_accuracy or number is None else f"{number:.4g}"
-
-
-def interval_of(score: Score) -> str:
-    """``[60.8, 61.9]``, its 95 % interval, of an accuracy in percent; empty where it has none."""
-    if score.interval is None:
-        return ""
-    return interval(*score.interval) if score.is_accuracy else "[{:.4g}, {:.4g}]".format(*score.interval)
-
-
 def points(difference: float) -> str:
     """A difference of two fractions in percentage points, with its sign: ``+0.31``."""
     return f"{100 * difference:+.2f}"
@@ -56,6 +45,38 @@ def paired_points(difference: Difference | None) -> str:
         return points(difference.mean)
     low, high = map(points, difference.interval)
     return f"{points(difference.mean)} [{low}, {high}]"
+
+
+class ScoreTexts(NamedTuple):
+    """What a table says of a score, whatever the table is written in; empty where there is nothing to say."""
+
+    mean: str  # ``61.35``: of an accuracy in percent, of a figure as it is
+    std: str  # ``0.42``; empty for a single seed
+    interval: str  # ``[60.8, 61.9]``, of the mean
+    reported: str  # ``64.69``
+    difference: str  # ``-3.34``, to what is reported
+    rival: str  # ``-3.21 [-4.10, -2.32]``, to its rival, paired over seeds
+    best: bool  # whether it is clearly the best
+    beyond: bool  # whether the difference is beyond the tolerance
+
+
+def score_texts(score: Score) -> ScoreTexts:
+    """A score in words."""
+
+    def text(number: float | None) -> str:
+        return "" if number is None else bare_percent(number) if score.is_accuracy else f"{number:.4g}"
+
+    interval_text = "" if score.interval is None else "[{:.4g}, {:.4g}]".format(*score.interval)
+    return ScoreTexts(
+        mean=text(score.mean),
+        std=text(score.std),
+        interval=interval(*score.interval) if score.interval and score.is_accuracy else interval_text,
+        reported="" if score.reported is None else bare_percent(score.reported),
+        difference="" if score.difference is None else points(score.difference),
+        rival="" if score.rival is None else paired_points(score.rival.difference),
+        best=score.is_clear_best,
+        beyond=bool(score.beyond),
+    )
 
 
 def on_page(text: str) -> str:

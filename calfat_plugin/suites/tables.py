@@ -16,8 +16,7 @@ from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.labels import WORST_DEFINED, partition_note
-from calfat_plugin.report.numbers import as_measured, counted, interval_of, paired_points, points
-from calfat_plugin.report.numbers import bare_percent as percent
+from calfat_plugin.report.numbers import counted, paired_points, score_texts
 from calfat_plugin.results import WORST, evaluator_of
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
@@ -54,28 +53,6 @@ _LATEX = {
 _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
-
-
-def measured(score: Score) -> str:
-    """``61.35 ± 0.42``; without the deviation for a single seed, ``-`` for none."""
-    if score.mean is None:
-        return NOTHING
-    mean = as_measured(score.mean, score)
-    return mean if score.std is None else f"{mean} ± {as_measured(score.std, score)}"
-
-
-def beside(score: Score) -> str:
-    """``64.69, -3.34!``: the published number and the difference, marked when beyond the tolerance; empty for none."""
-    if score.reported is None:
-        return ""
-    if score.difference is None:
-        return percent(score.reported)
-    return f"{percent(score.reported)}, {points(score.difference)}{'!' if score.beyond else ''}"
-
-
-def difference(score: Score) -> str:
-    """``-3.21 [-4.10, -2.32]``: to its rival in points, paired over seeds; ``-`` for fewer than two seeds."""
-    return paired_points(score.rival and score.rival.difference) or NOTHING
 
 
 def caption(summary: SuiteSummary) -> str:
@@ -150,7 +127,10 @@ def markdown(summary: SuiteSummary) -> str:
     rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
     text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipes(columns(summary), numbers, rows)}\n"
     text += f"{_in_markdown(caption(summary))}\n"
-    rows = [[*cell.cell.labels, count(cell), *map(difference, cell.scores.values())] for cell in summary.cells]
+    rows = [
+        [*cell.cell.labels, count(cell), *(score_texts(score).rival or NOTHING for score in cell.scores.values())]
+        for cell in summary.cells
+    ]
     rows = [row for row in rows if set(row[len(summary.suite.axes) + 1 :]) - {NOTHING}]
     text += f"\n{_pipes([*summary.suite.axes], numbers, rows)}\n{DIFFERENCES}\n" if rows else ""
     text += _planned(summary)
@@ -245,20 +225,27 @@ def _in_markdown(text: str) -> str:
 
 
 def _in_text(score: Score) -> str:
-    mean, known = measured(score), beside(score)
-    parts = (f"**{mean}**" if score.is_clear_best else mean, interval_of(score), f"({known})" if known else "")
+    """``**61.35 ± 0.42** [60.8, 61.9] (64.69, -3.34!)``."""
+    found = score_texts(score)
+    mean = f"{found.mean} ± {found.std}" if found.std else found.mean or NOTHING
+    known = _beside(score)
+    parts = (f"**{mean}**" if found.best else mean, found.interval, f"({known})" if known else "")
     return " ".join(filter(None, parts))
 
 
 def _in_latex(score: Score) -> str:
-    text = "--" if score.mean is None else measured(score)
-    if score.is_clear_best:
-        mean, _, std = text.partition(" ")
-        text = f"\\mathbf{{{mean}}} {std}"
-    text = f"${text}$".replace("±", "\\pm") if score.std is not None else text
-    known = beside(score).replace("+", "$+$").replace("-", "$-$")
-    small = " ".join(filter(None, (interval_of(score).replace("-", "$-$"), f"({known})" if known else "")))
+    found = score_texts(score)
+    mean = f"\\mathbf{{{found.mean}}}" if found.best else found.mean or "--"
+    text = f"${mean} \\pm {found.std}$" if found.std else mean
+    known = _beside(score).replace("+", "$+$").replace("-", "$-$")
+    small = " ".join(filter(None, (found.interval.replace("-", "$-$"), f"({known})" if known else "")))
     return text + (f" {{\\scriptsize {small}}}" if small else "")
+
+
+def _beside(score: Score) -> str:
+    """``64.69, -3.34!``: the published number and the difference, marked when beyond the tolerance; empty for none."""
+    found = score_texts(score)
+    return ", ".join(filter(None, (found.reported, f"{found.difference}{'!' * found.beyond}")))
 
 
 def _escape(text: str) -> str:

@@ -110,15 +110,6 @@ def test_the_page_of_the_run_is_made_anew(run_dir):
     assert "Attacked afterwards" in page.read_text(encoding="utf-8")
 
 
-def test_a_page_that_cannot_be_made_does_not_look_like_a_failed_attack(run_dir):
-    (run_dir / "report.html").touch()
-    code, out, err = call(run_dir, "--attacks", "fgsm", "--examples", 20)
-    assert code == 0
-    assert out.endswith("results: run/attacks/last.json\n")
-    assert err.startswith("warning: the report was not written (RunError: run/results.json: cannot be read (")
-    assert err.endswith("); try again with: calfat report run\n")
-
-
 def test_results_are_kept_and_equal_calls_give_equal_numbers(run_dir):
     for _ in range(2):
         assert call(run_dir, "--attacks", "pgd3,cw3", "--examples", 30)[0] == 0
@@ -196,12 +187,6 @@ def test_an_absolute_step_stays_in_its_norm_and_is_reported(run_dir, arguments, 
     found = [alarm["text"] for alarm in content["alarms"] if alarm["code"] == "step-size"]
     assert [text.startswith(f"pgd6: {warning}") for text in found] == [True] * bool(warning)
     assert out.count("  step-size: pgd6: ") == bool(warning)
-
-
-def test_brackets_in_a_path_are_no_markup(run_dir):
-    code, out, err = call(run_dir, "--attacks", "fgsm", "--output", "with[l2]:dog:.json", "--examples", 4)
-    assert (code, err) == (0, "")
-    assert "\nresults: with[l2]:dog:.json\n" in out
 
 
 def test_what_depends_on_no_eps_is_measured_once(run_dir):

@@ -13,7 +13,7 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
 from calfat_plugin.report.groups import groups_table, members, ranges, with_groups
-from calfat_plugin.report.labels import difference, headline, highlights, problem_names
+from calfat_plugin.report.labels import difference, highlights, problem_names
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import RunFiles, read_run
 from calfat_plugin.report.run_page import run_page
@@ -89,12 +89,6 @@ def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
     assert "Groups of clients" not in page
     assert "are left out" not in page
     assert "calfat.clients" not in highlights(run)
-
-
-def test_what_was_run_names_the_groups(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    run = grouped(tmp_path)
-    snapshot(headline(run))
-    snapshot(highlights(run)["calfat.clients"])
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.comparability import problem_of
-from calfat_plugin.report.comparison import differences, group_runs, reported_of
+from calfat_plugin.report.comparison import differences, group_runs, reported_of, results_table
 from calfat_plugin.report.labels import problem_names, setting_names
-from calfat_plugin.report.reading import RunFiles, read_run
+from calfat_plugin.report.reading import RunFiles, read_run, read_suite
 from tests.report.made import made_run
 
 
@@ -175,7 +175,8 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
     groups = group_runs(found, suite)
     assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
     assert groups[0].reported == {"natural": 0.4696}
-    assert groups[0].tolerable == {"natural": False}
+    (block,) = results_table(groups, read_suite(suite))["blocks"]
+    assert [(row["scores"][0].reported, row["scores"][0].beyond) for row in block["rows"]] == [("46.96", True)] * 2
     assert groups[0].source == "arXiv:2205.14926, Table 1"
 
 

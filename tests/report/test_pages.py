@@ -237,7 +237,6 @@ def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pyt
     (path / "results.json").write_text(json.dumps(content))
     page = write_run_report(path)
     assert page.stat().st_size < 1_500_000
-    assert "from 0.0 % (class 0) to 99.0 % (class 99)" in Page.read(page).text
 
 
 def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
@@ -262,16 +261,6 @@ def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> 
     assert "calfat.trainer.scale 1.0 \N{EN DASH} " in text
     assert "data_args.dataset digits" in text.partition("What is common")[2]
     assert "calfat.trainer calfat, seed 1: AutoAttack <above> PGD." in text
-
-
-def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: Path) -> None:
-    text = Page.read(comparison).text
-    of = "calfat.trainer"
-    listed = f"{of} calfat, seed 0; {of} calfat, seed 1; {of} fedpgd, seed 0; {of} fedpgd, seed 1 "
-    assert (
-        f"8 alarms about these numbers aa-above-pgd: {listed}flattened-logits: {of} calfat, seed 0, attacks/b" in text
-    )
-    assert f"What was seen aa-above-pgd: {of} calfat, seed 0: AutoAttack <above> PGD. flattened-logits: {of}" in text
 
 
 def test_a_page_is_the_same_twice(run_page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,9 @@
-"""What was run, by recipe key, and the learning rate as a curve where it changes."""
+"""What was run, by recipe key."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from calfat_plugin.report.charts import learning_rate
 from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
@@ -31,12 +28,3 @@ def test_what_was_run_is_keys_of_the_recipe(tmp_path: Path) -> None:
     assert not {"train_args.max_grad_norm", "calfat.ema.decay", "calfat.clients"} & plain.keys()  # null, none, empty
     left_out = "calfat.runtime.", "calfat.evaluators", "calfat.monitor.", "common_args.random_seed", "tracking_args."
     assert [key for key in found if key.startswith(left_out)] == []
-
-
-def test_a_learning_rate_that_changes_is_a_curve(tmp_path: Path) -> None:
-    assert learning_rate(read_run(made_run(tmp_path / "constant"))) is None
-    run = read_run(made_run(tmp_path / "warm", "train_args.warmup_rounds=3", "train_args.learning_rate=0.4"))
-    assert run.curve("learning_rate") == [(number, pytest.approx(number / 10)) for number in range(1, 5)]
-    chart = learning_rate(run)
-    assert chart is not None
-    assert chart.caption == "Of the clients' optimisers, as the recipe has it. Last round: 0.4."

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import tuning
-from calfat_plugin.suites.tuning import chosen_text, how_chosen
+from calfat_plugin.suites.tuning import chosen_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -90,14 +90,6 @@ def test_where_the_next_value_cannot_be_the_end_is_chosen(key, values, best, cho
     assert plan.waiting == ()
     assert chosen_text(plan.choices["CalFAT"]) == f"learning_rate 0.1; {chosen}"
     assert len(plan.choices["CalFAT"].tries) == 4 * len(values)
-
-
-def test_the_caption_says_that_grids_grow_and_how_many_tries_each_row_had(plan_of):
-    plan = plan_of(TEXT)
-    assert how_chosen(plan.suite.choose, plan.choices).endswith(
-        "While the best value is an end of its grid, the next one beyond is tried, too (factors: "
-        "train_args.learning_rate 1.7). Tries of every row: 3."
-    )
 
 
 def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, monkeypatch, stand_in):

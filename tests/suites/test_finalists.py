@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
-from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
+from calfat_plugin.suites.plan import SuitePlan, seconds_left
+from calfat_plugin.suites.tuning import tries_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -38,6 +38,7 @@ def test_the_first_seed_tries_all_values_and_the_others_the_best_of_them(plan_of
     plan = plan_of(TEXT)
     assert left(plan) == [f"learning_rate {rate} seed 100" for rate in RATES]
     assert (plan.num_finals, plan.waiting) == (8, ("CalFAT", "FedPGD"))
+    assert seconds_left(plan_of(TEXT + "seconds_per_round: 3\n")) == 3 * (6 + 8 + 4)
     end(plan, 100, 0.3, 0.5, 0.6)
     plan = plan_of(TEXT)
     assert left(plan) == [f"learning_rate {rate} seed {seed}" for seed in (101, 102) for rate in (0.05, 0.1)]
@@ -63,11 +64,6 @@ def test_only_a_finalist_is_chosen(plan_of):
     assert plan_of(TEXT).choices["FedPGD"].best.name == "learning_rate 0.05"
 
 
-def test_of_equal_values_the_first_are_finalists(plan_of):
-    end(plan_of(TEXT), 100, 0.5, 0.5, 0.5)
-    assert left(plan_of(TEXT))[:2] == ["learning_rate 0.02 seed 101", "learning_rate 0.05 seed 101"]
-
-
 def test_a_lost_value_is_no_finalist(plan_of):
     end(plan_of(TEXT), 100, None, 0.5, None)
     assert left(plan_of(TEXT)) == ["learning_rate 0.05 seed 101", "learning_rate 0.05 seed 102"]
@@ -76,22 +72,6 @@ def test_a_lost_value_is_no_finalist(plan_of):
     choice = plan_of(TEXT).choices["FedPGD"]
     assert (choice.best.name, choice.best.mean) == ("learning_rate 0.05", pytest.approx(1 / 3))
     assert "learning_rate 0.02: 0.00 with the first seed, 1 of 1 run lost" in tries_text(choice)
-
-
-def test_a_row_of_which_nothing_was_tried_yet_has_no_notes(plan_of):
-    assert choice_notes(plan_of(TEXT).choices["FedPGD"]) == []
-    finish(plan_of(TEXT).choosing.left[0], {"pgd20": 0.25})
-    plan = plan_of(TEXT)
-    assert choice_notes(plan.choices["FedPGD"]) == []
-    assert choice_notes(plan.choices["CalFAT"]) == [
-        "tried learning_rate 0.02: 25.00 with the first seed; learning_rate 0.05: not finished with the first seed; "
-        "learning_rate 0.1: not finished with the first seed"
-    ]
-
-
-def test_the_caption_says_how(plan_of, snapshot):
-    plan = plan_of(TEXT)
-    snapshot(how_chosen(plan.suite.choose, plan.choices))
 
 
 @pytest.mark.parametrize(

@@ -98,16 +98,6 @@ def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, caps
     ]
 
 
-def test_what_runs_print_reaches_the_suites_lines(plan_of, monkeypatch, capsys):
-    monkeypatch.setattr(Lines, "patience", 0.0)
-    plan = plan_of(only=["CalFAT"], seeds=[0])
-    run_all(plan, 1, SuiteProgress(Lines(), 1), [])
-    assert capsys.readouterr().out.splitlines()[2:4] == [
-        "CalFAT seed 0: running with 4 threads",
-        "CalFAT seed 0: round 1/1  ETA 0:00",
-    ]
-
-
 def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, monkeypatch):
     behave(monkeypatch, fedpgd="fail")
     outcomes = []

@@ -8,12 +8,13 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.numbers import score_texts
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import as_csv, as_json, beside, caption, latex, markdown, measured, write_tables
+from calfat_plugin.suites.tables import as_csv, as_json, caption, latex, markdown, write_tables
 from tests.suites.files import SUITE, write_suite
 
 TEXT = (
@@ -202,8 +203,9 @@ def test_scores_by_hand():
     assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
     assert three.difference == pytest.approx(0.05)  # both by the release's count
     assert three.beyond is True
-    assert measured(three) == "84.00 ± 3.00"
-    assert beside(three) == "80.00, +5.00!"
+    assert score_texts(three)[:2] == ("84.00", "3.00")
+    assert score_texts(three)[3:5] == ("80.00", "+5.00")
+    assert score_texts(three).beyond
 
 
 @pytest.mark.parametrize(
