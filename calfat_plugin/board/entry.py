@@ -5,7 +5,6 @@ The folder of a seed is a run directory, so that `calfat replay` and `calfat att
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.board.tracks import NAME, NAMED, Board, Track
+from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
 from calfat_plugin.disk import read_json, write_text
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.experiment.resuming import FREE, flat
@@ -109,12 +108,12 @@ def read_entry(board: Board, track: str, name: str) -> Entry:
         is_state = of_seed and int(of_seed[1]) in seeds and _STATE.fullmatch(of_seed[2])
         if file not in allowed and not is_state and not _PLUGIN.fullmatch(file):
             raise RunError(f"{folder / file}: has no place in an entry.")
-        if _sha256(folder / file) != files[file]:
+        if sha256_of(folder / file) != files[file]:
             raise RunError(f"{folder / file}: is not the file that {ENTRY} names (SHA-256).")
     for file in sorted({f"seed-{seed}/{file}" for seed in seeds for file in FILES} - set(files)):
         raise RunError(f"{folder / file}: is missing.")
     plugins = tuple(Path(file).stem for file in sorted(files) if _PLUGIN.fullmatch(file))
-    digest = _sha256(folder / ENTRY)
+    digest = sha256_of(folder / ENTRY)
     entry = Entry(folder, track, name, facts["by"], tuple(sorted(seeds)), digest, plugins)
     for seed in seeds:
         for file, shape in (("partition.json", _PARTITION), (TRUST, shapes.TRUST)):
@@ -178,7 +177,7 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
             for module, options in _plugins(read_document(RunDirectory(run).recipe)).items():
                 (temporary / "plugins").mkdir(exist_ok=True)
                 shutil.copyfile(os.path.expanduser(options["file"]), temporary / "plugins" / f"{module}.py")
-        files = {file: _sha256(temporary / file) for file in sorted(_files_in(temporary))}
+        files = {file: sha256_of(temporary / file) for file in sorted(_files_in(temporary))}
         facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
         content = {**facts, "seeds": sorted(by_seed), "files": files}
         write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
@@ -239,11 +238,3 @@ def _files_in(folder: Path) -> Iterator[str]:
         if path.suffix != ".safetensors" and path.stat().st_size > _LARGEST:
             raise RunError(f"{path}: has {path.stat().st_size:,} bytes; at most {_LARGEST:,} are expected.")
         yield path.relative_to(folder).as_posix()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()

@@ -18,7 +18,7 @@ from calfat_plugin.report.page import render_page
 
 FILE = "index.html"
 _COLUMNS = {
-    "worst": "best-known worst case %",
+    "worst": "worst case %",
     "natural": "natural %",
     "worst_class": "worst class %",
     "worst_clients": "worst clients %",
@@ -26,11 +26,11 @@ _COLUMNS = {
 }
 
 _NOTE = (
-    "Accuracies in percent: means over seeds, with Student's 95 % interval. Best-known worst case: images that "
+    "Accuracies in percent: means over seeds, with Student's 95 % interval. Worst case, the best known: images that "
     "withstand the entry's own attacks and all challenges together; worst class and worst clients are of the same "
     "images. A stronger attack may lower every number: calfat board challenge. Passes: how often a training image went "
-    "forward through the network, as clients count. Its verdict: what calfat trust said to the entrant. Verified here: "
-    "what calfat board verify last found in this folder."
+    "forward through the network, as clients count. Verified: what calfat board verify last "
+    "found in this folder. Verdict: what calfat trust said to the entrant, of each seed."
 )
 
 
@@ -59,10 +59,11 @@ def write_page(board: Board, out: Path | None = None) -> Path:
                 "note": _NOTE,
             }
         )
+    entries = sum(len(each["rows"]) for each in tracks)
     page = render_page(
         "page.html",
         title=board.title,
-        lead=f"{counted(len(tracks), 'track')}, {counted(sum(len(each['rows']) for each in tracks), 'entry')}",
+        lead=f"{counted(len(tracks), 'track')}, {entries} {'entry' if entries == 1 else 'entries'}",
         alarms=alarms,
         figures="",
         headings={each["anchor"]: each["heading"] for each in tracks},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -149,12 +150,10 @@ class Board:
         )
         if done.returncode == 0:
             return done.stdout.strip()
-        from hashlib import sha256
-
-        digest = sha256()
+        digest = hashlib.sha256()
         for file in sorted((self.path / "entries").rglob("*")):
             if file.is_file() and not file.is_symlink():
-                digest.update(f"{file.relative_to(self.path)} {sha256(file.read_bytes()).hexdigest()}\n".encode())
+                digest.update(f"{file.relative_to(self.path)} {sha256_of(file)}\n".encode())
         return digest.hexdigest()
 
 
@@ -196,6 +195,15 @@ def _as_run(run: Path) -> Document:
     if not recipe.is_file():
         raise RunError(f"{run}: there is no run here (no recipe.yaml).")
     return read_document(recipe)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _same(found: Any, wanted: Any) -> bool:

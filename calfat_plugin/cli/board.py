@@ -11,6 +11,7 @@ import click
 
 from calfat_plugin.board.own import Means
 from calfat_plugin.board.tracks import Board, make_board, open_board
+from calfat_plugin.board.verify import WITHIN
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
 from calfat_plugin.cli.options import Decorator
@@ -89,9 +90,17 @@ def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: s
 @_board_argument
 @click.argument("entry", metavar="[ENTRY]", required=False)
 @click.option("--from-start", is_flag=True, help="Train every round again, not the last two alone.")
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    default=WITHIN,
+    show_default=True,
+    help="How far what is trained again may end from the entry's weights, as a share of the way that it moved them. "
+    "0: the same bits, which the entrant's kind of processor gives.",
+)
 @_means
 @json_option
-def verify(board: Path, entry: str | None, from_start: bool, as_json: bool, **means: Any) -> None:
+def verify(board: Path, entry: str | None, from_start: bool, within: float, as_json: bool, **means: Any) -> None:
     """Show the numbers of one entry, or of all, again: digests, evidence, attacks, training.
 
     Needs no trust in the entrant, and executes nothing of theirs. Exit code 1: an entry does not stand.
@@ -104,7 +113,7 @@ def verify(board: Path, entry: str | None, from_start: bool, as_json: bool, **me
         done = []
         for track, name in chosen:
             with choose_progress(console, plain=True) as progress:
-                done.append(check(here, track, name, own, progress, from_start=from_start))
+                done.append(check(here, track, name, own, progress, from_start=from_start, within=within))
             for line in done[-1].found:
                 console.print(f"  {line}", soft_wrap=True)
             for reason in done[-1].reasons:

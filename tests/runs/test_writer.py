@@ -121,7 +121,8 @@ def test_only_the_last_checkpoint_has_the_models_that_clients_sent(directory: Ru
     with RunWriter(directory, experiment()) as run:
         round = record(1, {"natural": 0.5, "pgd20": 0.5})  # better than none: every checkpoint is of it
         run.round_finished(round, Snapshot(1, weights, client_models={3: weights}))
-    kept = {name: [*load_checkpoint(directory.checkpoint(name))[0].client_models] for name in CHECKPOINTS}
+    written = [name for name in CHECKPOINTS if directory.checkpoint(name).is_file()]
+    kept = {name: [*load_checkpoint(directory.checkpoint(name))[0].client_models] for name in written}
     assert kept == {"last": [3], "best-natural": [], "best-robust": []}
 
 

@@ -1,0 +1,565 @@
+"""``calfat board``: an honest entry verifies; which forged ones are found, by whom and in which words; challenges."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
+from calfat_plugin.board.own import Means, own_recipe
+from calfat_plugin.board.standing import standing
+from calfat_plugin.board.tracks import open_board
+from calfat_plugin.board.verify import IMAGES, chosen_images, relative_distance, verify_seed
+from calfat_plugin.cli.main import main
+from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
+from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+
+RECIPE = """\
+common_args: {training_type: simulation}
+data_args: {dataset: digits, partition_alpha: 1, max_train_examples: 200, max_test_examples: 100}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 3, client_num_per_round: 2, comm_round: 4, batch_size: 32, learning_rate: 0.03}
+calfat:
+  trainer: fedpgd
+  aggregator: scaffold
+  threat: {norm: linf, eps: 0.1, step_size: eps/2, steps: 2}
+  evaluators: [natural, fgsm, pgd5]
+  monitor: {evaluators: [natural]}
+  evaluation: {batch_size: 100}
+  runtime: {threads: 1}
+"""
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def call(*arguments: object) -> Result:
+    """A ``calfat`` command in this process."""
+    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with runs of five seeds, judged, and a board with them as the entry ``honest``."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("board")
+        patch.chdir(folder)
+        Path("mine.yaml").write_text(RECIPE)
+        for seed in SEEDS:
+            for words in (
+                ("run", "mine.yaml", "--seed", seed, "--run-dir", f"runs/{seed}", "--no-page"),
+                ("trust", f"runs/{seed}", "--examples", 50),
+            ):
+                done = call(*words)
+                assert done.exit_code == 0, done.output
+        assert call("board", "init", "board", "runs/0").exit_code == 0
+        runs = [f"runs/{seed}" for seed in SEEDS]
+        done = call("board", "add", "board", *runs, "--name", "honest", "--by", "Ada")
+        assert done.exit_code == 0, done.output
+        yield folder
+
+
+@pytest.fixture
+def board(made: Path, tmp_path: Path) -> Path:
+    """The board, in a copy of its own."""
+    return Path(shutil.copytree(made / "board", tmp_path / "board"))
+
+
+def folder_of(board: Path) -> Path:
+    return board / "entries" / "main" / "honest"
+
+
+def signed(board: Path) -> None:
+    """What an entrant does after a change: entry.json names all files as they are."""
+    folder = folder_of(board)
+    facts = json.loads((folder / ENTRY).read_text())
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ENTRY]
+    facts["files"] = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
+    (folder / ENTRY).write_text(json.dumps(facts))
+
+
+def entry_of(board: Path) -> Entry:
+    return read_entry(open_board(board), "main", "honest")
+
+
+def against(board: Path, seed: int = 0, **how: Any) -> str:
+    """What speaks against the model of one seed."""
+    return "; ".join(verify_seed(entry_of(board), seed, "revision", Means(), **how)[1])
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def recipes(board: Path, old: str, new: str) -> None:
+    """Replace a text in the recipes of all seeds."""
+    for path in folder_of(board).glob("seed-*/recipe.yaml"):
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+    signed(board)
+
+
+# --- an honest entry --------------------------------------------------------------------------------------------------
+
+
+def test_an_honest_entry_verifies_and_the_page_says_so(board: Path) -> None:
+    call("board", "page", board)
+    assert "not yet" in (board / "index.html").read_text()
+    done = call("board", "verify", board, "--json")
+    (found,) = json.loads(done.stdout)
+    assert (done.exit_code, found["reasons"]) == (0, [])
+    assert sum("two rounds trained again: the same bits" in line for line in found["found"]) == len(SEEDS)
+    assert sum(f"of {IMAGES} images" in line for line in found["found"]) == len(SEEDS)
+    call("board", "page", board)
+    page = (board / "index.html").read_text()
+    assert ">yes<" in page
+    assert f"at {found['revision'][:12]}" in page
+    (folder_of(board) / "challenges").mkdir()
+    kept = folder_of(board) / "seed-0" / "evidence.safetensors"
+    shutil.copy(kept, folder_of(board) / "challenges" / "eve.safetensors")
+    call("board", "page", board)
+    assert "it has changed since" in (board / "index.html").read_text()
+
+
+def test_a_run_keeps_the_model_two_rounds_before_its_end_and_what_its_clients_kept(made: Path) -> None:
+    run = made / "runs" / "0" / "checkpoints"
+    assert load_checkpoint(run / "two-rounds-left.safetensors")[0].round == 2
+    named = named_files(run / "two-rounds-left.safetensors")
+    assert named
+    for client, state in named.items():
+        assert (run / "clients" / f"client-{client}-round-{state.round}.safetensors").is_file()
+
+
+def test_every_round_trained_again_gives_the_same_bits(board: Path) -> None:
+    found, reasons = verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)
+    assert (found[-1], reasons) == ("4 rounds trained again: the same bits", [])
+
+
+def test_the_images_are_chosen_by_entry_revision_and_seed(board: Path) -> None:
+    entry, tried = entry_of(board), list(range(1000))
+    chosen = chosen_images(entry, "a", 0, tried)
+    assert len(set(chosen)) == IMAGES == len(chosen)
+    assert chosen == sorted(chosen) == chosen_images(entry, "a", 0, tried)
+    others = [(entry, "b", 0), (entry, "a", 1), (replace(entry, digest="0"), "a", 0)]
+    for each in others:
+        assert chosen_images(*each, tried) != chosen
+    assert set(chosen_images(entry, "a", 0, [3, 5])) == {3, 5}
+
+
+def test_the_revision_is_the_commit_or_a_digest_of_the_files(board: Path) -> None:
+    before = open_board(board).revision()
+    (folder_of(board) / "seed-0" / "rounds.csv").write_text("")
+    assert open_board(board).revision() != before
+
+
+def test_the_distance_is_a_share_of_the_way() -> None:
+    zero, one = {"w": torch.zeros(4)}, {"w": torch.ones(4)}
+    assert relative_distance(zero, one, one) == 0
+    assert relative_distance(zero, one, {"w": torch.full((4,), 1.5)}) == pytest.approx(0.5)
+    assert relative_distance(one, one, zero) == float("inf")
+    with pytest.raises(CalfatError, match="other names"):
+        relative_distance(zero, {"v": torch.ones(4)}, one)
+
+
+# --- files that cannot be ---------------------------------------------------------------------------------------------
+
+
+def missing(folder: Path) -> None:
+    (folder / "seed-1" / "trust.json").unlink()
+
+
+def one_more(folder: Path) -> None:
+    (folder / "seed-1" / "setup.py").write_text("raise SystemExit")
+
+
+def one_more_named(folder: Path) -> None:
+    one_more(folder)
+    signed(folder.parents[2])
+
+
+def missing_and_not_named(folder: Path) -> None:
+    missing(folder)
+    signed(folder.parents[2])
+
+
+def a_byte(folder: Path) -> None:
+    (folder / "seed-1" / "rounds.csv").write_bytes(b"round\n")
+
+
+def a_link(folder: Path) -> None:
+    (folder / "seed-1" / "results.json").unlink()
+    os.symlink("/etc/passwd", folder / "seed-1" / "results.json")
+
+
+def a_linked_folder(folder: Path) -> None:
+    shutil.move(folder / "seed-1", folder.parents[2] / "elsewhere")
+    os.symlink(folder.parents[2] / "elsewhere", folder / "seed-1")
+
+
+def a_pipe(folder: Path) -> None:
+    (folder / "seed-1" / "results.json").unlink()
+    os.mkfifo(folder / "seed-1" / "results.json")
+
+
+def out_of_the_folder(folder: Path) -> None:
+    edited(folder / ENTRY, lambda facts: facts["files"].update({"../../../board.yaml": "0" * 64}))
+
+
+def a_seed_twice(folder: Path) -> None:
+    edited(folder / ENTRY, lambda facts: facts.update(seeds=[0, 1, 2, 3, 4, 4]))
+
+
+def another_name(folder: Path) -> None:
+    edited(folder / ENTRY, lambda facts: facts.update(name="other"))
+
+
+def huge_text(folder: Path) -> None:
+    with (folder / "seed-1" / "results.json").open("r+b") as file:
+        file.truncate(10**8)
+
+
+def no_numbers(folder: Path) -> None:
+    edited(folder / "seed-1" / "partition.json", lambda facts: facts.update(class_counts=[[float("nan")]]))
+    signed(folder.parents[2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (missing, "seed-1/trust.json: is missing"),
+        (missing_and_not_named, "seed-1/trust.json: is missing"),
+        (one_more, "setup.py: is not named in entry.json"),
+        (one_more_named, "setup.py: has no place in an entry"),
+        (a_byte, "rounds.csv: is not the file that entry.json names"),
+        (a_link, "results.json: is a link"),
+        (a_linked_folder, "seed-1: is a link"),
+        (a_pipe, "results.json: is no file"),
+        (out_of_the_folder, "board.yaml: is missing"),
+        (a_seed_twice, "names a seed twice"),
+        (another_name, "is about 'main/other'"),
+        (huge_text, "100,000,000 bytes"),
+        (no_numbers, "class_counts[0][0]"),
+    ],
+)
+def test_a_damaged_entry_does_not_stand(board: Path, damage: Callable[[Path], None], text: str) -> None:
+    damage(folder_of(board))
+    done = call("board", "verify", board, "--json")
+    (found,) = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert text in found["reasons"][0]
+    call("board", "page", board)
+    assert "1 alarm" in (board / "index.html").read_text() or "An alarm" in (board / "index.html").read_text()
+
+
+# --- runs that are none of the track ----------------------------------------------------------------------------------
+
+
+def of_track(board: Path, **changes: Any) -> str:
+    """What speaks against the entry when the track is another one."""
+    path = board / "board.yaml"
+    content = yaml.safe_load(path.read_text())
+    content["tracks"]["main"].update(changes)
+    path.write_text(yaml.safe_dump(content))
+    return "; ".join(misfits(entry_of(board), open_board(board).tracks["main"]))
+
+
+def test_the_track_may_prescribe_the_seeds_so_that_nobody_picks(board: Path) -> None:
+    assert of_track(board, seeds=[0, 1, 2, 3, 4]) == ""
+    assert "has the seeds 0, 1, 2, 3, 4; the track prescribes 5, 6, 7, 8, 9" in of_track(board, seeds=[5, 6, 7, 8, 9])
+    assert "asks for 6 or more" in of_track(board, seeds=None, at_least=6)
+
+
+def test_the_track_limits_passes(board: Path) -> None:
+    used = standing(entry_of(board)).by_seed[0].passes
+    assert used > 0
+    assert of_track(board, passes=used * 2) == ""
+    assert "the track allows" in of_track(board, passes=used / 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("eps: '0.1'", "eps: '0.05'", "calfat.threat.eps is '0.05'; the track has '0.1'"),
+        ("model: cnn_small", "model: os:system", "model_args.model is 'os:system'"),
+        ("random_seed: ", "random_seed: 1", "its recipe has the seed 1"),
+        ("name: pgd5", "name: pgd10", "calfat.evaluators is"),
+    ],
+)
+def test_another_recipe_is_none_of_the_track(board: Path, old: str, new: str, text: str) -> None:
+    recipes(board, old, new)
+    done = call("board", "verify", board, "honest")
+    assert done.exit_code == 1
+    assert text in done.stdout.replace("\n", " ")
+
+
+def test_the_recipes_of_an_entry_differ_in_their_seeds_alone(board: Path) -> None:
+    path = folder_of(board) / "seed-3" / "recipe.yaml"
+    path.write_text(path.read_text().replace("learning_rate: 0.03", "learning_rate: 0.04"))
+    signed(board)
+    found = list(misfits(entry_of(board), open_board(board).tracks["main"]))
+    assert found == ["seed 3: train_args.learning_rate is 0.04; seed 0 has 0.03"]
+
+
+# --- numbers and models that are none of the recipe's -----------------------------------------------------------------
+
+
+def test_a_better_number_than_the_evidence_shows_is_found(board: Path) -> None:
+    path = folder_of(board) / "seed-0" / "results.json"
+    edited(path, lambda results: results["evaluations"][-1].update(accuracy=0.9))
+    signed(board)
+    assert "worst-case does not stand: 90.0 % said" in against(board)
+
+
+def nothing_broken(board: Path, seed: int = 0) -> None:
+    """Evidence of attacks that broke nothing, with the results and the verdict that follow from it."""
+    run = folder_of(board) / f"seed-{seed}"
+    (run / "trust.evidence.safetensors").unlink()
+    evidence = read_evidence(run / "evidence.safetensors")
+    none = {name: torch.zeros_like(of) for name, of in evidence.broken.items()}
+    empty = {name: getattr(evidence, name)[:0] for name in ("index", "by", "x_adv", "prediction")}
+    write_evidence(run / "evidence.safetensors", replace(evidence, broken=none, **empty))
+
+    def better(results: Any) -> None:
+        natural, *others = results["evaluations"]
+        for each in others:
+            each.update({key: natural[key] for key in ("accuracy", "per_class")})
+
+    edited(run / "results.json", better)
+    signed(board)
+
+
+def test_an_entry_of_weak_attacks_is_found_by_attacks_on_other_images(board: Path) -> None:
+    nothing_broken(board)
+    found = against(board)
+    assert "withstand by the entry, and" in found
+    assert "points fewer [" in found
+    assert "does not stand" not in found
+
+
+def test_a_verdict_that_64_images_refute_is_found(board: Path) -> None:
+    edited(folder_of(board) / "seed-0" / "trust.json", lambda trust: trust["verdict"].update(worst=0.95, word="holds"))
+    (folder_of(board) / "seed-0" / "trust.evidence.safetensors").unlink()
+    signed(board)
+    found = against(board)
+    assert "its trust.json says that 95.0 % withstand all attacks; here" in found
+
+
+def test_weights_that_the_recipe_did_not_make_are_found(board: Path) -> None:
+    recipes(board, "learning_rate: 0.03", "learning_rate: 0.02")
+    found = against(board)
+    assert "two rounds trained again end elsewhere" in found
+    assert "withstand" not in found
+
+
+def test_a_start_that_is_not_the_recipes_is_found_from_the_start_alone(board: Path) -> None:
+    """Two honest rounds from weights of anybody's: the documented limit of a verification without --from-start."""
+    recipes(board, "warmup_rounds: 0", "warmup_rounds: 1")
+    assert against(board, within=0) == ""
+    assert "4 rounds trained again end elsewhere" in against(board, from_start=True, within=0)
+
+
+@pytest.mark.parametrize("file", ["last", "two-rounds-left"])
+def test_a_model_with_nan_or_of_another_round_is_found(board: Path, file: str) -> None:
+    path = folder_of(board) / "seed-0" / "checkpoints" / f"{file}.safetensors"
+    snapshot, notes = load_checkpoint(path)
+    save_checkpoint(path, replace(snapshot, round=3), notes)
+    signed(board)
+    assert "its models are of the rounds" in against(board)
+    name = next(iter(snapshot.global_state))
+    state = {**snapshot.global_state, name: snapshot.global_state[name] * float("nan")}
+    save_checkpoint(path, replace(snapshot, global_state=state), notes)
+    signed(board)
+    assert against(board)
+
+
+def test_passes_that_the_last_rounds_do_not_make_are_found(board: Path) -> None:
+    path = folder_of(board) / "seed-0" / "rounds.csv"
+    header, *rows = path.read_text().splitlines()
+    at = header.split(",").index("passes")
+    fields = rows[-1].split(",")
+    fields[at] = "1.0"
+    path.write_text("\n".join([header, *rows[:-1], ",".join(fields)]) + "\n")
+    signed(board)
+    assert "its rounds.csv says 1.0" in against(board)
+
+
+def test_other_training_data_are_found(board: Path) -> None:
+    path = folder_of(board) / "seed-0" / "partition.json"
+    edited(path, lambda partition: partition.update(dataset_sha256="0" * 64))
+    signed(board)
+    assert "the data are not those this run was started with" in against(board)
+
+
+# --- nothing of an entry is followed ----------------------------------------------------------------------------------
+
+
+def test_places_of_the_entrant_are_not_followed(board: Path) -> None:
+    recipes(board, "data_cache_dir: ~/data", "data_cache_dir: /somewhere/else")
+    recipes(board, "using_gpu: false", "using_gpu: true")
+    recipes(board, "loggers: []", "loggers: [tensorboard]")
+    recipe = own_recipe(entry_of(board), 0, Means(data_dir="/mine"))
+    assert recipe.get(("data_args", "data_cache_dir")) == "/mine"
+    assert recipe.get(("device_args", "using_gpu")) is False
+    assert recipe.get(("calfat", "loggers")) is None
+
+
+def test_an_evaluator_that_reads_a_file_is_refused(board: Path) -> None:
+    old = "  monitor:\n    every: 1\n    max_examples: null\n    evaluators:\n"
+    recipes(board, old, "  monitor:\n    evaluators:\n    - {name: transfer, source: /etc}\n")
+    with pytest.raises(CalfatError, match="reads /etc, which is not followed"):
+        own_recipe(entry_of(board), 0, Means())
+
+
+def test_plugin_code_is_named_and_executed_only_if_trusted(board: Path) -> None:
+    code = f"from pathlib import Path\nPath({str(board / 'executed')!r}).touch()\n"
+    (folder_of(board) / "plugins").mkdir()
+    (folder_of(board) / "plugins" / "their_code.py").write_text(code)
+    sha256 = hashlib.sha256(code.encode()).hexdigest()
+    entry = f"calfat:\n  plugins:\n    their_code: {{file: /nowhere/their_code.py, sha256: {sha256}}}\n"
+    recipes(board, "calfat:\n", entry)
+    assert "add --trust-plugins their_code" in against(board)
+    assert sha256 in against(board)
+    assert not (board / "executed").exists()
+    recipe = own_recipe(entry_of(board), 0, Means(trusted=("their_code",)))
+    assert recipe.get(("calfat", "plugins", "their_code", "file")).startswith(str(board))
+    (folder_of(board) / "plugins" / "their_code.py").write_text(code + "\n")
+    signed(board)
+    with pytest.raises(CalfatError, match="the recipe was run with"):
+        own_recipe(entry_of(board), 0, Means(trusted=("their_code",)))
+
+
+# --- challenges -------------------------------------------------------------------------------------------------------
+
+
+def challenge(board: Path, evidence: Path, by: str = "eve") -> Result:
+    return call("board", "challenge", board, "honest", "--evidence", evidence, "--by", by, "--json")
+
+
+def test_a_challenge_lowers_the_row_and_names_the_challenger(made: Path, board: Path) -> None:
+    genuine = made / "runs" / "0" / "evidence.safetensors"
+    before = standing(entry_of(board)).by_seed
+    assert challenge(board, genuine).exit_code == 2  # it shows what is known
+    nothing_broken(board)
+    assert standing(entry_of(board)).by_seed[0].worst > before[0].worst
+    done = challenge(board, genuine)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["after"]["seeds"]["0"]["worst"] == before[0].worst < found["before"]["seeds"]["0"]["worst"]
+    assert found["after"]["seeds"]["0"]["worst_class"] <= found["before"]["seeds"]["0"]["worst_class"]
+    for seed in "1234":
+        assert found["after"]["seeds"][seed] == found["before"]["seeds"][seed]
+    broken = found["after"]["challengers"]["eve"]
+    assert broken == len(read_evidence(genuine).index)
+    call("board", "page", board)
+    assert f"lowered by eve ({broken} images)" in (board / "index.html").read_text()
+    again = challenge(board, genuine)
+    assert again.exit_code == 2
+    assert "--by eve-2" in again.stderr
+    assert "end elsewhere" not in against(board)
+
+
+def test_a_challenge_that_proves_nothing_is_refused(made: Path, board: Path, tmp_path: Path) -> None:
+    nothing_broken(board)
+    evidence = read_evidence(made / "runs" / "0" / "evidence.safetensors")
+    clean = evidence.x_adv.clone()
+    at = next(row for row, image in enumerate(evidence.index.tolist()) if image in evidence.shown)
+    clean[at] = evidence.x_shown[evidence.shown == evidence.index[at]][0]
+    beyond = evidence.x_adv.clone()
+    beyond[0, 0, 0, 0] += 0.5
+    for forged, text in (
+        (replace(evidence, x_adv=clean), "does not fall"),
+        (replace(evidence, x_adv=beyond), "left the"),
+        (replace(evidence, facts={**evidence.facts, "weights": "0" * 64}), "other weights"),
+        (replace(evidence, facts={**evidence.facts, "eps": "0.5"}), "the track's is linf 0.1"),
+        (replace(evidence, clean=evidence.clean.roll(1)), "image"),
+    ):
+        write_evidence(tmp_path / "evidence.safetensors", forged)
+        done = challenge(board, tmp_path / "evidence.safetensors")
+        assert done.exit_code == 2
+        assert text in done.stderr
+        assert not (folder_of(board) / "challenges" / "eve.safetensors").exists()
+    assert challenge(board, tmp_path / "evidence.safetensors", "../eve").exit_code == 2
+
+
+def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: Path) -> None:
+    evidence = read_evidence(made / "runs" / "0" / "evidence.safetensors")
+    write_evidence(
+        folder_of(board) / "challenges" / "eve.safetensors", replace(evidence, facts={**evidence.facts, "eps": "0.5"})
+    )
+    assert "eve.safetensors: is about the ball linf 0.5" in against(board)
+    assert "eve" not in against(board, 1)
+
+
+# --- boards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("at_least: 5", "at_least: 4", "tracks.main.at_least"),
+        ("seeds: null", "seeds: [1, 2]", "tracks.main.seeds: has 2 different seeds"),
+        ("passes: null", "pases: 3", "Did you mean 'passes'?"),
+        ("  main:", "  Main track:", "it names a folder"),
+        ("      calfat.threat.eps: '0.1'\n", "", "lacks calfat.threat.eps"),
+    ],
+)
+def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str, text: str) -> None:
+    path = board / "board.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(RecipeError, match=r"board\.yaml:\d+: ") as caught:
+        open_board(board)
+    assert text in str(caught.value)
+    assert call("board", "verify", board).exit_code == 2
+
+
+def test_what_is_no_board_and_no_entry_is_said(board: Path, tmp_path: Path) -> None:
+    assert call("board", "verify", tmp_path).exit_code == 2
+    done = call("board", "verify", board, "honst")
+    assert done.exit_code == 2
+    assert "Did you mean" in done.stderr
+    assert call("board", "init", board, board).exit_code == 2
+
+
+def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(made / "runs" / "0", tmp_path / "run"))
+
+    def refused() -> str:
+        done = call("board", "add", board, run, "--name", "other")
+        assert done.exit_code == 2
+        assert not (board / "entries" / "main" / "other").exists()
+        assert not list((board / "entries" / "main").glob(".*"))
+        return done.stderr
+
+    assert "has 1 seeds; the track asks for 5" in refused()
+    for file, text in (
+        ("checkpoints/two-rounds-left.safetensors", "two rounds before the end"),
+        ("trust.json", "calfat trust"),
+        ("evidence.safetensors", "evidence_mb"),
+        ("results.json", "--resume"),
+    ):
+        (run / file).unlink()
+        assert text in refused()
+    assert "is there already" in call("board", "add", board, run, "--name", "honest").stderr
+
+
+def test_the_continuous_integration_verifies(board: Path) -> None:
+    steps = yaml.safe_load((board / ".github" / "workflows" / "verify.yml").read_text())["jobs"]["verify"]["steps"]
+    assert any(step.get("run", "").startswith("calfat board verify .") for step in steps)
+    assert load_file(folder_of(board) / "seed-0" / "checkpoints" / "last.safetensors")
