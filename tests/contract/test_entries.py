@@ -259,8 +259,8 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("kind", "metric", "taken"),
     [
-        (TrainerEntry, "loss", " (taken: attack_falls, loss, overfit, passes)"),
-        (TrainerEntry, "a/b", " (taken: attack_falls, loss, overfit, passes)"),
+        (TrainerEntry, "loss", " (taken: alignment, attack_falls, loss, passes)"),
+        (TrainerEntry, "a/b", " (taken: alignment, attack_falls, loss, passes)"),
         (EvaluatorEntry, "Margin", ""),
     ],
 )
