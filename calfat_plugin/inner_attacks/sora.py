@@ -68,7 +68,8 @@ class SORA(InnerAttack):
         memory.gradients.append(gradient)
         share = (self.options.slack / (1 - memory.alignment)).clamp(max=1)  # at 1 a division by 0, and so 1
         length = self.options.longest * float(threat.eps) * share
-        return (task.start + length * task.drawn * threat.steepest(gradient)).clamp_(*threat.bounds)
+        x_adv: Tensor = task.start + length * task.drawn * threat.steepest(gradient)
+        return x_adv.clamp_(*threat.bounds)
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
         return threat.scaled(1 + self.options.longest)

@@ -58,11 +58,12 @@ def test_perturbing_weights_repeats_the_passes_of_the_training_step(name: str) -
     assert counted(build_method(name), awp=AWPOptions(warmup=0)) == PER_IMAGE[name] + step
 
 
-@pytest.mark.parametrize(("name", "options", "attack"), [("rs-fgsm", {}, 1), ("n-fgsm", {}, 1), ("atas", {}, 1)])
-def test_an_attack_of_one_step(name: str, options: dict[str, Any], attack: int) -> None:
-    inner = build_inner(name, **options)
-    assert counted(build_method("fedpgd"), inner=inner) == attack + 1
-    assert counted(build_method("calfat"), inner=inner) == 1 + attack + 1
+@pytest.mark.parametrize("name", ["rs-fgsm", "n-fgsm", "atas", "sora"])
+def test_an_attack_of_one_step(name: str) -> None:
+    """CalFAT's divergence is from the answer to the clean image, a pass that nothing else makes."""
+    inner = build_inner(name)
+    assert counted(build_method("fedpgd"), inner=inner) == 2
+    assert counted(build_method("calfat"), inner=inner) == 3
 
 
 def test_replays_take_a_pass_each() -> None:

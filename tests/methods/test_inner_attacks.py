@@ -160,7 +160,7 @@ def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
     assert min(begun) > 0.1
 
 
-@pytest.mark.parametrize("inner", ONE_STEP)
+@pytest.mark.parametrize("inner", [*ONE_STEP, "sora"])
 @pytest.mark.parametrize("name", registry().names(TrainerEntry))
 def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
     """Two rounds, and the same bits when they are resumed."""
@@ -279,7 +279,7 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     calfat = recipe_schema(known)["properties"]["calfat"]["properties"]
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
-        assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm"]
+        assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm", "sora"]
 
 
 @pytest.mark.parametrize(
