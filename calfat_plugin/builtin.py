@@ -30,7 +30,7 @@ from calfat_plugin.evaluators import (
     transfer,
 )
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.inner_attacks import atas, free
+from calfat_plugin.inner_attacks import atas, free, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -53,7 +53,7 @@ METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
 ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)
-OTHERS = (natural, deepfool, corruptions, panel, transfer, internal, personalised, atas, free, tensorboard, wandb)
+OTHERS = (natural, deepfool, corruptions, panel, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),

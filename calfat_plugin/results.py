@@ -22,10 +22,10 @@ State = Mapping[str, "Tensor"]
 RESULTS_FORMAT = 2
 #: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
 FELL = "attack_falls"
-#: Metric of a client that trains by an attack of fewer than three steps: the share of some of its images that its model
-#: has right after one step of eps, minus that after three steps of eps/2. In [-1, 1].
-OVERFIT = "overfit"
-#: Code of the finding about a client whose :data:`OVERFIT` is large.
+#: Metric of a client that trains by an attack of fewer than three steps: the mean cosine, over some of its images, of
+#: the loss's gradient at the clean image with that one step of eps further. In [-1, 1].
+ALIGNMENT = "alignment"
+#: Code of the finding about a client whose :data:`ALIGNMENT` stays small.
 OVERFITTED_ATTACK = "overfitted-attack"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
@@ -126,6 +126,7 @@ class RoundRecord:
         losses: client id to the mean training loss that it claims.
         update_norms: client id to the L2 norm of (local - global) over trainable parameters.
         update_cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
+        alignments: client id to :data:`ALIGNMENT`, of those that say so.
         attackers_named: share of the run's attackers that a finding about updates has named so far, in [0, 1]; None
             where there are none.
         others_named: likewise, of all other clients.
@@ -169,6 +170,7 @@ class RoundRecord:
     attackers_named: float | None = None
     others_named: float | None = None
     passes: float | None = None
+    alignments: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:

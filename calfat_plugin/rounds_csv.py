@@ -216,6 +216,14 @@ COLUMNS: tuple[Column, ...] = (
         value=lambda record: sum(alarm.startswith(OVERFITTED_ATTACK) for alarm in record.alarms),
         in_results="sum",
     ),
+    Column(
+        "alignment_<k>",
+        "mean cosine of the loss's gradient at clean images of client k's last batch and one step of eps further, as "
+        "the client claims: near 1 where its loss is nearly linear there. Empty where training attacks in three steps "
+        "or more",
+        value=lambda record: record.alignments,
+        logged="alignment/client_<k>",
+    ),
 )
 """In the order of the file, in which the columns of a label follow each other."""
 COST_COLUMNS = tuple(column.name for column in COLUMNS if column.is_cost)

@@ -24,7 +24,7 @@ from calfat_plugin.interfaces import (
     LocalTrainer,
     LossModifier,
 )
-from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
+from calfat_plugin.results import ALIGNMENT, FELL, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _update(entry: TrainerEntry, fitted: Any, task: LocalTask) -> LocalUpdate:
     for name in ("state", "extras", "client_state"):
         returned.tensors(getattr(found, name), f"its update's {name} holds", on="cpu")
     declared = {**entry.metrics, "loss": "mean training loss"}
-    also = (FELL, OVERFIT, PASSES)
+    also = (ALIGNMENT, FELL, PASSES)
     metrics = returned.metrics(found.metrics, declared, "its update has the metric", also=also)
     return dataclasses.replace(found, metrics=metrics)
 
@@ -251,6 +251,9 @@ _RETURNS: dict[type, dict[str, Callable[..., Any]]] = {
         "end_round": lambda entry, state, memory: returned.tensors(state, "end_round's state holds"),
         "start": lambda entry, found, x_nat, threat, generator: (
             None if found is None else returned.like(found, x_nat, "start returned")
+        ),
+        "draw": lambda entry, found, x_nat, threat, generator: (
+            None if found is None else returned.like(found, x_nat, "draw returned")
         ),
         "craft": lambda entry, x_adv, task: returned.like(x_adv, task.x_nat, "craft returned"),
         "take_steps": lambda entry, value, batch, step, memory: returned.loss(value, "take_steps returned"),

@@ -30,8 +30,9 @@ _SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual,
 _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
-#: Share of images above which a client's model has learnt to pass one step of eps, and not three shorter ones.
-OVERFITTED = 0.4
+#: Mean of ``results.ALIGNMENT`` over a client's last :data:`ALIGNED_ROUNDS` below which its model has learnt to pass
+#: one step of eps: the loss turns within that step. studies/passes has the runs that it was chosen on.
+OVERFITTED, ALIGNED_ROUNDS = 0.11, 4
 #: Cosine of the server's step to the median of its clients' below which, and multiple of the longest of these above
 #: which, it is reported. Averages and robust rules stay within the longest; momentum turns a step, but not around.
 AGAINST, BEYOND = -0.5, 3.0
@@ -44,7 +45,7 @@ _ADVICE = {
     "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
     "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
-    OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks that model, and what it learns is not "
+    OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks such a model, and what it learns is not "
     "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
     "server-step": "combine returns the next model, near those of the clients: has its step the wrong sign, or is what "
     "it returns an update, or a sum?",
@@ -168,14 +169,30 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
     )
 
 
-def overfit_alarms(gaps: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose training has overfitted its attack of one or two steps (Wong et al. 2020)."""
-    return tuple(
-        f"{OVERFITTED_ATTACK}: client {client} has {100 * gap:.0f} % more of its images right after one step of eps "
-        "than after three of eps/2"
-        for client, gap in gaps.items()
-        if gap > OVERFITTED
-    )
+class Alignments:
+    """Names clients whose training has overfitted its attack of one or two steps (Wong et al. 2020)."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=ALIGNED_ROUNDS))
+
+    def read(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
+        for row in rows:
+            said = {int(client): row.get(f"alignment_{client}") for client in row["clients"].split()}
+            self.add({client: float(value) for client, value in said.items() if value})
+
+    def add(self, alignments: Mapping[int, float]) -> tuple[str, ...]:
+        """A sentence for each client whose last rounds, this one included, have a mean below :data:`OVERFITTED`."""
+        found = []
+        for client, alignment in alignments.items():
+            last = self._last[client]
+            last.append(alignment)
+            if len(last) == ALIGNED_ROUNDS and (mean := math.fsum(last) / ALIGNED_ROUNDS) < OVERFITTED:
+                found.append(
+                    f"{OVERFITTED_ATTACK}: the loss of client {client} turns within one step of eps (cosine of its "
+                    f"gradients before and after, mean of {ALIGNED_ROUNDS} rounds {mean:.2f})"
+                )
+        return tuple(found)
 
 
 def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:

@@ -30,10 +30,10 @@ from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import (
+    Alignments,
     UpdateHistory,
     attack_alarms,
     loss_alarms,
-    overfit_alarms,
     step_alarms,
     weight_alarms,
 )
@@ -53,7 +53,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import ALIGNMENT, FELL, PASSES, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class Server:
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
+        self._alignments = Alignments()
         own = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
         self._worker = {} if worker is None else {"worker": cache(worker)}
@@ -146,6 +147,7 @@ class Server:
         self.state, self.server_state = trained, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
         self._updates.read(rows)
+        self._alignments.read(rows)
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
@@ -198,6 +200,7 @@ class Server:
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
+        alignments = _sent(ALIGNMENT, usable)
         unattacked = self._unattacked(usable)
         with_attack = {client: update for client, update in usable.items() if client not in unattacked}
         alarms = (
@@ -205,7 +208,7 @@ class Server:
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
             *attack_alarms(_sent(FELL, with_attack), len(with_attack)),
-            *overfit_alarms(_sent(OVERFIT, usable)),
+            *self._alignments.add(alignments),
             *step_alarms(moved, remembers=bool(aggregate.server_state)),
         )
         for alarm in alarms:
@@ -234,6 +237,7 @@ class Server:
             attackers_named=self._updates.named_share(attackers=True),
             others_named=self._updates.named_share(attackers=False),
             passes=sum(_sent(PASSES, usable).values()) or None,
+            alignments=alignments,
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:

@@ -40,6 +40,7 @@ class InnerTask:
         passes: makes the context that sets the arithmetic of the model's passes.
         memory: what the attack's ``begin_round`` returned.
         examples: which of the client's examples the images are, for an attack that remembers something of each.
+        drawn: of these images, what the attack's ``draw`` returned.
     """
 
     model: Callable[[Tensor], Tensor]
@@ -50,6 +51,7 @@ class InnerTask:
     passes: Callable[[], AbstractContextManager[object]] = nullcontext
     memory: Any = None
     examples: Examples | None = None
+    drawn: Tensor | None = None
 
     def climb(self, *, steps: int, step_size: float, within: ThreatModel | None = None) -> Tensor:
         """The end of projected steps from ``start``; see ``maths.attacks.gradient_ascent``.
@@ -120,6 +122,11 @@ class InnerAttack:
         """Whether ``take_steps`` is overridden."""
         return type(self).take_steps is not InnerAttack.take_steps
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether ``after_step`` is overridden."""
+        return type(self).after_step is not InnerAttack.after_step
+
     def begin_round(self, task: LocalTask) -> Any:
         """The attack's memory during a client's round; default: none.
 
@@ -151,6 +158,19 @@ class InnerAttack:
         """
         return None
 
+    def draw(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
+        """Random numbers that ``craft`` needs beside the start, drawn after it; default: none.
+
+        Args:
+            x_nat: (N, C, H, W) clean images, a whole mini-batch.
+            threat: the budget.
+            generator: the only source of randomness.
+
+        Returns:
+            Shape of x_nat, of which ``craft`` finds its images' part in ``task.drawn``; or None.
+        """
+        return None
+
     def craft(self, task: InnerTask) -> Tensor:
         """The images to train on: shape of ``task.x_nat``, without gradient, in the set that ``reach`` gives.
 
@@ -177,6 +197,15 @@ class InnerAttack:
             The loss for the record, a scalar without gradient.
         """
         return step(batch)
+
+    def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
+        """Look at what a step left in the images; default: not at all, and then training does not compute it.
+
+        Args:
+            batch: the mini-batch, as it was trained on.
+            gradient: of the training loss by ``batch.x_adv``, its shape; None where that loss does not depend on it.
+            memory: what ``begin_round`` returned.
+        """
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
         """The set around a clean image that its images lie in, by norm and eps; default: the budget.

@@ -6,6 +6,7 @@ margin; MI-FGSM steers by :func:`momentum`; TRADES and CalFAT climb a divergence
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -73,6 +74,14 @@ def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False
     with timed("backward"):
         (grad,) = torch.autograd.grad(objective, x_adv, retain_graph=keep_graph)
     return grad
+
+
+def cosine(grad: Tensor, other: Tensor) -> Tensor:
+    """Of each example's two gradients, (N, ...) to (N,), in [-1, 1]; nan where one is zero."""
+    both = [unit_length(each) for each in (grad, other)]
+    along = (both[0] * both[1]).flatten(1).sum(dim=1).clamp(-1, 1)
+    zero = [each.flatten(1).abs().amax(dim=1) == 0 for each in both]
+    return along.masked_fill(zero[0] | zero[1], math.nan)
 
 
 def momentum(decay: float) -> Steering:

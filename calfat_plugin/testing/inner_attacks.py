@@ -91,6 +91,7 @@ def _check(experiment: Experiment, what: str, device: torch.device, who: str) ->
         same = own is again is None or (own is not None and again is not None and torch.equal(own, again))
         require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
         start = threat.random_start(x, stream()) if own is None else own
+        drawn = inner.draw(x, threat, stream())
         memory = inner.begin_round(tiny_task(model, data, threat=threat, round=2, device=device))
         noisy = threat.steps > 1 or not torch.equal(start, x)
         require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
@@ -101,7 +102,8 @@ def _check(experiment: Experiment, what: str, device: torch.device, who: str) ->
                 return loss(logits, rows)
 
             known = deepcopy(memory), Examples(torch.arange(len(x), device=device)[rows])
-            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat, nullcontext, *known))
+            own = *known, None if drawn is None else drawn[rows]
+            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat, nullcontext, *own))
 
         with unchanged(f"{who}: clean images and start", x, start):
             found = crafted(slice(None))

@@ -45,6 +45,8 @@ def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBat
         if weight.grad is not None and weight.dim() > 1
     }
     model.zero_grad(set_to_none=True)
+    if batch.task.inner.looks_back:
+        batch.x_adv.grad = None
     named = dict(model.named_parameters())
     before = {name: named[name].detach().clone() for name in shifts}
     try:

@@ -20,13 +20,13 @@ from calfat_plugin.datasets.batches import Batch, Examples, batch_bounds, batche
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
-from calfat_plugin.maths.attacks import attack_mode, buffers_kept
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept, cosine
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
-from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
+from calfat_plugin.results import ALIGNMENT, FELL, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.additions import perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -36,8 +36,8 @@ from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FEW_STEPS = 3  # an attack of fewer may be overfitted; as many show it
-_PROBED_EVERY, _PROBED_IMAGES, _FEWEST_PROBED = 4, 32, 8  # rounds, and images at most and at least: it costs little
+_FEW_STEPS = 3  # an attack of fewer may be overfitted
+_PROBED_IMAGES, _FEWEST_PROBED = 32, 8  # at most and at least: it costs little
 _LOOKED_AT = 64  # images at the end of a round, for the sign of the attack
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
@@ -170,7 +170,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         return value
 
     pairs: list[Tensor] = []
-    first_looked_at, last, overfit = _first_looked_at(work, lengths), sum(lengths) - 1, None
+    first_looked_at, last, alignment = _first_looked_at(work, lengths), sum(lengths) - 1, None
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
@@ -184,16 +184,17 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
             if meter.done >= first_looked_at:
                 pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
-                overfit = _overfit(work, batch)
+                alignment = _alignment(work, batch)
             with timed("outer step"):
                 value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
+                _look_back(work, batch)
                 if method.has_own_steps:  # a step has checked its own
                     returned.loss(value, "take_steps returned")
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(drawn.y), batch.recorded)
     fell = falling(*torch.cat(pairs, dim=1)) if pairs else 0
-    looks = {FELL: fell or None, OVERFIT: overfit}
+    looks = {FELL: fell or None, ALIGNMENT: alignment}
     return meter.means() | {name: value for name, value in looks.items() if value is not None}
 
 
@@ -259,7 +260,9 @@ def _full_gradient(work: _Work) -> dict[str, Tensor]:
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
     with buffers_kept(model), torch.random.fork_rng(devices=_gpus(task)):
         for drawn in _one_epoch(task, "full gradient batches", 0):
-            _gradient(work, _attacked(work, drawn, noise, moving=False))
+            batch = _attacked(work, drawn, noise, moving=False)
+            _gradient(work, batch)
+            _look_back(work, batch)
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     gradient[name].add_(parameter.grad, alpha=len(drawn.y) / len(task.data))
@@ -297,7 +300,15 @@ def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool
             if len(where):
                 rows = examples.rows(where.to(index.device))
                 x_adv[where], _ = _crafted(work, x_nat[where], y[where], rows, noise, moving=moving)
+    if method.attacks and task.inner.looks_back:
+        x_adv = x_adv.detach().requires_grad_()
     return TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, chosen, kappa, work.context, index)
+
+
+def _look_back(work: _Work, batch: TrainBatch) -> None:
+    """Show the inner attack the gradient that it asked for."""
+    if work.method.attacks and work.task.inner.looks_back:
+        work.task.inner.after_step(batch, batch.x_adv.grad, work.memory)
 
 
 def _crafted(
@@ -310,6 +321,7 @@ def _crafted(
     """
     method, task = work.method, work.task
     start = task.inner.start(x_nat, task.threat, noise)
+    drawn = task.inner.draw(x_nat, task.threat, noise)
     if start is None:
         start = returned.like(method.start(x_nat, task, noise), x_nat, "start returned")
     if moving and task.inner.has_own_steps:
@@ -321,7 +333,8 @@ def _crafted(
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
             loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
-            inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
+            own = work.memory, examples.rows(part), None if drawn is None else drawn[part]
+            inner = InnerTask(*images, loss, task.threat, work.passes, *own)
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
 
@@ -343,27 +356,26 @@ def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
     return losses.where(clean.argmax(dim=1) == batch.y, 0)
 
 
-def _overfit(work: _Work, batch: TrainBatch) -> float | None:
-    """``results.OVERFIT`` of the batch's first images, by the logits that the attack sees; None: it is not measured."""
+def _alignment(work: _Work, batch: TrainBatch) -> float | None:
+    """``results.ALIGNMENT`` of the batch's first images, by the logits that the attack sees; None: it is not measured.
+
+    Images of which a gradient is zero have no direction, and do not count.
+    """
     task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
-    if task.round % _PROBED_EVERY or task.threat.steps >= _FEW_STEPS:
+    if task.threat.steps >= _FEW_STEPS:
         return None
     x, y = batch.x_nat[rows][:_PROBED_IMAGES], batch.y[rows][:_PROBED_IMAGES]
-    if len(y) < _FEWEST_PROBED:
-        return None
 
     def loss(logits: Tensor) -> Tensor:
         return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
 
-    def right(steps: int, step_size: float) -> float:
-        x_adv = InnerTask(task.model, x, x, loss, task.threat, work.passes).climb(steps=steps, step_size=step_size)
-        with torch.no_grad():
-            answers = work.loss.attack_logits(task.model(x_adv)).argmax(dim=1)
-        return float((answers == y).double().mean())
-
-    eps = float(task.threat.eps)
     with _looking(work):
-        return right(1, eps) - right(_FEW_STEPS, eps / 2)
+        probe = InnerTask(task.model, x, x, loss, task.threat)
+        clean = probe.gradient(x)
+        moved = task.threat.project(task.threat.ascend(x, clean, float(task.threat.eps)), x)
+        cosines = cosine(clean, probe.gradient(moved))
+    cosines = cosines[~cosines.isnan()]
+    return float(cosines.mean()) if len(cosines) >= _FEWEST_PROBED else None
 
 
 @contextmanager

@@ -116,16 +116,18 @@ def test_the_record_of_a_round_is_complete(monkeypatch: pytest.MonkeyPatch, capl
     federation = Federation(experiment())
     server, size = federation.server, federation.worker.model_bytes
     monkeypatch.setattr(server_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    server._alignments.read([{"clients": "0", "alignment_0": "0.06"}] * 3)
     assert server.start_round(1) == (0, 1, 2, 3, 4)
     two = {
         2: moved(federation, 3.0, loss=0.5, attack_falls=12),
-        0: moved(federation, 1.0, attack_falls=11, overfit=0.5),
+        0: moved(federation, 1.0, attack_falls=11, alignment=0.05),
     }
     record = server.finish_round(1, {3: (10, pack_refusal("no")), **two})
     assert (record.round, server.round, record.clients) == (1, 1, (0, 2))
     assert record.refused == {3: "client 3: no"}
     alarm, overfitted = record.alarms
-    assert overfitted.startswith("overfitted-attack: client 0 has 50 % more ")
+    assert overfitted.startswith("overfitted-attack: the loss of client 0 turns ")
+    assert record.alignments == {0: pytest.approx(0.05)}
     assert alarm.startswith(
         "attack-goes-down: the attacks of 2 of 2 clients lower the loss of the true label, that of "
     )

@@ -158,6 +158,15 @@ def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
     assert min(begun) > 0.1
 
 
+@pytest.mark.parametrize("inner", [*ONE_STEP, "sora"])
+@pytest.mark.parametrize("name", registry().names(TrainerEntry))
+def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
+    """Two rounds, and the same bits when they are resumed."""
+    options = {"fedgairat": {"weighting": "discrete"}, "fedlat": {"clean_rounds": 1}}.get(name, {})
+    threat = {"eps": "0.1", "inner": inner}
+    check_federation(tiny_experiment(registry(), trainer={"name": name, **options}, threat=threat))
+
+
 def test_a_method_with_its_own_attack_uses_it(snapshot: TextSnapshot) -> None:
     class White(FedPGD):
         def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor:
@@ -268,7 +277,7 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     calfat = recipe_schema(known)["properties"]["calfat"]["properties"]
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
-        assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm"]
+        assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm", "sora"]
 
 
 def test_a_group_with_another_attack_says_so() -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.federation.outliers import overfit_alarms
+from calfat_plugin.federation.outliers import Alignments
 from calfat_plugin.interfaces import LocalTask
-from calfat_plugin.results import OVERFIT
+from calfat_plugin.results import ALIGNMENT
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, build_method, local_task, train
@@ -21,56 +21,65 @@ from tests.methods.test_inner_attacks import build_inner
 EPS = 1 / 8
 
 
-class Bumpy(nn.Module):
-    """Grey images are right, and so are they a whole eps brighter; half an eps brighter they are wrong."""
+class Bent(nn.Module):
+    """A margin with the gradient (-1, -slope) at grey images, on the first and the second half of the pixels.
 
-    def __init__(self) -> None:
+    The loss climbs with both, and one eps brighter the first half's gradient has turned around.
+    """
+
+    def __init__(self, slope: float = 2.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.slope, self.weight = slope, nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        brighter = x.flatten(1).mean(dim=1) - 0.5
-        margin = (brighter - EPS / 2).square() - (EPS / 4) ** 2 + self.weight
-        return 1e3 * torch.stack([margin, torch.zeros_like(margin)], dim=1)
+        first, second = (x.flatten(1) - 0.5).chunk(2, dim=1)
+        margin = (first.square() / EPS - first).sum(dim=1) - self.slope * second.sum(dim=1) + self.weight
+        return torch.stack([margin, torch.zeros_like(margin)], dim=1)
 
 
-class Flat(Bumpy):
-    """Grey images are wrong as soon as they are brighter."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        margin = 0.5 + EPS / 4 - x.flatten(1).mean(dim=1) + self.weight
-        return 1e3 * torch.stack([margin, torch.zeros_like(margin)], dim=1)
-
-
-def gap(model: nn.Module, images: int = 12, method: Any = None, **task: Any) -> float | None:
+def alignment(model: nn.Module, images: int | Tensor = 12, method: Any = None, **task: Any) -> float | None:
     """What a client says after a round of one batch."""
-    data = ImageData(torch.full((images, 1, 4, 4), 0.5), torch.zeros(images, dtype=torch.int64))
+    x = torch.full((images, 1, 4, 4), 0.5) if isinstance(images, int) else images
+    images = len(x)
+    data = ImageData(x, torch.zeros(images, dtype=torch.int64))
     settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=images, learning_rate=1e-9, weight_decay=0.0)
     usual = {
         "settings": settings,
-        "round": 4,
+        "round": 3,
         "threat": ThreatModel(eps=str(EPS), step_size="eps", steps=1),
         "class_counts": torch.tensor([images, 0]),
         "inner": build_inner("rs-fgsm"),
     }
     found: float | None = train(
         method or build_method("fedpgd"), local_task(model, data, **{**usual, **task})
-    ).metrics.get(OVERFIT)
+    ).metrics.get(ALIGNMENT)
     return found
 
 
-def test_a_model_that_one_step_passes_and_three_do_not_has_overfitted() -> None:
-    assert gap(Bumpy()) == 1.0
-    assert gap(Flat()) == 0.0
+@pytest.mark.parametrize("slope", [0.0, 0.5, 1.0, 2.0])
+def test_it_is_the_cosine_of_the_gradients_before_and_after_a_step_of_eps(slope: float) -> None:
+    """Of (1, slope) and (-1, slope); the length of neither counts."""
+    assert alignment(Bent(slope)) == pytest.approx((slope**2 - 1) / (slope**2 + 1), abs=1e-5)
+
+
+def test_an_image_without_a_gradient_has_no_direction() -> None:
+    """Three of twelve images are black, and nothing moves the margin there; nine of them leave too few."""
+
+    class Blind(Bent):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.where(x.flatten(1).mean(dim=1).view(-1, 1, 1, 1) > 0.2, x, 0.5))
+
+    for black, expected in ((3, pytest.approx(0.6, abs=1e-5)), (9, None)):
+        grey = torch.full((12, 1, 4, 4), 0.5)
+        grey[:black] = 0
+        assert alignment(Blind(), grey) == expected
 
 
 @pytest.mark.parametrize(
     ("task", "measured"),
     [
         ({}, True),
-        ({"round": 8}, True),
-        ({"round": 1}, False),
-        ({"round": 6}, False),
+        ({"round": 1}, True),
         ({"images": 8}, True),
         ({"images": 7}, False),
         ({"threat": ThreatModel(eps="1/8", step_size="1/16", steps=2)}, True),
@@ -80,7 +89,7 @@ def test_a_model_that_one_step_passes_and_three_do_not_has_overfitted() -> None:
     ],
 )
 def test_when_it_is_measured(task: dict[str, Any], measured: bool) -> None:
-    assert (gap(Bumpy(), **task) is not None) == measured
+    assert (alignment(Bent(), **task) is not None) == measured
 
 
 def test_only_images_that_training_attacks_are_looked_at() -> None:
@@ -89,31 +98,52 @@ def test_only_images_that_training_attacks_are_looked_at() -> None:
             return index < 7
 
     plain = build_method("fedpgd")
-    assert gap(Bumpy(), method=Mixed(plain.options, plain.modifier)) is None
+    assert alignment(Bent(), method=Mixed(plain.options, plain.modifier)) is None
 
 
 def test_logits_are_those_that_the_attack_sees() -> None:
-    """With its prior this client cannot be wrong about its class, so nothing shows."""
-    counts = torch.tensor([11, 1])
-    assert gap(Bumpy(), method=build_method("fedpgd", "calibrated"), class_counts=counts) == 0.0
+    """The softmax is saturated, and no gradient is left, but with this prior there is one."""
+
+    class Sure(Bent):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.tensor([25.0, 0.0])
+
+    method, counts = build_method("fedpgd", "calibrated"), torch.tensor([12, 10**12])
+    assert alignment(Sure()) is None
+    assert alignment(Sure(), method=method, class_counts=counts) is not None
 
 
 def test_the_look_draws_nothing_from_the_global_generators() -> None:
-    class Drawing(Bumpy):
+    class Drawing(Bent):
         def forward(self, x: Tensor) -> Tensor:
             torch.rand(1)
             return super().forward(x)
 
     after = []
-    for round in (4, 5):
+    for images in (7, 8):  # too few, and enough
         torch.manual_seed(0)
-        gap(Drawing(), round=round)
+        found = alignment(Drawing(), images)
+        assert (found is None) == (images == 7)
         after.append(torch.rand(1))
     assert after[0] == after[1]
 
 
 def test_the_server_names_the_clients() -> None:
-    assert overfit_alarms({}) == overfit_alarms({0: 0.4, 1: -1.0}) == ()
-    assert overfit_alarms({0: 0.1, 3: 0.9375}) == (
-        "overfitted-attack: client 3 has 94 % more of its images right after one step of eps than after three of eps/2",
+    """By the mean of their last four rounds: less than 0.11."""
+    server = Alignments()
+    assert [server.add({0: 0.2, 3: alignment}) for alignment in (0.9, 0.0, 0.1, 0.1)] == [()] * 4
+    assert server.add({0: 0.2}) == ()  # client 3 did not train
+    assert server.add({0: 0.2, 3: 0.23}) == (
+        "overfitted-attack: the loss of client 3 turns within one step of eps (cosine of its gradients before and "
+        "after, mean of 4 rounds 0.11)",
     )
+    assert server.add({0: 0.2, 3: 0.02}) == ()
+    assert server.add({3: float("nan")}) == ()
+
+
+def test_a_resumed_server_goes_on_from_the_record() -> None:
+    rows = [{"clients": "0 3", "alignment_0": "", "alignment_3": "0.01"} for _ in range(3)]
+    server = Alignments()
+    server.read([*rows, {"clients": "0", "alignment_0": "0.01"}, {"clients": "3"}])  # the last of an older version
+    assert server.add({0: 0.01}) == ()
+    assert len(server.add({0: 0.01, 3: 0.01})) == 1

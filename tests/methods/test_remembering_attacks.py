@@ -254,10 +254,10 @@ def test_parts_of_a_mini_batch_and_of_a_mixture_remember_their_own(monkeypatch: 
         assert torch.allclose(parts[name].float(), kept.float(), atol=1e-5)
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
+# --- all --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inner", ["atas", "free"])
+@pytest.mark.parametrize("inner", ["atas", "free", "sora"])
 @pytest.mark.parametrize(
     ("trainer", "aggregator"),
     [("calfat", "scaffold"), ("fedtrades", "sfat"), ("fedmart", "median"), ("mixfat", "scaffold")],

@@ -84,7 +84,9 @@ def test_rounds_csv(run: Path, snapshot: TextSnapshot) -> None:
             assert 0 < float(row[f"update_norm_{client}"]) < 100
         assert [row[f"loss_{client}"] + row[f"update_norm_{client}"] for client in absent] == [""]
         assert int(row["bytes_down"]) == 4 * payload
-        assert int(row["bytes_up"]) == 4 * (payload + 2 * 8)  # each sends its loss and its passes, two float64, along
+        assert int(row["bytes_up"]) == 4 * (
+            payload + 3 * 8
+        )  # each sends its loss, its passes and its alignment along, float64
         images = sum(int(row[f"num_examples_{client}"]) for client in clients)
         assert float(row["passes"]) == images * (1 + 2 + 1)  # CalFAT's, with two steps of the attack
         assert float(row["seconds"]) > 0

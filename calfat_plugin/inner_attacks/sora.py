@@ -1,0 +1,118 @@
+"""SORA: one step of random length, the longer the more alike the loss's gradients before and after it were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from calfat_plugin.results import State
+    from calfat_plugin.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class SORAOptions:
+    """Options of SORA, with the published constants."""
+
+    longest: float = option(2.0, low=0, open_low=True, help="greatest length of a step", unit="multiple of eps")
+    slack: float = option(0.02, low=0, open_low=True, help="how far from 1 the alignment may be for the longest step")
+    decay: float = option(0.95, low=0, high=0.9999, help="decay of the moving average of alignments")
+    first: float = option(0.99, low=-1, high=1, help="a client's alignment before its first mini-batch")
+    alignment: Literal["slope", "cosine"] = option(
+        "slope",
+        help="slope: of the training loss along the step over that of the attack's loss, as the published code has it; "
+        "cosine: PertAlign, for methods whose attack climbs another loss than they train on",
+    )
+
+
+@dataclass
+class _Memory:
+    """Of a client."""
+
+    alignment: Tensor  # (), float32, moving average
+    gradients: list[Tensor] = field(default_factory=list)  # of the mini-batch's parts, at the attack's start
+
+
+class SORA(InnerAttack):
+    """Measures how linear the loss is by the gradient that the training step leaves in the images."""
+
+    options: SORAOptions
+
+    def begin_round(self, task: LocalTask) -> _Memory:
+        import torch  # here, not above: recipes are checked without torch
+
+        kept = task.client_state.get("alignment", torch.tensor(self.options.first))
+        return _Memory(kept.to(task.device))
+
+    def end_round(self, memory: _Memory) -> State:
+        return {"alignment": memory.alignment}
+
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor:
+        return threat.random_start(x_nat, generator)
+
+    def draw(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor:
+        import torch
+
+        return torch.rand(x_nat.shape, generator=generator, device=generator.device).to(x_nat)
+
+    def craft(self, task: InnerTask) -> Tensor:
+        memory, threat = task.memory, task.threat
+        assert task.drawn is not None
+        gradient = task.gradient(task.start)
+        memory.gradients.append(gradient)
+        share = (self.options.slack / (1 - memory.alignment)).clamp(max=1)  # at 1 a division by 0, and so 1
+        length = self.options.longest * float(threat.eps) * share
+        x_adv: Tensor = task.start + length * task.drawn * threat.steepest(gradient)
+        return x_adv.clamp_(*threat.bounds)
+
+    def reach(self, threat: ThreatModel) -> ThreatModel:
+        return threat.scaled(1 + self.options.longest)
+
+    def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: _Memory) -> None:
+        import torch
+
+        from calfat_plugin.maths.attacks import cosine
+
+        before, memory.gradients = memory.gradients, []
+        if gradient is None or not before:
+            return
+        # Of the sum over the mini-batch, as the attack's is; the loss of a step is the mean.
+        after = len(gradient) * (gradient if batch.attacked is None else gradient[batch.attacked])
+        first = torch.cat(before)
+        if self.options.alignment == "cosine":
+            values = cosine(first, after).nan_to_num(0.0)
+        else:
+            threat = batch.task.threat
+            along = (threat.steepest(first) * after).flatten(1).sum(dim=1)
+            values = along / threat.slope(first).clamp_min(1e-30)
+        decay = self.options.decay
+        average = decay * memory.alignment + (1 - decay) * values.mean().clamp(-1, 1)
+        memory.alignment = average.clamp(max=1)  # else rounding would turn the step around
+
+
+ENTRY = InnerAttackEntry(
+    "sora",
+    build=SORA,
+    config=SORAOptions,
+    steps=lambda options: 1,
+    replaces=("craft", "take_steps"),
+    summary="one step of random length from noise, clipped to the pixels but not to the ball, the longer the more "
+    "linear the loss was",
+    formula="x~ = x' + a u sign(grad), x' = x + U(-eps, eps), u = U(0, 1), a = longest eps min(1, slack / (1 - v)), "
+    "v <- decay v + (1 - decay) <sign(grad), grad_x~ loss> / ||grad||_1",
+    citation=Citation(
+        "Teymourian et al., SORA: Free Second-Order Attacks in Fast Adversarial Training, ICML 2026 (arXiv 2606.00738)",
+        """@inproceedings{teymourian2026sora,
+  title     = {{SORA}: Free Second-Order Attacks in Fast Adversarial Training},
+  author    = {Teymourian, Mazdak and Moslemi, Ramtin and Rahmani, Farzan and Rohban, Mohammad Hossein},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2026}
+}""",
+    ),
+)
