@@ -326,6 +326,26 @@ def test_a_better_number_than_the_evidence_shows_is_found(board: Path) -> None:
     assert "worst-case does not stand: 90.0 % said" in against(board)
 
 
+def test_clean_images_that_are_said_to_be_right_are_asked_again(board: Path) -> None:
+    run = folder_of(board) / "seed-0"
+    evidence = read_evidence(run / "evidence.safetensors")
+    wrong = (~evidence.correct).nonzero().flatten()
+    clean = evidence.clean.clone()
+    clean[wrong] = evidence.label[wrong]
+    write_evidence(run / "evidence.safetensors", replace(evidence, clean=clean))
+    better = {"accuracy": 1.0, "per_class": [1.0] * 10}
+    edited(run / "results.json", lambda results: results["evaluations"][0].update(better))
+    signed(board)
+    assert "natural does not stand: 100.0 % said, 100.0 % shown" in against(board)
+
+
+def test_evidence_about_the_model_of_another_seed_is_found(board: Path) -> None:
+    for name in ("evidence.safetensors", "results.json"):
+        shutil.copy(folder_of(board) / "seed-1" / name, folder_of(board) / "seed-0" / name)
+    signed(board)
+    assert "is about other" in against(board)
+
+
 def nothing_broken(board: Path, seed: int = 0) -> None:
     """Evidence of attacks that broke nothing, with the results and the verdict that follow from it."""
     run = folder_of(board) / f"seed-{seed}"
