@@ -248,6 +248,8 @@ class InnerAttackEntry(Entry):
         replays: options to the optimiser's steps for a mini-batch.
         replaces: attributes of ``AdversarialTrainer`` for which it leaves no place: a method that has its own is
             refused.
+        by_class: whether each example may have an eps of its own (``calfat.threat.by_class``): it starts, steps and
+            projects by the budget's own methods, and gives them lengths in terms of eps.
     """
 
     kind: ClassVar[str] = "inner attack"
@@ -255,6 +257,7 @@ class InnerAttackEntry(Entry):
     steps: Callable[[Any], int | None] = lambda options: None
     replays: Callable[[Any], int] = lambda options: 1
     replaces: tuple[str, ...] = ("craft",)
+    by_class: bool = False
 
 
 @dataclass(frozen=True)
