@@ -334,12 +334,14 @@ class PartitionEntry(Entry):
     Attributes:
         uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
         may_leave_out: whether some training examples may go to no client.
+        long_tailed: whether results have the accuracies of head, middle and tail classes.
     """
 
     kind: ClassVar[str] = "partition"
     hook: ClassVar[str] = "calfat_partitions"
     uses_alpha: bool = False
     may_leave_out: bool = False
+    long_tailed: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,15 @@ _NIID = Citation(
   year      = {2022}
 }""",
 )
+_LONG_TAIL = Citation(
+    "Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019",
+    """@inproceedings{cui2019class,
+  title     = {Class-Balanced Loss Based on Effective Number of Samples},
+  author    = {Cui, Yin and Jia, Menglin and Lin, Tsung-Yi and Song, Yang and Belongie, Serge},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
+  year      = {2019}
+}""",
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,13 @@ class PlainDirichletOptions(DirichletOptions):
 
 
 @dataclass(frozen=True)
+class LongTailOptions(PlainDirichletOptions):
+    """Options of the long-tailed partition."""
+
+    imbalance: float = option(100.0, low=1, help="examples of the first class for each one of the last: rho")
+
+
+@dataclass(frozen=True)
 class ShardOptions(PartitionOptions):
     """Options of the shard partition."""
 
@@ -70,6 +86,17 @@ ENTRIES = (
         summary="label skew as described in the CalFAT paper: plain Dirichlet shares",
         formula="p^y ~ Dir(alpha)",
         uses_alpha=True,
+    ),
+    PartitionEntry(
+        "longtail",
+        build="calfat_plugin.partitions.split:longtail",
+        config=LongTailOptions,
+        summary="a long tail over all clients, the first class its head, then plain Dirichlet shares: CIFAR-10-LT",
+        formula="n_c = n_max rho^(-c/(C-1)), then p^y ~ Dir(alpha)",
+        citation=_LONG_TAIL,
+        uses_alpha=True,
+        may_leave_out=True,
+        long_tailed=True,
     ),
     PartitionEntry(
         "iid",
