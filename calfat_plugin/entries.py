@@ -262,6 +262,8 @@ class InnerAttackEntry(Entry):
         replays: options to the optimiser's steps for a mini-batch.
         replaces: attributes of ``AdversarialTrainer`` for which it leaves no place: a method that has its own is
             refused.
+        by_class: whether each example may have an eps of its own (``calfat.threat.by_class``): it starts, steps and
+            projects by the budget's own methods, and gives them lengths in terms of eps.
     """
 
     kind: ClassVar[str] = "inner attack"
@@ -269,6 +271,7 @@ class InnerAttackEntry(Entry):
     steps: Callable[[Any], int | None] = lambda options: None
     replays: Callable[[Any], int] = lambda options: 1
     replaces: tuple[str, ...] = ("craft",)
+    by_class: bool = False
 
 
 @dataclass(frozen=True)
@@ -345,12 +348,14 @@ class PartitionEntry(Entry):
     Attributes:
         uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
         may_leave_out: whether some training examples may go to no client.
+        long_tailed: whether results have the accuracies of head, middle and tail classes.
     """
 
     kind: ClassVar[str] = "partition"
     hook: ClassVar[str] = "calfat_partitions"
     uses_alpha: bool = False
     may_leave_out: bool = False
+    long_tailed: bool = False
 
 
 @dataclass(frozen=True)

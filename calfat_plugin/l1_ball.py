@@ -39,7 +39,7 @@ def sparse_signs(grad: Tensor) -> Tensor:
     return signs / signs.abs().sum(dim=1, keepdim=True).clamp_min(1.0)
 
 
-def nearest_change(change: Tensor, down: Tensor, up: Tensor, eps: float) -> Tensor:
+def nearest_change(change: Tensor, down: Tensor, up: Tensor, eps: float | Tensor) -> Tensor:
     """The nearest change that is in the ball and in a box around 0 at once, as in APGD-L1 (Croce and Hein 2021).
 
     It is ``min((|change| - t)+, room)`` with the signs of ``change`` and the smallest t >= 0 that makes it at most
@@ -50,7 +50,7 @@ def nearest_change(change: Tensor, down: Tensor, up: Tensor, eps: float) -> Tens
         change: (N, D).
         down: (N, D) >= 0, how far each value may fall.
         up: (N, D) >= 0, how far each value may rise.
-        eps: radius of the ball, >= 0.
+        eps: radius of the ball, >= 0; or (N, 1), one an example.
     """
     size, count = change.abs(), change.shape[1]
     room = up.where(change > 0, down)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
 from calfat_plugin.maths.metrics import plausible_losses
-from calfat_plugin.maths.worst import Worst, worst_class, worst_clients
+from calfat_plugin.maths.worst import Worst, by_frequency, worst_class, worst_clients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,11 @@ RELEASE = "release"
 EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
 WORST_CASE = "worst-case"  #: label of the accuracy that all attacks of an evaluation leave together, image by image
 WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
-BESIDE = (RELEASE, *WORST)
+#: Likewise, of classes by their training examples, where the partition is long-tailed.
+FREQUENCY = ("head", "middle", "tail")
+BESIDE = (RELEASE, *WORST, *FREQUENCY)
 #: Keys of an evaluation that are not written where there is nothing.
-_OPTIONAL = ("metrics", "worst_class", "worst_clients")
+_OPTIONAL = ("metrics", "worst_class", "worst_clients", *FREQUENCY)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class EvaluationResult:
         metrics: figures beside accuracy, under names that the evaluator's entry declares.
         worst_clients: ``accuracy`` of the worst 10 % of the clients (``maths.worst``); None where the clients' labels
             are not known.
+        head: mean ``accuracy`` of the third of the classes with the most training examples; with ``middle`` and
+            ``tail`` of a long-tailed partition only (``maths.worst.by_frequency``).
+        middle: of those between.
+        tail: of those with the fewest.
     """
 
     label: str
@@ -94,6 +100,9 @@ class EvaluationResult:
     details: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     worst_clients: Worst | None = None
+    head: Worst | None = None
+    middle: Worst | None = None
+    tail: Worst | None = None
 
     @property
     def worst_class(self) -> Worst | None:
@@ -106,13 +115,19 @@ class EvaluationResult:
         reached = self.details.get("reached_target")
         return None if reached is None else float(reached / self.num_examples)
 
-    def with_worst_clients(self, class_counts: Sequence[Sequence[int]]) -> EvaluationResult:
-        """The same with ``worst_clients``.
+    def with_worst_clients(
+        self, class_counts: Sequence[Sequence[int]], *, long_tailed: bool = False
+    ) -> EvaluationResult:
+        """The same with ``worst_clients``, and with head, middle and tail where ``long_tailed``.
 
         Args:
             class_counts: training examples, a row a client, (K, C); empty where they are not known.
+            long_tailed: whether the partition is.
         """
-        return dataclasses.replace(self, worst_clients=worst_clients(self.per_class, class_counts))
+        parts = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
+        head, middle, tail = parts
+        worst = worst_clients(self.per_class, class_counts)
+        return dataclasses.replace(self, worst_clients=worst, head=head, middle=middle, tail=tail)
 
 
 @dataclass(frozen=True)
@@ -237,8 +252,9 @@ def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
     names = [field.name for field in dataclasses.fields(EvaluationResult)]
     values = {name: row[name] for name in names if name in row or name not in _OPTIONAL}
     values |= {name: tuple(row[name]) for name in ("per_class", "per_class_release")}
-    if worst := values.get("worst_clients"):
-        values["worst_clients"] = Worst(worst["accuracy"], tuple(worst["ids"]))
+    for name in ("worst_clients", *FREQUENCY):
+        if worst := values.get(name):
+            values[name] = Worst(worst["accuracy"], tuple(worst["ids"]))
     return EvaluationResult(**values)
 
 
@@ -254,12 +270,12 @@ def release_of(metric: str) -> str:
 
 
 def measured(results: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured, of its ``results.json``; None where it has no such metric."""
+    """What a run measured, of its ``results.json`` (such as ``pgd20:tail``); None where it has no such metric."""
     found = dict(results.get("metrics") or {})
     for evaluation in results.get("evaluations", ()):
         beside = evaluation.get("metrics") or {}
         found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
-        worst = {name: evaluation.get(key) for name, key in WORST.items()}
+        worst = {name: evaluation.get(WORST.get(name, name)) for name in (*WORST, *FREQUENCY)}
         found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
         found[evaluation["label"]] = evaluation["accuracy"]
         found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])

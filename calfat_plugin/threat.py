@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from calfat_plugin import l1_ball
 from calfat_plugin.errors import BudgetError, OptionError, one_line
@@ -57,6 +57,8 @@ class ThreatModel:
         step_size: length of one ascent step in ``norm``, > 0 (0 only as a multiple of eps 0), same unit.
         steps: ascent steps, >= 1.
         bounds: pixel range. Clean images must lie inside it.
+        factors: (N,) for a batch of N examples (``calfat.threat.by_class``): the ball of each has so many times eps,
+            and each step is as many times as long; None: all have eps.
 
     Raises:
         OptionError: a value is of the wrong type, out of range or in the wrong unit.
@@ -80,6 +82,7 @@ class ThreatModel:
     )
     steps: int = option(10, low=1, help="training steps K", positional=True)
     bounds: Bounds = no_option(UNIT_RANGE)
+    factors: Any = no_option(None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
@@ -103,6 +106,11 @@ class ThreatModel:
     def scaled(self, factor: float) -> ThreatModel:
         """The same with a ball of ``factor`` times the radius, at most of the longest change; its step is eps/4."""
         return replace(self, eps=min(parse_number(factor) * self.eps, self._longest()), step_size=QUARTER)
+
+    def _radius(self, x: Tensor) -> float | Tensor:
+        """eps, or that of each example, (N,)."""
+        eps = float(self.eps)
+        return eps if self.factors is None else (eps * self.factors).to(x.device, x.dtype)
 
     def step_problem(self) -> str:
         """Why an attack of these steps searches the ball badly, and what to do; empty where it need not."""
@@ -143,7 +151,10 @@ class ThreatModel:
             radius = direction.new_empty(len(x)).uniform_(generator=generator)
             radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
             noise = unit_length(direction) * per_example(radius, x)
-        return self.project(x + noise.to(x.device), x)
+        noise = noise.to(x.device)
+        if self.factors is not None:
+            noise = noise * per_example(self.factors.to(x.device, x.dtype), x)
+        return self.project(x + noise, x)
 
     def gaussian_start(self, x: Tensor, generator: Generator, std: float) -> Tensor:
         """Start at x plus ``std`` times a standard normal, **not** projected (methods.md 2: TRADES, MART, CalFAT).
@@ -171,19 +182,20 @@ class ThreatModel:
 
         What follows from x is computed here, once.
         """
-        eps = float(self.eps)
+        eps = self._radius(x)
         if self.norm == "linf":
+            far = eps if isinstance(eps, float) else per_example(eps, x)
             # Both ends inside the range: one clip to them is the same as a clip to the ball and one to the range.
-            lowest, highest = (x - eps).clamp_(*self.bounds), (x + eps).clamp_(*self.bounds)
+            lowest, highest = (x - far).clamp_(*self.bounds), (x + far).clamp_(*self.bounds)
             return lambda x_adv: x_adv.clamp_(lowest, highest)
 
         if self.norm == "l1":
             down, up = x - self.bounds.low, self.bounds.high - x
-            rooms = down.flatten(1), up.flatten(1)
+            rooms, far = (down.flatten(1), up.flatten(1)), eps if isinstance(eps, float) else eps[:, None]
 
             def onto_l1(x_adv: Tensor) -> Tensor:
                 change = x_adv - x
-                kept = l1_ball.nearest_change(change.flatten(1), *rooms, eps).view(x.shape)
+                kept = l1_ball.nearest_change(change.flatten(1), *rooms, far).view(x.shape)
                 # Without the rounding of x + kept: what is kept whole stays as it was, and the end of the range is the
                 # end, where the next step sees that the value cannot move.
                 nearest = x_adv.where(kept == change, x + kept).clamp_(*self.bounds)
@@ -206,12 +218,14 @@ class ThreatModel:
         """Step of length ``step_size`` in ``norm`` along ``steepest``; in ``l1`` past values that cannot move.
 
         From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0). The length is one
-        for all, or (N,), one an example.
+        for all, or (N,), one an example; where examples have an eps of their own, it is one of ``eps``, and follows.
         """
         if self.norm == "l1":
             low, high = self.bounds
             stuck = (x_adv <= low) & (grad < 0) | (x_adv >= high) & (grad > 0)
             grad = grad.masked_fill(stuck, 0.0)
+        if self.factors is not None:
+            step_size = (step_size * self.factors.to(x_adv.device)).to(x_adv.dtype)
         if isinstance(step_size, (int, float)):
             return x_adv.add(self.steepest(grad), alpha=step_size)
         return x_adv.addcmul(self.steepest(grad), per_example(step_size, x_adv))
@@ -273,9 +287,10 @@ class ThreatModel:
                 f"the first is example {int(broken.int().argmax())}"
             )
         distance, eps = self.distance(x_adv, x), float(self.eps)
-        ball = f"{self.norm} ball of eps {exact_text(self.eps)}"
+        own = "" if self.factors is None else " times the factor of its class"
+        ball = f"{self.norm} ball of eps {exact_text(self.eps)}{own}"
         rounding = tol * max(1.0, eps, math.sqrt(x[0].numel()) if self.norm == "l1" else 0.0)
-        _refuse_excess(distance - eps, rounding, who, ball)
+        _refuse_excess(distance - self._radius(x), rounding, who, ball)
         low, high = self.bounds
         flat = x_adv.flatten(1)
         outside = (low - flat).maximum(flat - high).amax(dim=1)

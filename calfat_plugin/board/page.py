@@ -13,7 +13,7 @@ from calfat_plugin.board.verify import digests_of
 from calfat_plugin.disk import read_json, write_text
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.report.labels import listing
-from calfat_plugin.report.numbers import as_measured, counted, interval_of
+from calfat_plugin.report.numbers import NOTHING, counted, score_texts
 from calfat_plugin.report.page import render_page
 
 FILE = "index.html"
@@ -85,20 +85,17 @@ def _about(track: Track) -> dict[str, str]:
 
 def _row(board: Board, found: Standing, entry: Entry) -> dict[str, Any]:
     scores = {field: found.score(field) for field in _COLUMNS}
-    numbers = [
-        (f"{score.mean:,.0f}" if field == "passes" and score.mean is not None else as_measured(score.mean, score))
-        for field, score in scores.items()
-    ]
+    texts = {field: score_texts(score) for field, score in scores.items()}
+    numbers = [(each.mean or NOTHING, each.interval) for field, each in texts.items() if field != "passes"]
+    passes = scores["passes"].mean
+    numbers.append((NOTHING if passes is None else f"{passes:,.0f}", ""))
     trainer = entry.recipe(entry.seeds[0]).get(("calfat", "trainer"))
     method = trainer.get("name") if isinstance(trainer, Mapping) else trainer
     challengers = [f"{name} ({counted(images, 'image')})" for name, images in found.challengers.items()]
     return {
         "name": entry.name,
         "beside": f"{method}, by {entry.by}",
-        "numbers": [
-            (number, interval_of(score) if field != "passes" and score.values else "")
-            for (field, score), number in zip(scores.items(), numbers, strict=True)
-        ],
+        "numbers": numbers,
         "seeds": ", ".join(map(str, entry.seeds)),
         "trust": listing(list(dict.fromkeys(each.verdict for each in found.by_seed.values()))),
         "verified": _verified(board, entry),

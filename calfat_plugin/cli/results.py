@@ -11,7 +11,7 @@ from rich.text import Text
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.numbers import counted, interval, listed_ids, percent
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import FREQUENCY, WORST, EvaluationResult
 
 _COLUMNS = 3  # figures beside the accuracy that a table has columns for; more of them are lines below it
 
@@ -75,12 +75,17 @@ def _budget(result: EvaluationResult) -> str:
 
 
 def worst_lines(results: Sequence[EvaluationResult]) -> list[str]:
-    """Whom the model fails, a line for classes and one for clients: ``worst class: natural 71.0 % (8)``."""
+    """Whom the model fails, a line for classes and one for clients: ``worst class: natural 71.0 % (8)``.
+
+    With a long tail, also one each for the classes of its head, middle and tail.
+    """
     lines = []
-    for name in ("class", "clients"):
-        found = [(result.label, worst) for result in results if (worst := getattr(result, f"worst_{name}")) is not None]
+    names = {name: name.replace("-", " ") for name in (*WORST, *FREQUENCY)}
+    for key, name in names.items():
+        of_each = ((result.label, getattr(result, key.replace("-", "_"))) for result in results)
+        found = [(label, worst) for label, worst in of_each if worst is not None]
         shown = ", ".join(f"{label} {percent(worst.accuracy)} ({listed_ids(worst.ids)})" for label, worst in found)
-        lines += [f"worst {name}: {shown}"] if shown else []
+        lines += [f"{name}: {shown}"] if shown else []
     return lines
 
 

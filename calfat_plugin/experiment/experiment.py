@@ -161,6 +161,15 @@ class Experiment(Recipe):
                 why = f"the inner attack '{inner.name}' steps by one gradient; remove the key or choose another attack."
             if why:
                 raise self.document.error((*self.trainer.path, name), why)
+        by_class: KeyPath = ("calfat", "threat", "by_class")
+        if self.threat.by_class is not None and self.trains_attacked:
+            if isinstance(method, type) and not issubclass(method, AdversarialTrainer):
+                why = f"{who} has a training loop of its own, to which nothing can be added; remove the key."
+                raise self.document.error(by_class, why)
+            if not inner.entry.by_class:
+                why = f"the inner attack '{inner.name}' cannot give each example an eps of its own (its entry does not "
+                why += "say by_class); remove the key or choose another attack, such as pgd."
+                raise self.document.error(by_class, why)
         if inner.name == "pgd":
             return
         steps = self.threat.own_steps

@@ -56,7 +56,7 @@ def read_groups(
         if options.seed is not None and chosen != ["share"]:
             raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
         changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
-        changed += ("inner",) if "inner" in (given.get("threat") or {}) else ()
+        changed += tuple(key for key in ("inner", "by_class") if key in (given.get("threat") or {}))
         picked = attacker((*path, "attacker"), given["attacker"]) if given.get("attacker") is not None else None
         if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
             raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")

@@ -76,15 +76,19 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
         yield from useless(("data_args", "partition_alpha"), ("data_args", "partition_method"), why)
     threat, trained = experiment.threat, (experiment, *map(experiment.trained_by, experiment.clients))
     attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
+    at: KeyPath
     inner: KeyPath = ("calfat", "threat", "inner")
     if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
         yield from useless(inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack")
     elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from useless(("calfat", "threat", "steps"), inner, why)
+    if threat.by_class is not None and not attacks:
+        at = ("calfat", "threat", "by_class")
+        yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack")
     awp, rounds = experiment.additions.awp, experiment.num_rounds
     if awp is not None and awp.warmup >= rounds:
-        at: KeyPath = (*experiment.trainer.path, "awp")
+        at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
 
 

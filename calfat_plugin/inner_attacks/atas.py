@@ -101,6 +101,7 @@ ENTRY = InnerAttackEntry(
     build=ATAS,
     config=ATASOptions,
     steps=lambda options: 1,
+    by_class=True,
     summary="one projected step from each example's last perturbation, the shorter the larger its gradients",
     formula="x~ = P(x' + a sign(grad)), a = eps clamp(step / (1 + sqrt(v) / c)), v <- m v + (1 - m) ||grad||^2",
     citation=paper("huang2023fast"),

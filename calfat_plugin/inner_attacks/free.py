@@ -63,6 +63,7 @@ ENTRY = InnerAttackEntry(
     build=Free,
     config=FreeOptions,
     steps=lambda options: 1,
+    by_class=True,
     replays=lambda options: int(options.replays),
     replaces=("craft", "take_steps", "backward", "counts_iterates"),
     summary="image and parameters step by the gradients of one pass, replayed on the same mini-batch",

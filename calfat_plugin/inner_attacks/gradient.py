@@ -67,6 +67,7 @@ ENTRIES = (
     InnerAttackEntry(
         "pgd",
         build=InnerAttack,
+        by_class=True,
         summary="projected gradient steps from the method's start",
         formula="x' <- P(x' + step_size sign(grad)), steps times",
     ),
@@ -75,6 +76,7 @@ ENTRIES = (
         build=RSFGSM,
         config=RSFGSMOptions,
         steps=lambda options: 1,
+        by_class=True,
         summary="one projected step from a random point of the ball",
         formula="x~ = P(x' + step eps sign(grad)), x' = x + U(-eps, eps)",
         citation=paper("wong2020fast"),
@@ -84,6 +86,7 @@ ENTRIES = (
         build=NFGSM,
         config=NFGSMOptions,
         steps=lambda options: 1,
+        by_class=True,
         summary="one step from noise beyond the budget, clipped to the pixels but not to the ball",
         formula="x~ = x' + step eps sign(grad), x' = x + U(-noise eps, noise eps), both clipped to [0, 1]",
         citation=paper("dejorge2022make"),

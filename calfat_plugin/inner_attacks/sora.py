@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.options import option
 
@@ -106,13 +106,5 @@ ENTRY = InnerAttackEntry(
     "linear the loss was",
     formula="x~ = x' + a u sign(grad), x' = x + U(-eps, eps), u = U(0, 1), a = longest eps min(1, slack / (1 - v)), "
     "v <- decay v + (1 - decay) <sign(grad), grad_x~ loss> / ||grad||_1",
-    citation=Citation(
-        "Teymourian et al., SORA: Free Second-Order Attacks in Fast Adversarial Training, ICML 2026 (arXiv 2606.00738)",
-        """@inproceedings{teymourian2026sora,
-  title     = {{SORA}: Free Second-Order Attacks in Fast Adversarial Training},
-  author    = {Teymourian, Mazdak and Moslemi, Ramtin and Rahmani, Farzan and Rohban, Mohammad Hossein},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2026}
-}""",
-    ),
+    citation=paper("teymourian2026sora"),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor, nn
 
+    from calfat_plugin.by_class import ByClassOptions
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
     from calfat_plugin.maths.precision import Precision
@@ -287,6 +288,7 @@ class LocalTask:
         inner: how to find the images to train on.
         label_smoothing: s of ``calfat.trainer.label_smoothing``; the loop has it in ``cross_entropy`` of the loss.
         awp: how the loop perturbs the weights at which ``backward`` leaves its gradient; None: not at all.
+        by_class: how the loop makes each example's budget of ``threat``; None: all have the same.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
         precision: arithmetic of the model's passes.
@@ -309,6 +311,7 @@ class LocalTask:
     inner: InnerAttack = field(default_factory=InnerAttack)
     label_smoothing: float = 0.0
     awp: AWPOptions | None = None
+    by_class: ByClassOptions | None = None
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"
     on_batch: Callable[[BatchProgress], None] = lambda progress: None

@@ -1,7 +1,8 @@
-"""The accuracy of a model on its worst class, and on the clients that it serves worst."""
+"""The accuracy of a model on its worst class, on rare classes, and on the clients that it serves worst."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,26 @@ def worst_class(per_class: Sequence[float | None]) -> Worst | None:
     """The class with the lowest accuracy, of equals the first; classes without examples have None."""
     known = [(accuracy, label) for label, accuracy in enumerate(per_class) if accuracy is not None]
     return Worst(min(known)[0], (min(known)[1],)) if known else None
+
+
+def by_frequency(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> tuple[Worst | None, ...]:
+    """Head, middle and tail: the classes by their training examples over all clients, most first, in three groups.
+
+    The groups are as equal in size as can be, earlier ones larger (10 classes: 4, 3, 3), of equals the first class goes
+    first. Each has the mean accuracy of its classes; None: nothing is known of them.
+    """
+    if not class_counts or any(len(counts) != len(per_class) for counts in class_counts):
+        return None, None, None
+    totals = [sum(column) for column in zip(*class_counts, strict=True)]
+    order = sorted(range(len(totals)), key=lambda label: (-totals[label], label))
+    size, larger = divmod(len(order), 3)
+    ends = [size * end + min(end, larger) for end in range(4)]
+    found: list[Worst | None] = []
+    for start, end in itertools.pairwise(ends):
+        ids = tuple(label for label in order[start:end] if per_class[label] is not None)
+        known = [accuracy for label in ids if (accuracy := per_class[label]) is not None]
+        found.append(Worst(math.fsum(known) / len(known), ids) if known else None)
+    return tuple(found)
 
 
 def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int]) -> list[list[int]]:

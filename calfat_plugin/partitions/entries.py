@@ -8,7 +8,7 @@ from calfat_plugin.entries import PartitionEntry, paper
 from calfat_plugin.options import option
 from calfat_plugin.recipe.silo import SILO
 
-_NIID = paper("li2022federated")
+_NIID, _LONG_TAIL = paper("li2022federated"), paper("cui2019class")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,13 @@ class PlainDirichletOptions(DirichletOptions):
 
 
 @dataclass(frozen=True)
+class LongTailOptions(PlainDirichletOptions):
+    """Options of the long-tailed partition."""
+
+    imbalance: float = option(100.0, low=1, help="examples of the first class for each one of the last: rho")
+
+
+@dataclass(frozen=True)
 class ShardOptions(PartitionOptions):
     """Options of the shard partition."""
 
@@ -62,6 +69,17 @@ ENTRIES = (
         summary="label skew as described in the CalFAT paper: plain Dirichlet shares",
         formula="p^y ~ Dir(alpha)",
         uses_alpha=True,
+    ),
+    PartitionEntry(
+        "longtail",
+        build="calfat_plugin.partitions.split:longtail",
+        config=LongTailOptions,
+        summary="a long tail over all clients, the first class its head, then plain Dirichlet shares: CIFAR-10-LT",
+        formula="n_c = n_max rho^(-c/(C-1)), then p^y ~ Dir(alpha)",
+        citation=_LONG_TAIL,
+        uses_alpha=True,
+        may_leave_out=True,
+        long_tailed=True,
     ),
     PartitionEntry(
         "iid",

@@ -36,6 +36,47 @@ def dirichlet(
     array, rng = _checked(labels, num_clients, min_size), np.random.RandomState(seed)
     by_class = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
     share = len(array) / num_clients if balanced else None
+    return _dealt(by_class, num_clients, alpha, rng, share, seed=seed, min_size=min_size, max_tries=max_tries)
+
+
+def longtail(
+    labels: npt.ArrayLike,
+    num_clients: int,
+    *,
+    alpha: float,
+    seed: int,
+    imbalance: float = 100.0,
+    min_size: int = 1,
+    max_tries: int = 1000,
+) -> list[IndexArray]:
+    """A long tail over all clients (Cui et al. 2019, CIFAR-10-LT), then Dirichlet shares without balancing.
+
+    Class c of C keeps n_max imbalance^(-c/(C-1)) random examples, rounded down, at least one: class 0 is the head.
+    n_max is the largest number for which every class has as many; with equal classes, all of class 0.
+    """
+    array, rng = _checked(labels, num_clients, min_size), np.random.RandomState(seed)
+    classes = [np.flatnonzero(array == label) for label in np.unique(array)]
+    shares = [imbalance ** (-rank / max(1, len(classes) - 1)) for rank in range(len(classes))]
+    most = min(len(members) / share for members, share in zip(classes, shares, strict=True))
+    by_class = [
+        rng.permutation(members)[: max(1, int(most * share))] for members, share in zip(classes, shares, strict=True)
+    ]
+    _checked(array[np.concatenate(by_class)], num_clients, min_size)
+    return _dealt(by_class, num_clients, alpha, rng, None, seed=seed, min_size=min_size, max_tries=max_tries)
+
+
+def _dealt(
+    by_class: list[IndexArray],
+    num_clients: int,
+    alpha: float,
+    rng: np.random.RandomState,
+    share: float | None,
+    *,
+    seed: int,
+    min_size: int,
+    max_tries: int,
+) -> list[IndexArray]:
+    """Deal until every client has ``min_size`` examples."""
     best = 0
     for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
         parts = _deal(by_class, num_clients, alpha, rng, share=share)
@@ -47,7 +88,7 @@ def dirichlet(
         best = max(best, smallest)
     raise DataError(
         f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
-        f"{min_size} of the {len(array)} examples (alpha {alpha}, seed {seed}; in the best try one "
+        f"{min_size} of the {sum(map(len, by_class))} examples (alpha {alpha}, seed {seed}; in the best try one "
         f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of clients."
     )
 

@@ -126,7 +126,7 @@ def as_plain(section: Any, config: type) -> dict[str, Any]:
         if isinstance(what, Others):
             plain |= value
         elif isinstance(what, Section):
-            plain[name] = None if value is None else as_plain(value, what.config)
+            plain |= {} if value is None else {name: as_plain(value, what.config)}
         elif isinstance(what, Sections):
             plain[name] = {each: found.as_run() for each, found in value.items()}
         elif isinstance(what, (Plugins, Groups)):

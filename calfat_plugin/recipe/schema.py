@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
+from calfat_plugin.by_class import BY_CLASS_PAPER, ByClassOptions
 from calfat_plugin.errors import OptionError
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
@@ -168,6 +169,7 @@ class Threat(ThreatModel):
             written=False,
         )
     )
+    by_class: ByClassOptions | None = key(Section(config=ByClassOptions, may_lack=True), default_factory=lambda: None)
 
     @property
     def own_steps(self) -> int | None:
@@ -281,6 +283,8 @@ class ClientGroup:
             plain["threat"] = as_plain(self.recipe.threat, Threat)
         if "inner" in self.changed:  # also where it is the default: the run's may be another
             plain["threat"]["inner"] = self.recipe.threat.inner.as_run()
+        if "by_class" in self.changed:  # also where it has none: the run may have one
+            plain["threat"].setdefault("by_class", None)
         if self.attacker is not None:
             plain["attacker"] = self.attacker.as_run()
         return plain
@@ -428,6 +432,7 @@ class Recipe(CalfatSection):
         picked = (*self.picked, *training)
         found = [pick.entry.citation for pick in picked if pick.entry.citation is not None]
         added = [paper for each in (self, *of_groups) for paper in each.additions.citations()]
+        added += [BY_CLASS_PAPER for each in (self, *of_groups) if each.threat.by_class is not None]
         return tuple(dict.fromkeys([*found, *added, *([] if self.ema is None else [EMA_PAPER])]))
 
     def as_run(self) -> dict[str, Any]:
@@ -444,9 +449,8 @@ class Recipe(CalfatSection):
             del sections["data_args"]["partition_alpha"]
         calfat = as_plain(self, CalfatSection)
         del calfat["name"]  # of the recipe's file, not of what it says
-        for name in ("plugins", "ema"):
-            if not getattr(self, name):
-                del calfat[name]
+        if not self.plugins:
+            del calfat["plugins"]
         acting = {"silo": TRAINING_TYPES[self.common.training_type], "flower": self.common.host == "flower"}
         for name, acts in acting.items():
             if not (acts or self.document.has(("calfat", name))):

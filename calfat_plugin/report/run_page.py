@@ -41,7 +41,7 @@ from calfat_plugin.report.numbers import (
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
-from calfat_plugin.results import EVIDENCE
+from calfat_plugin.results import EVIDENCE, FREQUENCY
 from calfat_plugin.rounds_csv import Column, columns_of
 
 
@@ -128,6 +128,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         "validated": "validation_selected" in run.results,
         "attackers": ranges(run.partition.get("attackers") or ()),
         "worst": _worst(run),
+        "tails": _tails(run),
         "measured": {str(evaluation["label"]): _how(evaluation) for evaluation in run.evaluations},
     }
 
@@ -141,6 +142,17 @@ def _worst(run: RunFiles) -> list[tuple[str, str, list[str]]]:
         for worst, names in zip(found.values(), (run.class_names, with_groups(run)), strict=True):
             numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else [NOTHING] * 2
         if any(found.values()):
+            rows.append((str(evaluation["label"]), "", numbers))
+    return rows
+
+
+def _tails(run: RunFiles) -> list[tuple[str, str, list[str]]]:
+    """The final model's accuracies of head, middle and tail, a row an evaluator; none without a long tail."""
+    rows = []
+    for evaluation in run.evaluations:
+        found = [evaluation.get(part) for part in FREQUENCY]
+        if any(found):
+            numbers = [bare_percent(part["accuracy"]) if part else NOTHING for part in found]
             rows.append((str(evaluation["label"]), "", numbers))
     return rows
 

@@ -57,6 +57,7 @@ _EVALUATION = {
     "metrics?": {"*": METRIC},
     "worst_class?": _WORST,
     "worst_clients?": _WORST,
+    **dict.fromkeys(("head?", "middle?", "tail?"), _WORST),
 }
 _ALARMS = [{"code?": TEXT, "text?": TEXT}]
 _SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT}

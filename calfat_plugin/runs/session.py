@@ -127,7 +127,8 @@ def run(
                 used, scratch = last_used(directory.rounds), directory.evaluation
                 task = ServerTask(server, on_round, shards, states, used, scratch, crew, start, warn)
                 evaluations = runtime.run_server(task)
-            evaluations = tuple(evaluation.with_worst_clients(counts) for evaluation in evaluations)
+            tails = experiment.partition.entry.long_tailed
+            evaluations = tuple(found.with_worst_clients(counts, long_tailed=tails) for found in evaluations)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too

@@ -17,7 +17,7 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import BESIDE, WORST_CASE, evaluator_of
+from calfat_plugin.results import BESIDE, FREQUENCY, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
@@ -195,6 +195,11 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
         elif worst == "worst-clients" and runtime_of(experiment).is_cross_silo:
             what = f"'{label}' needs the labels of each client's examples, and across silos the server does not know "
             refuse(("metrics",), f"{what}them. Remove it, or run the suite as a simulation.")
+        elif worst in FREQUENCY and (
+            not experiment.partition.entry.long_tailed or runtime_of(experiment).is_cross_silo
+        ):
+            what = f"'{label}' is of a long tail, data_args.partition_method: longtail in a simulation."
+            refuse(("metrics",), f"{what} Remove it, or take that partition in every cell.")
         elif evaluator not in accuracies:
             what = f"'{evaluator}' is not among the evaluators of the run: {listed(measured)}."
             refuse(("metrics",), f"{what} Add it to calfat.evaluators.")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin import returned
+from calfat_plugin.by_class import class_factors
 from calfat_plugin.datasets.batches import Batch, Examples, batch_bounds, batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
@@ -35,6 +36,8 @@ from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from calfat_plugin.threat import ThreatModel
 
 _FEW_STEPS = 3  # an attack of fewer may be overfitted
 _PROBED_IMAGES, _FEWEST_PROBED = 32, 8  # at most and at least: it costs little
@@ -76,6 +79,12 @@ class _Work:
     rows: int  # examples that pass through the model at once in an attack
     passes: Callable[[], AbstractContextManager[object]]  # makes contexts that set the arithmetic of the model's passes
     count: _Count
+    factors: Tensor | None  # (C,) of eps by class, where each example has its own
+
+    def threat(self, y: Tensor) -> ThreatModel:
+        """The budget of examples with these labels."""
+        threat, factors = self.task.threat, self.factors
+        return threat if factors is None else replace(threat, factors=factors[y.to(factors.device)])
 
 
 class _Count:
@@ -115,7 +124,12 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         model.register_forward_pre_hook(count.add),
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
-        work = _Work(method, task, loss, context, memory, rows, passes_in(task.precision, task.device), count)
+        factors = None
+        if task.by_class is not None and method.attacks:
+            factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
+            factors = None if factors is None else factors.to(task.device)
+        passes = passes_in(task.precision, task.device)
+        work = _Work(method, task, loss, context, memory, rows, passes, count, factors)
         metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
@@ -302,6 +316,7 @@ def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool
                 x_adv[where], _ = _crafted(work, x_nat[where], y[where], rows, noise, moving=moving)
     if method.attacks and task.inner.looks_back:
         x_adv = x_adv.detach().requires_grad_()
+    task = task if work.factors is None else replace(task, threat=work.threat(y))
     return TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, chosen, kappa, work.context, index)
 
 
@@ -320,6 +335,7 @@ def _crafted(
     steps before the next one begins. kappa counts iterates 0 .. steps-1, so not x_adv itself.
     """
     method, task = work.method, work.task
+    task = task if work.factors is None else replace(task, threat=work.threat(y))
     start = task.inner.start(x_nat, task.threat, noise)
     drawn = task.inner.draw(x_nat, task.threat, noise)
     if start is None:
@@ -334,7 +350,7 @@ def _crafted(
             loss = partial(_climbed, work, batch, None if kappa is None else kappa[part])
             images = task.model, batch.x_nat, start[part]
             own = work.memory, examples.rows(part), None if drawn is None else drawn[part]
-            inner = InnerTask(*images, loss, task.threat, work.passes, *own)
+            inner = InnerTask(*images, loss, work.threat(batch.y), work.passes, *own)
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
 
@@ -370,9 +386,10 @@ def _alignment(work: _Work, batch: TrainBatch) -> float | None:
         return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
 
     with _looking(work):
-        probe = InnerTask(task.model, x, x, loss, task.threat)
+        threat = work.threat(y)
+        probe = InnerTask(task.model, x, x, loss, threat)
         clean = probe.gradient(x)
-        moved = task.threat.project(task.threat.ascend(x, clean, float(task.threat.eps)), x)
+        moved = threat.project(threat.ascend(x, clean, float(threat.eps)), x)
         cosines = cosine(clean, probe.gradient(moved))
     cosines = cosines[~cosines.isnan()]
     return float(cosines.mean()) if len(cosines) >= _FEWEST_PROBED else None

@@ -152,7 +152,7 @@ def test_functions_and_options_have_the_same_defaults(entry):
     defaults = {name: info.default for name, info in inspect.signature(entry.load()).parameters.items()}
     options = {field.name: field.default for field in dataclasses.fields(entry.config)}
     shared = (defaults.keys() & options.keys()) - {"seed", "k"}  # which the functions ask for
-    assert shared == (defaults.keys() - {"seed", "k"}) & {"min_size", "max_tries"}
+    assert shared == (defaults.keys() - {"seed", "k"}) & {"min_size", "max_tries", "imbalance"}
     assert {name: defaults[name] for name in shared} == {name: options[name] for name in shared}
 
 

@@ -19,6 +19,8 @@ from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.report.labels import difference
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch

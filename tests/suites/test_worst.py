@@ -115,6 +115,7 @@ def test_rows_of_other_problems_or_attacks_do_not_compare(setting: str, tmp_path
     [
         ("pgd20:worst-clas", ""),
         ("cw20:worst-class", ""),
+        ("pgd20:tail", ""),
         ("pgd20:worst-clients", "common_args.training_type: cross_silo, comm_args.backend: GRPC"),
     ],
 )

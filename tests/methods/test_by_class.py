@@ -1,0 +1,184 @@
+"""A budget of training by class: its factors by hand, each example in its own ball, evaluation at eps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from calfat_plugin import testing
+from calfat_plugin.by_class import ByClassOptions, class_factors
+from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
+from calfat_plugin.errors import BudgetError, PluginError, RecipeError
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import InnerAttack, InnerTask
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
+from calfat_plugin.threat import ThreatModel
+from tests.methods.helpers import (
+    SETTINGS,
+    TinyNet,
+    build_method,
+    experiment,
+    local_task,
+    registry,
+    same_bits,
+    tiny_data,
+    train,
+    watched,
+)
+
+NOW = ByClassOptions(alpha=0.3, warmup=0)
+OWN = {"fedawp": "backward", "fedgairat": "counts_iterates", "fedrbn": "backward"}
+ATTACKING = [name for name in registry().names(TrainerEntry) if name != "standard"]
+INNER = [entry.name for entry, _ in registry().offers(InnerAttackEntry) if entry.by_class]
+
+
+def factors(counts: list[int], options: ByClassOptions = NOW, round: int = 1, rounds: int = 10) -> Any:
+    return class_factors(torch.tensor(counts), options, round, rounds)
+
+
+def test_the_factors_by_hand() -> None:
+    """Rarities sqrt(log(100/n)) of 100, 10, 1 examples: 0, 1.517427, 2.145966; their mean is 17.320237 / 111."""
+    first, second = 1.5174271293851465, 2.145966026289347
+    tau = 0.3 * 111 / (10 * first + second)
+    wanted = [0.7, 0.7 + tau * first, 0.7 + tau * second, 0.0]
+    assert factors([100, 10, 1, 0]).tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("counts", [[100, 10, 1], [7, 0, 5, 3], [1, 2], [5000, 0, 0, 1], [9, 9, 8]])
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
+def test_the_mean_over_examples_is_eps(counts: list[int], alpha: float) -> None:
+    found = factors(counts, ByClassOptions(alpha=alpha, warmup=0)).tolist()
+    assert math.fsum(n * f for n, f in zip(counts, found, strict=True)) / sum(counts) == pytest.approx(1, abs=1e-12)
+    assert all((f == 0) == (n == 0) for n, f in zip(counts, found, strict=True) if alpha < 1)
+
+
+@pytest.mark.parametrize("counts", [[8], [0, 8, 0], [5, 5], [0, 0]])
+def test_where_no_class_is_rarer_all_have_eps(counts: list[int]) -> None:
+    assert factors(counts) is None
+    assert factors([9, 1], ByClassOptions(alpha=0, warmup=0)) is None
+
+
+def test_eps_grows_in_the_warm_up() -> None:
+    options, whole = ByClassOptions(alpha=0.3, warmup=0.8), factors([9, 1])
+    for round, share in ((1, 0.0), (2, 1 / 8), (5, 0.5), (9, 1.0), (10, 1.0)):
+        assert torch.allclose(factors([9, 1], options, round), share * whole)
+    assert factors([4, 4, 0], options, 5).tolist() == [0.5, 0.5, 0.0]
+    assert factors([4, 4], options, 9) is None
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", "0.1"), ("l2", "0.5"), ("l1", "2")])
+def test_each_example_has_its_own_ball_and_step(norm: Any, eps: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, 1, 6, 6, generator=generator) * 0.2 + 0.4
+    own, grad = [0.0, 0.5, 1.5], torch.randn(3, 1, 6, 6, generator=generator)
+    threat = ThreatModel(norm, eps)
+    apart = [dataclasses.replace(threat, eps=Fraction(factor) * threat.eps) for factor in own]
+    both = dataclasses.replace(threat, factors=torch.tensor(own, dtype=torch.float64))
+    far = x + 3 * grad
+    alone = [each.project(far[i : i + 1], x[i : i + 1]) for i, each in enumerate(apart)]
+    assert torch.allclose(both.project(far, x), torch.cat(alone))
+    moved = both.distance(both.ascend(x, grad, 0.01), x)
+    assert torch.allclose(moved, 0.01 * torch.tensor(own), atol=1e-6)
+    one_by_one = both.distance(both.ascend(x, grad, torch.tensor([0.01, 0.02, 0.04])), x)
+    assert torch.allclose(one_by_one, torch.tensor([0, 0.01, 0.06]), atol=1e-6)
+    starts = both.random_start(x, generator)
+    both.check(starts, x, who="start")
+    plain = threat.random_start(x, torch.Generator().manual_seed(1)) - x
+    mine = both.random_start(x, torch.Generator().manual_seed(1)) - x
+    assert torch.allclose(mine[1], plain[1] / 2, atol=1e-6)
+    assert torch.equal(both.scaled(2).factors, both.factors)
+    wrong = threat.project(far, x)  # in the ball of eps, and beyond half of it
+    wrong[2] = x[2]
+    with pytest.raises(BudgetError, match=r"2 of 3 adversarial examples left the .* times the factor of its class"):
+        both.check(wrong, x, who="wrong")
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("method", ATTACKING)
+def test_every_example_is_in_the_ball_of_its_class(method: str, inner: str) -> None:
+    if inner == "free" and method in OWN:
+        pytest.skip("'free' leaves no place for it")
+    data = tiny_data(count=12)
+    data = dataclasses.replace(data, y=torch.tensor([0] * 7 + [1] * 4 + [2]))
+    entry, _ = registry().find(InnerAttackEntry, inner)
+    attack = entry.load()(entry.config())
+    threat = ThreatModel("linf", "0.1", "eps/4", 5)
+    counts = data.y.bincount(minlength=4)
+    wanted, seen = class_factors(counts, NOW, 1, 10), []
+    settings = dataclasses.replace(SETTINGS, num_rounds=10, batch_size=12, epochs=1)
+    task = local_task(
+        data=data, class_counts=counts, settings=settings, threat=threat, inner=attack, by_class=NOW, round=1
+    )
+    train(watched(build_method(method), seen.append), task)
+    reach = float(attack.reach(threat).eps / threat.eps)
+    assert wanted is not None
+    assert seen
+    for batch in seen:
+        far = (batch.x_adv.detach() - batch.x_nat).abs().flatten(1).amax(dim=1)
+        assert (far <= reach * 0.1 * wanted[batch.y] + 1e-6).all()
+        if method == "fedpgd" and inner == "pgd":  # five steps of a quarter reach the edge
+            assert torch.allclose(far, (0.1 * wanted[batch.y]).float(), atol=1e-5)
+
+
+def test_without_a_share_the_bits_are_those_without_the_section() -> None:
+    plain = train(build_method("calfat"), local_task())
+    nothing = train(build_method("calfat"), local_task(by_class=ByClassOptions(alpha=0, warmup=0)))
+    some = train(build_method("calfat"), local_task(by_class=ByClassOptions(alpha=1, warmup=0)))
+    assert same_bits(plain.state, nothing.state)
+    assert not same_bits(plain.state, some.state)
+
+
+def test_an_attack_that_goes_by_eps_alone_is_found_out() -> None:
+    """Each example is held to its own ball, not to that of eps."""
+
+    class Loose(InnerAttack):
+        def craft(self, task: InnerTask) -> Any:
+            return (task.x_nat + float(task.threat.eps)).clamp(0, 1)
+
+    data = dataclasses.replace(tiny_data(count=8), y=torch.tensor([0] * 7 + [1]))
+    task = local_task(TinyNet(), data, class_counts=torch.tensor([7, 1, 0, 0]), inner=Loose(), by_class=NOW)
+    with pytest.raises(PluginError, match="7 of 8 adversarial examples left the linf ball"):
+        train(build_method("fedpgd"), dataclasses.replace(task, settings=dataclasses.replace(SETTINGS, batch_size=8)))
+
+
+def test_recipes_show_it_and_evaluate_at_eps() -> None:
+    by_class = {"alpha": 0.5, "warmup": 0}
+    run = experiment("fedpgd", calfat__threat__by_class=by_class)
+    assert run.as_run()["calfat"]["threat"]["by_class"] == {"alpha": 0.5, "warmup": 0.0}
+    assert "by_class" not in experiment("fedpgd").as_run()["calfat"]["threat"]
+    assert run.threat.by_class == ByClassOptions(alpha=0.5, warmup=0)
+    assert run.threat.factors is None
+    assert any("RobustLT" in c.text or "Long Tail" in c.text for c in run.citations())
+    unused = experiment("standard", calfat__threat__by_class=by_class)
+    assert any("threat.by_class: this key has no effect here" in text for text in unused.warnings)
+
+
+def test_a_group_may_have_none() -> None:
+    group = {"ids": 1, "threat": {"by_class": None}}
+    run = experiment("fedpgd", calfat__threat__by_class={}, calfat__clients=[group])
+    assert run.clients[0].recipe.threat.by_class is None
+    assert run.as_run()["calfat"]["clients"][0]["threat"]["by_class"] is None
+
+
+def test_an_attack_that_does_not_say_so_is_refused() -> None:
+    class Plugin:
+        @hookimpl
+        def calfat_inner_attacks(self) -> Any:
+            return [InnerAttackEntry("mine", build=InnerAttack)]
+
+    threat = {"eps": "0.1", "inner": "mine"}
+    tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat=threat)
+    with pytest.raises(RecipeError, match=r"calfat\.threat\.by_class: the inner attack 'mine' cannot give each"):
+        tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat={**threat, "by_class": {}})
+
+
+@pytest.mark.parametrize("inner", ["pgd", "atas"])
+def test_rounds_resume_to_the_same_bits(inner: str) -> None:
+    threat = {"eps": "0.1", "inner": inner, "by_class": {"warmup": 0.5}}
+    check_federation(tiny_experiment(registry(), trainer="calfat", threat=threat))
