@@ -15,7 +15,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,6 @@ import click
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.installed import how_to_get_a_host, version_of
-from calfat_plugin.recipe.schema import DataArgs
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 from calfat_plugin.report.numbers import counted
 
@@ -90,28 +88,16 @@ def diagnose() -> Iterator[Finding]:
     yield from check_versions()
     yield from check_plugins()
     yield check_gpu()
-    yield check_data(Path(DataArgs.data_cache_dir))
     yield check_host()
 
 
 def check_python() -> Finding:
-    """The version of Python against the bounds of the installed package."""
+    """The version of Python, and whether this package is installed there or only lies in a folder."""
     found = f"{platform.python_version()} ({sys.executable})"
-    try:
-        from packaging.specifiers import SpecifierSet
-
-        bounds = metadata.metadata(_OURS)["Requires-Python"] or ""
-        here = ".".join(map(str, sys.version_info[:3]))  # platform's may end in "+"
-        fits = SpecifierSet(bounds).contains(here)
-    except metadata.PackageNotFoundError:
-        where = f"{_SOURCE} is not installed: there is no 'calfat' command, and 'fedml' runs no recipes."
-        return Finding("warn", "python", f"{found}; {where}", f"{_PIP} install -e {shlex.quote(str(_SOURCE))}")
-    except Exception as error:
-        return Finding("fail", "python", f"{found}; {_reason(error)}", f"{_PIP} install --force-reinstall packaging")
-    if fits:
+    if version_of(_OURS) is not None:
         return Finding("ok", "python", found)
-    todo = "Make an environment with another Python, such as: python3.11 -m venv .venv"
-    return Finding("fail", "python", f"{found}; calfat-plugin installs on {bounds} only.", todo)
+    where = f"{_SOURCE} is not installed: there is no 'calfat' command, and 'fedml' runs no recipes."
+    return Finding("warn", "python", f"{found}; {where}", f"{_PIP} install -e {shlex.quote(str(_SOURCE))}")
 
 
 def check_versions() -> Iterator[Finding]:
@@ -160,20 +146,6 @@ def check_gpu() -> Finding:
         why = f"torch (built for CUDA {torch.version.cuda}) sees no GPU"
         todo = "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES."
     return Finding("warn", "gpu", f"there is an NVIDIA driver, but {why}: runs use the CPU.", todo)
-
-
-def check_data(root: Path) -> Finding:
-    """Which data sets are there, in ``root`` and in the system's own folders; their files are not read."""
-    try:
-        from calfat_plugin.datasets.published import FILES
-
-        seen = {name: files(root).seen(root) for name, files in FILES.items()}
-    except Exception as error:
-        return Finding("warn", "data sets", f"were not looked for: {_reason(error)}", f"{_PIP} check")
-    found = ["digits", *(f"{name} in {folder}" for name, folder in seen.items() if folder)]
-    missing = [name for name, folder in seen.items() if not folder]
-    rest = f"; not in {root}: {', '.join(missing)}" if missing else ""
-    return Finding("ok", "data sets", ", ".join(found) + rest)
 
 
 def check_host() -> Finding:

@@ -34,8 +34,6 @@ COMMANDS = {
     "new-flower-app": "Write an app that 'flwr run' starts.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",
-    "completion": "Print the script for completion in bash, zsh or fish.",
-    "certs": "Make test certificates for a cross-silo run.",
     "link-fedml": "Let 'fedml run RECIPE' run recipes.",
     "unlink-fedml": "Make 'fedml' FedML's own command again.",
     "doctor": "Find what is wrong with this installation.",

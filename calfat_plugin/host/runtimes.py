@@ -185,8 +185,8 @@ class CrossSiloGRPC(CrossSilo):
             raise self._error(
                 ("calfat", "silo"),
                 f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
-                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
-                "network in which everyone may read and join.",
+                "calfat.silo.tls (docs/cross_silo.md has the lines that make them), or write calfat.silo.insecure: "
+                "true for a network in which everyone may read and join.",
             )
 
 
@@ -224,7 +224,7 @@ class CrossSiloMQTT(CrossSilo):
             raise self._error(
                 ("calfat", "silo"),
                 f"messages would cross the network to the broker {broker} in the open. Name certificates in "
-                "calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write calfat.silo.mqtt.tls: "
+                "calfat.silo.tls (docs/cross_silo.md has the lines that make them), or write calfat.silo.mqtt.tls: "
                 "true for a broker with a certificate of its own, or calfat.silo.insecure: true for a network in which "
                 "everyone may read and join.",
             )

@@ -99,15 +99,3 @@ def test_run_says_which_party_to_be(tmp_path: Path, options: str, snapshot: Text
     done = CliRunner().invoke(main, ["run", str(Federation(tmp_path).recipe), *options.split()])
     assert done.exit_code == 2
     snapshot(done.output)
-
-
-def test_certificates_are_not_written_twice(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    first = CliRunner().invoke(main, ["certs", str(tmp_path / "c"), "--clients", "1"])
-    assert first.exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
-        *("ca.key", "ca.pem", "rank-0.key", "rank-0.pem", "rank-1.key", "rank-1.pem"),
-    ]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "c").glob("*.key"))
-    again = CliRunner().invoke(main, ["certs", str(tmp_path / "c"), "--clients", "1"])
-    assert again.exit_code == 2
-    snapshot(again.output)

@@ -19,15 +19,15 @@ import grpc
 import psutil
 import pytest
 
-from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.message import Message, encode
-from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
+from calfat_plugin.recipe.silo import Address, Silo
 from tests.environment import bare
+from tests.silo.certificates import make_certificates
 from tests.silo.federation import Federation, free_ports, wait_for
 from tests.snapshot import TextSnapshot
 
@@ -102,9 +102,7 @@ def test_a_call_without_a_message_is_ended_in_time(server: Any, caplog: pytest.L
 def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However many it opens, the others' share of the threads stays theirs."""
     caplog.set_level(logging.WARNING)
-    folder = tmp_path / "c"
-    make_certificates(folder, 1, 1)
-    tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
+    tls = make_certificates(tmp_path / "c", 1)
     addresses = tuple(Address("127.0.0.1", port) for port in free_ports(2))
     files = Certificates.read(tls, 1)
     proof = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
@@ -137,9 +135,7 @@ def test_a_party_has_nine_connections_and_locks_nobody_out(
     room = 40
     monkeypatch.setattr(transports, "connections_allowed", lambda num_parties: room)
     addresses = tuple(Address("127.0.0.1", port) for port in free_ports(3))
-    folder, port = tmp_path / "c", addresses[0].port
-    make_certificates(folder, 2, 1)
-    tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
+    tls, port = make_certificates(tmp_path / "c", 2), addresses[0].port
     silo = Silo(parties=tuple(map(str, addresses)), tls=tls if secure else None)
     with transports.GRPCTransport(0, silo, 10_000) as server, ExitStack() as stack:
         if secure:

@@ -15,24 +15,23 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import boto3
 import pytest
 import torch
-from click.testing import CliRunner
 from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
 from calfat_plugin.host.transports.base import AnothersError, UnreachableError
 from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
-from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, TLSSettings
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
+from tests.silo.certificates import broker_settings, make_certificates
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.hostile import GIGABYTES, MODEL, STATUS, UPDATE, Payload, message
 
@@ -283,33 +282,6 @@ def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
             objects.fetch("rank-1.calfat", "gone", 10, "")
 
 
-class Remembers(Handler):
-    """A store at noon of some day, with an object of that morning and one of half an hour ago."""
-
-    removed: ClassVar[list[str]] = []
-    OBJECT = "<Contents><Key>{}</Key><LastModified>2020-01-01T{}:30:00.000Z</LastModified></Contents>"
-    CONTENTS = f"<ListBucketResult>{OBJECT.format('old', 10)}{OBJECT.format('new', 11)}</ListBucketResult>".encode()
-
-    def do_GET(self) -> None:
-        self.send_response_only(200)
-        self.send_header("Date", "Wed, 01 Jan 2020 12:00:00 GMT")
-        self.send_header("Content-Length", str(len(self.CONTENTS)))
-        self.end_headers()
-        self.wfile.write(self.CONTENTS)
-
-    def do_DELETE(self) -> None:
-        self.removed.append(self.path)
-        self.send_response(204)
-        self.end_headers()
-
-
-def test_only_what_is_old_is_swept() -> None:
-    """The rest may be on its way, from another process of this name."""
-    with answering(Remembers) as objects:
-        objects.sweep("rank-1.calfat")
-    assert Remembers.removed == ["/calfat/old"]
-
-
 def test_a_second_process_of_a_rank_has_no_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses what is for the first, which is still fetching it; alone, it is the one that answers."""
     refused = threading.Event()
@@ -475,20 +447,21 @@ def test_bucket_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_certificates_and_access_rules_keep_everyone_in_their_place(tmp_path: Path) -> None:
-    """Mutual TLS with the files that ``calfat certs --broker`` writes, a whole run, and rank 1 posing as rank 2."""
+    """Mutual TLS, a whole run, and a party with a certificate of another authority."""
     port, at_store = free_ports(2)
-    own = tmp_path / "certs"
-    made = CliRunner().invoke(main, ["certs", str(own), "--clients", "2", "--broker", f"127.0.0.1:{port}"])
-    assert made.exit_code == 0, made.output
-    tls = {"ca": f"{own}/ca.pem", "cert": f"{own}/rank-{{rank}}.pem", "key": f"{own}/rank-{{rank}}.key"}
+    tls = vars(make_certificates(tmp_path / "certs", 2))
     silo = {"mqtt": at(port), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "tls": tls}
     with (
-        broker(tmp_path, port, (own / "mosquitto.conf").read_text()),
+        broker(tmp_path, port, broker_settings(tmp_path / "certs", port)),
         store(tmp_path, at_store),
         Federation(tmp_path / "run", silo=silo, train_args={"comm_round": 2}, **OVER_MQTT) as federation,
     ):
         federation.start_all()
-        theirs = {**silo, "tls": foreign(tmp_path), "start_deadline": 2}
+        theirs = {
+            **silo,
+            "tls": {**vars(make_certificates(tmp_path / "foreign", 2)), "ca": tls["ca"]},
+            "start_deadline": 2,
+        }
         with Federation(tmp_path / "foreign", silo=theirs, **OVER_MQTT) as stranger:
             stranger.start(1)
             assert stranger.exit_status(1) == 2
@@ -497,15 +470,46 @@ def test_certificates_and_access_rules_keep_everyone_in_their_place(tmp_path: Pa
         assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 2
 
 
+def test_the_access_rules_of_the_page_keep_everyone_in_their_place(tmp_path: Path) -> None:
+    """A party writes under its own name only, and reads only what is for it, whatever it asks the broker for."""
+    (port,), folder, heard = free_ports(1), tmp_path / "certs", dict[int, list[tuple[str, bytes]]]()
+    make_certificates(folder, 2)
+
+    def client(rank: int, *topics: str) -> Any:
+        there, opened = threading.Event(), mqtt.Client(protocol=mqtt.MQTTv5)
+        opened.tls_set(f"{folder}/ca.pem", f"{folder}/rank-{rank}.pem", f"{folder}/rank-{rank}.key")
+        opened.on_connect = lambda *_: opened.subscribe([(topic, mqtt.SubscribeOptions(1)) for topic in topics])
+        opened.on_subscribe = lambda *_: there.set()
+        hears = heard.setdefault(rank, [])
+        opened.on_message = lambda _, __, message: hears.append((message.topic, message.payload))
+        opened.connect("127.0.0.1", port)
+        opened.loop_start()
+        at_end.callback(opened.loop_stop)
+        at_end.callback(opened.disconnect)
+        assert there.wait(PATIENCE)
+        return opened
+
+    with broker(tmp_path, port, broker_settings(folder, port)), ExitStack() as at_end:
+        run = "calfat/trial"
+        server = client(0, f"{run}/+/rank-0.calfat")
+        rank_1 = client(1, "#", f"{run}/+/rank-2.calfat", f"{run}/rank-0.calfat/#", f"{run}/+/rank-1.calfat")
+        client(2, f"{run}/+/rank-2.calfat")
+        for sender, retain in (("rank-2", True), ("rank-0", False), ("rank-1", False)):
+            rank_1.publish(f"{run}/{sender}.calfat/rank-0.calfat", sender, qos=1, retain=retain)
+        server.publish(f"{run}/rank-0.calfat/rank-2.calfat", b"for 2", qos=1)
+        server.publish(f"{run}/rank-0.calfat/rank-1.calfat", b"for 1", qos=1)
+        wait_for(lambda: all(heard.values()), "all hear something")  # the broker keeps to the order of a sender
+        assert heard[0] == [(f"{run}/rank-1.calfat/rank-0.calfat", b"rank-1")]
+        assert set(heard[1]) == {(f"{run}/rank-0.calfat/rank-1.calfat", b"for 1")}
+        assert heard[2] == [(f"{run}/rank-0.calfat/rank-2.calfat", b"for 2")]
+
+
 def test_two_processes_of_a_rank_both_have_a_connection(tmp_path: Path) -> None:
-    """The broker that ``calfat certs --broker`` sets up ends none of them: it is the server that refuses the second."""
+    """The broker that the page sets up ends none of them: it is the server that refuses the second."""
     (port,) = free_ports(1)
-    own = tmp_path / "certs"
-    made = CliRunner().invoke(main, ["certs", str(own), "--clients", "2", "--broker", f"127.0.0.1:{port}"])
-    assert made.exit_code == 0, made.output
-    tls = TLSSettings(ca=f"{own}/ca.pem", cert=f"{own}/rank-{{rank}}.pem", key=f"{own}/rank-{{rank}}.key")
+    tls = make_certificates(tmp_path / "certs", 2)
     heard: dict[str, list[str]] = {"first": [], "second": []}
-    with broker(tmp_path, port, (own / "mosquitto.conf").read_text()), ExitStack() as at_end:
+    with broker(tmp_path, port, broker_settings(tmp_path / "certs", port)), ExitStack() as at_end:
 
         def connected(rank: int, hears: list[str]) -> transports.Broker:
             found = transports.Broker(
@@ -520,17 +524,6 @@ def test_two_processes_of_a_rank_both_have_a_connection(tmp_path: Path) -> None:
         assert all(client.is_there.is_set() for client in clients)
         server.publish(1, "message", "id", b"", 60)
         wait_for(lambda: heard == {"first": ["rank-0.calfat"], "second": ["rank-0.calfat"]}, "both hear it")
-
-
-def foreign(folder: Path) -> dict[str, str]:
-    """Certificates of another authority, beside the right ``ca.pem``."""
-    CliRunner().invoke(main, ["certs", str(folder / "foreign"), "--clients", "2"])
-    theirs = folder / "foreign"
-    return {
-        "ca": f"{folder}/certs/ca.pem",
-        "cert": f"{theirs}/rank-{{rank}}.pem",
-        "key": f"{theirs}/rank-{{rank}}.key",
-    }
 
 
 def test_idle_parties_sleep(tmp_path: Path) -> None:

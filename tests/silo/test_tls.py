@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ import pytest
 import torch
 import trustme
 
-from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
@@ -25,6 +25,7 @@ from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.grpc import GRPCTransport
 from calfat_plugin.host.transports.message import MODEL, Message, RefusedError
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
+from tests.silo.certificates import block_of_page, make_certificates, tls_of
 from tests.silo.federation import free_ports
 
 UPDATE = 3  # the host's message type
@@ -35,16 +36,12 @@ LIMIT = 4 * MEGABYTES  # bytes
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates") / "c"
-    make_certificates(folder, 1, 1)
+    make_certificates(folder, 1)
     return folder
 
 
-def settings(folder: Path) -> TLSSettings:
-    return TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
-
-
 def silo(folder: Path, host: str = "127.0.0.1") -> Silo:
-    return Silo(parties=tuple(str(Address(host, port)) for port in free_ports(2)), tls=settings(folder))
+    return Silo(parties=tuple(str(Address(host, port)) for port in free_ports(2)), tls=tls_of(folder))
 
 
 @contextmanager
@@ -187,7 +184,7 @@ def server(tmp_path: Path, authority: trustme.CA) -> Iterator[tuple[GRPCTranspor
 
     def client(*names: str, signed_by: trustme.CA = authority, **options: object) -> GRPCTransport:
         write(tmp_path / "1", 1, signed_by, authority, *names, **options)
-        clients.append(GRPCTransport(1, replace(place, tls=settings(tmp_path / "1")), LIMIT))
+        clients.append(GRPCTransport(1, replace(place, tls=tls_of(tmp_path / "1")), LIMIT))
         return clients[-1]
 
     with party(0, place) as transport:
@@ -242,7 +239,7 @@ def test_a_party_sends_nothing_to_who_is_not_the_server(tmp_path: Path, authorit
     write(tmp_path / "0", 0, authority, authority, "rank-2.calfat")
     write(tmp_path / "1", 1, authority, authority, "rank-1.calfat")
     place = silo(tmp_path / "0")
-    with party(0, place) as impostor, party(1, replace(place, tls=settings(tmp_path / "1"))) as client:
+    with party(0, place) as impostor, party(1, replace(place, tls=tls_of(tmp_path / "1"))) as client:
         with pytest.raises(UnreachableError):
             client.send_now(update(), 5)
         assert impostor.inbox.get(time.monotonic()) is None
@@ -251,12 +248,23 @@ def test_a_party_sends_nothing_to_who_is_not_the_server(tmp_path: Path, authorit
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+def test_the_lines_of_the_page_make_certificates_of_parties(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    lines = block_of_page("# on fl.example.org", 'umask 077; mkdir -p certs; key="')
+    subprocess.run(["sh", "-e"], input=lines, text=True, cwd=tmp_path, check=True, capture_output=True)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    place = silo(folder)
+    with party(0, place) as server, party(1, place) as client:
+        client.send_now(update(), 5)
+        assert server.inbox.get(0) is not None
+
+
 def test_files_that_do_not_belong_together(certificates: Path) -> None:
     ca, cert, key = (f"{certificates}/{name}" for name in ("ca.pem", "rank-0.pem", "rank-1.key"))
     with pytest.raises(HostError) as caught:
         Certificates.read(TLSSettings(ca=ca, cert=cert, key=key), 0)
     assert str(caught.value).startswith(f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: ")
-    assert str(caught.value).endswith("`calfat certs DIR` makes a test set.")
+    assert str(caught.value).endswith("docs/cross_silo.md has the lines that make them.")
 
 
 @pytest.mark.parametrize("name", ["ca", "cert", "key"])
@@ -269,7 +277,7 @@ def test_files_that_are_missing_or_not_pem(
     if content is not None:
         (tmp_path / "party-1").write_bytes(content)
     with pytest.raises(HostError) as caught:
-        Certificates.read(replace(settings(certificates), **{name: f"{tmp_path}/party-{{rank}}"}), 1)
+        Certificates.read(replace(tls_of(certificates), **{name: f"{tmp_path}/party-{{rank}}"}), 1)
     assert str(caught.value) == (
-        f"calfat.silo.tls.{name}: {tmp_path}/party-1 {complaint} `calfat certs DIR` makes a test set."
+        f"calfat.silo.tls.{name}: {tmp_path}/party-1 {complaint} docs/cross_silo.md has the lines that make them."
     )

@@ -11,7 +11,7 @@ from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
 from calfat_plugin.recipe.silo import TLSSettings, for_rank
 
-_HINT = "`calfat certs DIR` makes a test set."
+_HINT = "docs/cross_silo.md has the lines that make them."
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A small message is published whole, a large one as the announcement of an object in the store. The receiver sends two
 receipts: that the message has arrived, and what became of it. The broker proves who sends: it lets each party write
-under its own name only; ``calfat certs --broker`` writes such rules.
+under its own name only (docs/cross_silo.md has such rules).
 
 The host's own MQTT retains messages, so that a run receives the commands of the last one, and its objects are pickles.
 """
@@ -19,8 +19,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -46,7 +44,6 @@ _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
 _FETCH = 60.0  # seconds that an object may take in all, and one more for each of these bytes
 _BYTES_PER_SECOND = 125_000
 _PIECE = 65_536  # bytes
-_LEFT_BEHIND = timedelta(hours=1)  # the age from which on nobody will fetch an object any more
 _SERVER_ERROR = 500
 
 
@@ -107,20 +104,6 @@ class ObjectStore:
 
     def remove(self, sender: str, message_id: str) -> None:
         self._call("delete_object", Key=self._key(sender, message_id))
-
-    def sweep(self, sender: str) -> None:
-        """Take away what a party of this name left there when it was killed, but nothing that may be on its way.
-
-        Another process of the name may be alive; nobody has refused this one yet.
-        """
-        answer = self._call("list_objects_v2", Prefix=self._key(sender, ""))
-        try:
-            now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # by the store's own clock
-        except (KeyError, ValueError):  # which it does not tell
-            return
-        for entry in answer.get("Contents", ()):
-            if now - entry["LastModified"] > _LEFT_BEHIND:
-                self._call("delete_object", Key=entry["Key"])
 
     def check(self, sender: str) -> None:
         """Write and remove a small object, so that a run does not begin without a store."""
@@ -357,7 +340,7 @@ class MQTTTransport(Transport):
         finally:
             del self._answers[message_id]
             if large:
-                with suppress(UnreachableError, RefusedError):  # the next start sweeps
+                with suppress(UnreachableError, RefusedError):  # it stays there
                     self._store.remove(self._name, message_id)
 
     def _await_verdict(self, peer: int, outgoing: Outgoing, answers: SimpleQueue[Answer]) -> None:
@@ -471,8 +454,6 @@ class MQTTTransport(Transport):
         while True:
             try:
                 self._store.check(self._name)
-                with suppress(RefusedError):  # it may write and remove, but not list
-                    self._store.sweep(self._name)
                 return
             except UnreachableError as error:
                 if time.monotonic() > until:
