@@ -15,12 +15,14 @@ from calfat_plugin.by_class import ByClassOptions, class_factors
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
 from calfat_plugin.errors import BudgetError, PluginError, RecipeError
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import InnerAttack, InnerTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     SETTINGS,
+    Federation,
     TinyNet,
     build_method,
     experiment,
@@ -182,3 +184,22 @@ def test_an_attack_that_does_not_say_so_is_refused() -> None:
 def test_rounds_resume_to_the_same_bits(inner: str) -> None:
     threat = {"eps": "0.1", "inner": inner, "by_class": {"warmup": 0.5}}
     check_federation(tiny_experiment(registry(), trainer="calfat", threat=threat))
+
+
+@pytest.mark.parametrize("has_own", [False, True], ids=["all", "but a group"])
+def test_every_client_of_a_federation_trains_by_it(has_own: bool) -> None:
+    """But those of a group that has none."""
+    groups = [{"ids": 1, "threat": {"by_class": None}}] if has_own else []
+    run = experiment("fedpgd", calfat__threat__by_class={"alpha": 0.5, "warmup": 0}, calfat__clients=groups)
+    federation = Federation(run)
+    seen, method = {}, build_method("fedpgd")
+
+    def fit(task: LocalTask) -> Any:
+        seen[task.client] = task.by_class
+        return AdversarialTrainer.fit(method, task)
+
+    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
+        trainer.fit = fit  # type: ignore[method-assign]
+    federation.play()
+    own = ByClassOptions(alpha=0.5, warmup=0)
+    assert seen == {client: None if has_own and client == 1 else own for client in range(run.num_clients)}

@@ -15,7 +15,7 @@ from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.results import ALIGNMENT
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.fedpgd import FedPGD
-from tests.methods.helpers import SETTINGS, build_method, local_task, train
+from tests.methods.helpers import SETTINGS, Federation, build_method, experiment, local_task, train
 from tests.methods.test_inner_attacks import build_inner
 
 EPS = 1 / 8
@@ -147,3 +147,17 @@ def test_a_resumed_server_goes_on_from_the_record() -> None:
     server.read([*rows, {"clients": "0", "alignment_0": "0.01"}, {"clients": "3"}])  # the last of an older version
     assert server.add({0: 0.01}) == ()
     assert len(server.add({0: 0.01, 3: 0.01})) == 1
+
+
+def test_a_resumed_run_goes_on_from_its_rounds() -> None:
+    """Of four rounds three are in the record, with the lowest values that there are."""
+    run = experiment("fedpgd", calfat__threat__inner="n-fgsm")
+    first = Federation(run)
+    first.play()
+    row = {"clients": "0 1", "alignment_0": "-1", "alignment_1": "-1"}
+    for rows in ([], [row] * 3):
+        resumed = Federation(run)
+        resumed.server.begin(first.snapshot(), rows)
+        resumed.worker.client_states.update(first.snapshot().client_states)
+        alarms = resumed.play().alarms
+        assert bool(rows) == any(alarm.startswith("overfitted-attack") for alarm in alarms)
