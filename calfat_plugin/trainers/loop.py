@@ -198,7 +198,8 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
             if meter.done >= first_looked_at:
                 pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
-                alignment = _alignment(work, batch)
+                with timed("alignment"):
+                    alignment = _alignment(work, batch)
             with timed("outer step"):
                 value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
                 _look_back(work, batch)

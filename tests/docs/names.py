@@ -23,8 +23,15 @@ def inline(page: str) -> list[str]:
 def recipe_keys() -> frozenset[str]:
     """Dotted keys of a cross-silo recipe with every default, those of sections included."""
     silo = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
-    inner = ("--set", "calfat.threat.inner=n-fgsm")  # the default is not written
-    return _keys(json.loads(calfat("check", "calfat_digits", "--json", *silo, *inner).out)["recipe"])
+    own = (
+        *("--set", "calfat.threat.inner=n-fgsm"),  # the default is not written
+        *("--set", "calfat.silo.tls={ca: a.pem, cert: b.pem, key: c.key}"),
+    )
+    tailed = ("--set", "data_args.partition_method=longtail")
+    checks = ((*silo, *own), tailed)
+    return frozenset().union(
+        *(_keys(json.loads(calfat("check", "calfat_digits", "--json", *each).out)["recipe"]) for each in checks)
+    )
 
 
 def _keys(section: dict[str, Any], below: str = "") -> frozenset[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.rounds_csv import COST_COLUMNS
-from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.checkpoints import named_files
+from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
 
@@ -59,12 +60,19 @@ def go(
 
 
 def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
-    """All that a run is held to: its checkpoints, clients' states among them, and its rounds but for their costs."""
+    """All that a run is held to: its checkpoints, clients' states among them, and its rounds but for their costs.
+
+    But for what boards ask for, which a run that was asked for one round more does not have.
+    """
     rows = [
         {name: text for name, text in row.items() if name not in COST_COLUMNS}
         for row in csv.DictReader((directory / "rounds.csv").open())
     ]
-    return [path.read_bytes() for path in sorted((directory / "checkpoints").rglob("*.safetensors"))], rows
+    folder = directory / "checkpoints"
+    own = sorted(path for path in folder.glob("*.safetensors") if path.stem != TWO_LEFT)
+    named = {(client, state.round) for path in own for client, state in named_files(path).items()}
+    states = [folder / CLIENTS / f"client-{client}-round-{number}.safetensors" for client, number in sorted(named)]
+    return [path.read_bytes() for path in (*own, *states)], rows
 
 
 @functools.cache

@@ -14,9 +14,8 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
+from tests.silo.certificates import make_certificates
 from tests.silo.federation import Federation, assert_same_bits
 from tests.silo.hostile import FINISH, GIGABYTES, MODEL, STATUS, UPDATE, WEIGHTS, Payload, message
 
@@ -132,9 +131,8 @@ def test_lying_client_is_refused_by_name_and_the_others_continue(tmp_path: Path)
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
-    done = CliRunner().invoke(main, ["certs", str(folder / "own"), "--clients", "2"])
-    assert done.exit_code == 0, done.output
-    CliRunner().invoke(main, ["certs", str(folder / "foreign"), "--clients", "2"])
+    for name in ("own", "foreign"):
+        make_certificates(folder / name, 2)
     return folder
 
 

@@ -52,7 +52,7 @@ def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) ->
         assert len(sent) == 3
         for path in sent:
             with safe_open(path, framework="pt") as message:
-                assert set(message.keys()) == model | {"metric/loss", "metric/passes"}
+                assert set(message.keys()) == model | {"metric/loss", "metric/passes", "metric/alignment"}
                 assert set(message.metadata()) == {"calfat"}
                 fields = message.metadata()["calfat"]
         for name in ("msg_type", "sender", "receiver", "num_samples", "round", "ticket"):
