@@ -28,7 +28,6 @@ SPANS = [
     ("training", "attack", "forward"),
     ("training", "attack", "backward"),
     ("training", "alignment"),
-    ("training", "alignment", "forward"),
     ("training", "alignment", "backward"),
     ("training", "outer step"),
     ("aggregation",),
