@@ -41,5 +41,5 @@ def _lowered(entry: Entry, kept: Path, evidence: Path) -> Standing:
     after = standing(entry)
     if not after.challengers[kept.stem]:
         kept.unlink()
-        raise RunError(f"{evidence}: lowers nothing: all {entry.name} images in it that fall are known to fall.")
+        raise RunError(f"{evidence}: lowers nothing: every image in it that falls is known to fall.")
     return after
