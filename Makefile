@@ -23,7 +23,7 @@ NOISE ?= 0
 WORKERS ?= 3
 
 BIN = $(VENV)/bin
-FLOWER_TESTS := hypothesis psutil pytest pytest-timeout pytest-xdist
+FLOWER_TESTS := hypothesis psutil pytest pytest-timeout pytest-xdist trustme
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 # A file's tests share what is expensive to start, so one worker runs them all. The order stays: files with many tests
 # are not the long ones. Where no bytecode may be written, hundreds of processes would each compile the package again.
@@ -112,7 +112,7 @@ else
 	@$(BRING_PYTHON) || $(call cannot,uv could not fetch it)
 endif
 	$(PIP_INSTALL) uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[flower,tls]' $(FLOWER_TESTS)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[flower]' $(FLOWER_TESTS)
 	@touch $@
 
 # The pip that comes with Python may be years old: the pinned one is a quarter faster at this set-up.
