@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from studies import pages
-from studies.full_size.curves import ROSE, rise
+from studies.full_size.curves import HEAD, ROSE, rise
 from studies.records import (
     COLLAPSED,
     Compared,
@@ -160,8 +160,8 @@ def study(name: str) -> Study | None:
     if not record.exists():
         return None
     suite = yaml.safe_load((HERE / f"full_{name}.yaml").read_text(encoding="utf-8"))
-    no_curves = pd.DataFrame(columns=["cell", "seed", "round", "natural", "pgd20", "steps", "passes"])
-    return Study(suite, runs(record), rates(record), pd.read_csv(curves) if curves.exists() else no_curves)
+    monitored = pd.read_csv(curves) if curves.exists() else pd.DataFrame(columns=HEAD)
+    return Study(suite, runs(record), rates(record), monitored)
 
 
 def accuracies(name: str) -> pages.Table:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from studies import pages
 from studies.full_size import tables
+from studies.full_size.curves import HEAD
 from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
 
 WORST = ("natural:worst-class", "pgd20:worst-class")
@@ -28,7 +29,7 @@ def made(*rows: tuple[str, list[float], list[float]], curves: pd.DataFrame | Non
     )
     runs[[*WORST, "pgd20"]] = 0.5
     runs["verdict"] = ""
-    no_curves = pd.DataFrame(columns=["cell", "seed", "round", "natural", "pgd20", "steps", "passes"])
+    no_curves = pd.DataFrame(columns=HEAD)
     return Study({**SUITE, **changed}, runs.set_index(["cell", "seed"]), {}, no_curves if curves is None else curves)
 
 
