@@ -165,7 +165,11 @@ def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
-    """Two-sided p-value of the paired t test that ``one`` and ``other``, seed to value, have equal means."""
+    """Two-sided p-value of the paired t test that ``one`` and ``other``, seed to value, have equal means.
+
+    None where the differences have no interval (:func:`student`): for fewer than two pairs, and for two or three
+    that differ by the same amount. Of more such pairs 1 where they are equal, else 0.
+    """
     from scipy.stats import ttest_1samp
 
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
