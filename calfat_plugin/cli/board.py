@@ -11,7 +11,6 @@ import click
 
 from calfat_plugin.board.own import Means
 from calfat_plugin.board.tracks import Board, make_board, open_board
-from calfat_plugin.board.verify import WITHIN
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
 from calfat_plugin.cli.options import Decorator
@@ -93,14 +92,13 @@ def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: s
 @click.option(
     "--within",
     type=click.FloatRange(min=0),
-    default=WITHIN,
-    show_default=True,
     help="How far what is trained again may end from the entry's weights, as a share of the way that it moved them. "
-    "0: the same bits, which the entrant's kind of processor gives.",
+    "0: the same bits, which the entrant's kind of processor gives. Default: twice as far as two arithmetics of this "
+    "processor end apart, which is measured where the bits differ.",
 )
 @_means
 @json_option
-def verify(board: Path, entry: str | None, from_start: bool, within: float, as_json: bool, **means: Any) -> None:
+def verify(board: Path, entry: str | None, from_start: bool, within: float | None, as_json: bool, **means: Any) -> None:
     """Show the numbers of one entry, or of all, again: digests, evidence, attacks, training.
 
     Needs no trust in the entrant, and executes nothing of theirs. Exit code 1: an entry does not stand.

@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+from calfat_plugin.board import verify
 from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
 from calfat_plugin.board.own import Means, own_recipe
 from calfat_plugin.board.standing import standing
@@ -380,11 +381,69 @@ def test_a_verdict_that_64_images_refute_is_found(board: Path) -> None:
     assert "its trust.json says that 95.0 % withstand all attacks; here" in found
 
 
+two_arithmetics = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in verify._OTHER_UNITS, reason="this processor has one arithmetic"
+)
+
+
+@two_arithmetics
 def test_weights_that_the_recipe_did_not_make_are_found(board: Path) -> None:
-    recipes(board, "learning_rate: 0.03", "learning_rate: 0.02")
+    recipes(board, "momentum: 0.9", "momentum: 0.0")
     found = against(board)
     assert "two rounds trained again end elsewhere" in found
+    assert "two arithmetics of this processor end" in found
     assert "withstand" not in found
+
+
+@two_arithmetics
+def test_weights_of_another_processor_are_as_far_as_two_arithmetics_are(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last model is made again as a processor without vector units makes it, and the board is not told."""
+    monkeypatch.setattr(verify, "_OTHER_UNITS", dict.fromkeys(verify._OTHER_UNITS, "default"))
+    last = folder_of(board) / "seed-0" / "checkpoints" / "last.safetensors"
+    theirs = verify._other_arithmetic(entry_of(board), 0, Means(), tmp_path / "theirs", from_start=False)
+    snapshot, notes = load_checkpoint(last)
+    assert any(not torch.equal(theirs[name], tensor) for name, tensor in snapshot.global_state.items())
+    save_checkpoint(last, replace(snapshot, global_state=theirs), notes)
+    signed(board)
+    monkeypatch.undo()
+    found: list[str] = []
+    assert list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None, found)) == []
+    assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found[0]
+    with_bits: list[str] = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", False, 0, found))
+    assert "end elsewhere" in with_bits[0]
+
+
+@pytest.mark.parametrize(
+    ("moved", "drift", "stands"),
+    [(1, 0.0, False), (1, 0.49, False), (1, 0.51, True), (0.04, 0.0, True), (0.06, 0.0, False), (50, 0.6, False)],
+)
+def test_how_far_weights_may_end_follows_from_what_is_measured_here(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: float, drift: float, stands: bool
+) -> None:
+    """The entry's weights go farther by a share of what the rounds moved them, the other arithmetic's by another."""
+    run = folder_of(board) / "seed-0" / "checkpoints"
+    before = load_checkpoint(run / "two-rounds-left.safetensors")[0].global_state
+    snapshot, notes = load_checkpoint(run / "last.safetensors")
+    mine = dict(snapshot.global_state)
+    said = {name: tensor + moved * (tensor - before[name]) for name, tensor in mine.items()}
+    save_checkpoint(run / "last.safetensors", replace(snapshot, global_state=said), notes)
+    signed(board)
+    otherwise = {name: tensor + drift * (tensor - before[name]) for name, tensor in mine.items()}
+    monkeypatch.setattr(verify, "_other_arithmetic", lambda *_: otherwise)
+    reasons = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None, []))
+    assert (reasons == []) is stands
+    assert stands or "(at most" in reasons[0]
+
+
+def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes(board, "momentum: 0.9", "momentum: 0.0")
+    monkeypatch.setattr(verify, "_OTHER_UNITS", {})
+    assert "say with --within how far the weights may end" in against(board)
+    assert "say with" not in against(board, within=2)
 
 
 def test_a_start_that_is_not_the_recipes_is_found_from_the_start_alone(board: Path) -> None:
