@@ -18,7 +18,7 @@ from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
-from tests.methods.helpers import SETTINGS, Asking, TinyNet, build_method, local_task, train
+from tests.methods.helpers import SETTINGS, Asking, Federation, TinyNet, build_method, experiment, local_task, train
 from tests.methods.test_inner_attacks import build_inner
 
 THREAT = ThreatModel(eps="1/8", step_size="eps/4", steps=1)
@@ -173,6 +173,26 @@ def test_a_client_keeps_its_alignment_from_round_to_round() -> None:
     assert not same_bits(later.client_state, anew.client_state)
     assert not same_bits(later.state, anew.state)
     assert same_bits(first.client_state, kept)
+
+
+def test_each_client_of_a_federation_gets_back_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[int, float]] = []
+    own = type(build_inner("sora")).begin_round
+
+    def noted(self: Any, task: LocalTask) -> Any:
+        memory = own(self, task)
+        given[-1][task.client] = float(memory.alignment)
+        return memory
+
+    monkeypatch.setattr(type(build_inner("sora")), "begin_round", noted)
+    federation = Federation(experiment("fedpgd", calfat__threat__inner="sora"))
+    kept = []
+    for _ in range(2):
+        given.append({})
+        federation.play()
+        kept.append({c: float(state["inner/alignment"]) for c, state in federation.worker.client_states.items()})
+    assert given[1] == kept[0]
+    assert len({*kept[0].values()}) == 3
 
 
 def test_the_full_gradient_moves_no_memory_and_parts_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
