@@ -168,7 +168,10 @@ class Experiment(Recipe):
                 raise self.document.error(by_class, why)
             if not inner.entry.by_class:
                 why = f"the inner attack '{inner.name}' cannot give each example an eps of its own (its entry does not "
-                why += "say by_class); remove the key or choose another attack, such as pgd."
+                why += (
+                    "say by_class). Remove the key, for a group by its own by_class: null, or choose another attack, "
+                )
+                why += "such as pgd."
                 raise self.document.error(by_class, why)
         if inner.name == "pgd":
             return

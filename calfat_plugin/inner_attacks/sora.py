@@ -92,8 +92,7 @@ class SORA(InnerAttack):
             along = (threat.steepest(first) * after).flatten(1).sum(dim=1)
             values = along / threat.slope(first).clamp_min(1e-30)
         decay = self.options.decay
-        average = decay * memory.alignment + (1 - decay) * values.mean().clamp(-1, 1)
-        memory.alignment = average.clamp(max=1)  # else rounding would turn the step around
+        memory.alignment = decay * memory.alignment + (1 - decay) * values.mean().clamp(-1, 1)
 
 
 ENTRY = InnerAttackEntry(

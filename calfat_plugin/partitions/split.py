@@ -61,8 +61,9 @@ def longtail(
     by_class = [
         rng.permutation(members)[: max(1, int(most * share))] for members, share in zip(classes, shares, strict=True)
     ]
-    _checked(array[np.concatenate(by_class)], num_clients, min_size)
-    return _dealt(by_class, num_clients, alpha, rng, None, seed=seed, min_size=min_size, max_tries=max_tries)
+    left = f" that imbalance {imbalance:g} leaves"
+    _checked(array[np.concatenate(by_class)], num_clients, min_size, left)
+    return _dealt(by_class, num_clients, alpha, rng, None, seed=seed, min_size=min_size, max_tries=max_tries, left=left)
 
 
 def _dealt(
@@ -75,8 +76,9 @@ def _dealt(
     seed: int,
     min_size: int,
     max_tries: int,
+    left: str = "",
 ) -> list[IndexArray]:
-    """Deal until every client has ``min_size`` examples."""
+    """Deal until every client has ``min_size`` examples; ``left`` is said of what there is to deal."""
     best = 0
     for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
         parts = _deal(by_class, num_clients, alpha, rng, share=share)
@@ -87,9 +89,9 @@ def _dealt(
             return parts
         best = max(best, smallest)
     raise DataError(
-        f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
-        f"{min_size} of the {sum(map(len, by_class))} examples (alpha {alpha}, seed {seed}; in the best try one "
-        f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of clients."
+        f"no split in {max_tries} tries gave each of {num_clients} clients {min_size} of the "
+        f"{sum(map(len, by_class))} examples{left} (alpha {alpha}, seed {seed}; in the best try one client had "
+        f"{best}). Raise alpha or max_tries, or lower min_size or the number of clients."
     )
 
 
@@ -156,12 +158,12 @@ def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
     )
 
 
-def _checked(labels: npt.ArrayLike, num_clients: int, min_size: int) -> IndexArray:
+def _checked(labels: npt.ArrayLike, num_clients: int, min_size: int, left: str = "") -> IndexArray:
     """The labels, of which there must be enough; their range and the options' are checked where they are read."""
     array = np.asarray(labels, dtype=np.int64)
     if num_clients * min_size > len(array):
         raise DataError(
-            f"cannot give {num_clients} clients at least {min_size} each of {len(array)} training examples. Lower the "
-            "number of clients or take a larger data set."
+            f"cannot give {num_clients} clients at least {min_size} each of {len(array)} training examples{left}. "
+            "Lower the number of clients or take a larger data set."
         )
     return array

@@ -41,6 +41,11 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "FedRBN": ("calfat.trainer={name: fedrbn, at_fraction: 0.5}",),
     "SCAFFOLD + FedPGD": ("calfat.trainer=fedpgd", "calfat.aggregator=scaffold"),
     "SFAT": (PLAIN, "calfat.trainer=fedpgd", "calfat.aggregator=sfat"),
+    "long tail": (
+        *("data_args.partition_method=longtail", PLAIN, "calfat.aggregator=scaffold"),
+        "calfat.threat.by_class={warmup: 0.5}",
+        "calfat.clients=[{share: 0.6, threat: {inner: sora, by_class: null}}]",
+    ),
     "groups": (
         "calfat.aggregator={name: trimmed_mean, f: 1}",
         "calfat.clients=[{ids: 0, trainer: {name: fedpgd, loss: logitadj}, epochs: 2}, "

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calfat_plugin.errors import DataError
 from calfat_plugin.partitions.entries import ENTRIES
-from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards, silo
+from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards, longtail, silo
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
@@ -164,6 +164,8 @@ ERRORS = [
     lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0),
     lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20),
     lambda: label_shards([0, 1, 2], 2, k=2, seed=0),
+    lambda: longtail(CIFAR10, 5, alpha=1e-9, seed=0, max_tries=2),
+    lambda: longtail([0, 1] * 8, 12, alpha=0.5, seed=0),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -112,10 +113,11 @@ def test_every_example_is_in_the_ball_of_its_class(method: str, inner: str) -> N
     attack = entry.load()(entry.config())
     threat = ThreatModel("linf", "0.1", "eps/4", 5)
     counts = data.y.bincount(minlength=4)
-    wanted, seen = class_factors(counts, NOW, 1, 10), []
+    growing, seen = dataclasses.replace(NOW, warmup=0.8), []
+    wanted = class_factors(counts, growing, 5, 10)  # half of eps in the mean
     settings = dataclasses.replace(SETTINGS, num_rounds=10, batch_size=12, epochs=1)
     task = local_task(
-        data=data, class_counts=counts, settings=settings, threat=threat, inner=attack, by_class=NOW, round=1
+        data=data, class_counts=counts, settings=settings, threat=threat, inner=attack, by_class=growing, round=5
     )
     train(watched(build_method(method), seen.append), task)
     reach = float(attack.reach(threat).eps / threat.eps)
@@ -168,6 +170,19 @@ def test_a_group_may_have_none() -> None:
     assert run.as_run()["calfat"]["clients"][0]["threat"]["by_class"] is None
 
 
+def test_evaluation_gives_every_image_eps(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = experiment("fedpgd", calfat__threat__by_class={"alpha": 1}, calfat__evaluators=["natural", "fgsm"])
+    federation, lengths = Federation(run), set()
+    federation.play()
+
+    def noted(self: ThreatModel, x_adv: torch.Tensor, x: torch.Tensor, *, who: str) -> None:
+        lengths.update(round(length, 6) for length in self.distance(x_adv, x).tolist())
+
+    monkeypatch.setattr(ThreatModel, "check", noted)
+    federation.server.final_evaluation()
+    assert lengths == {0.1}
+
+
 def test_an_attack_that_does_not_say_so_is_refused() -> None:
     class Plugin:
         @hookimpl
@@ -178,6 +193,16 @@ def test_an_attack_that_does_not_say_so_is_refused() -> None:
     tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat=threat)
     with pytest.raises(RecipeError, match=r"calfat\.threat\.by_class: the inner attack 'mine' cannot give each"):
         tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat={**threat, "by_class": {}})
+
+
+def test_sora_is_refused_beside_it_and_a_group_may_do_without() -> None:
+    """As the message says."""
+    said = r"calfat\.threat\.by_class: the inner attack 'sora' cannot .* own by_class: null, or choose another attack"
+    with pytest.raises(RecipeError, match=said):
+        experiment("fedpgd", calfat__threat__by_class={}, calfat__threat__inner="sora")
+    for group, both in (({"inner": "sora"}, True), ({"inner": "sora", "by_class": None}, False)):
+        with pytest.raises(RecipeError, match=said) if both else nullcontext():
+            experiment("fedpgd", calfat__threat__by_class={}, calfat__clients=[{"ids": 1, "threat": group}])
 
 
 @pytest.mark.parametrize("inner", ["pgd", "atas"])

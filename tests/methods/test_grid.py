@@ -63,14 +63,20 @@ def test_every_cell_runs_two_rounds(method, loss, aggregator):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+INNER = [inner for inner, _ in registry().offers(entries.InnerAttackEntry)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("inner", registry().names(entries.InnerAttackEntry))
+@pytest.mark.parametrize(
+    ("inner", "by_class"),
+    [(inner.name, by_class) for inner in INNER for by_class in (False, True) if inner.by_class or not by_class],
+)
 @pytest.mark.parametrize(("method", "aggregator"), dict.fromkeys((method, mix) for method, _, mix in CELLS))
-def test_every_attack_of_training_goes_with_every_method_and_aggregator(method, inner, aggregator):
+def test_every_attack_of_training_goes_with_every_method_and_aggregator(method, inner, by_class, aggregator):
     """Two rounds, and the same bits when they are resumed. By default, ``test_remembering_attacks.py`` has some."""
     early = {"fedlat": {"clean_rounds": 1}, "fedgairat": {"weighting": "discrete"}}.get(method, {})
     robust = {"f": 0} if "f" in options_of(aggregator) else {}
-    threat = {"eps": "0.1", "inner": inner}
+    threat = {"eps": "0.1", "inner": inner, **({"by_class": {"warmup": 0.5}} if by_class else {})}
     chosen = {"trainer": {"name": method, **early}, "aggregator": {"name": aggregator, **robust}, "threat": threat}
     own = {"fedawp": "backward", "fedgairat": "counts_iterates", "fedrbn": "backward"}.get(method)
     if own and inner == "free":

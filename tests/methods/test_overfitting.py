@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from calfat_plugin.by_class import ByClassOptions
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.federation.outliers import Alignments
 from calfat_plugin.interfaces import LocalTask
@@ -82,6 +83,7 @@ def test_an_image_without_a_gradient_has_no_direction() -> None:
         ({"round": 1}, True),
         ({"images": 8}, True),
         ({"images": 7}, False),
+        ({"images": 17, "settings": dataclasses.replace(SETTINGS, epochs=1, batch_size=12)}, False),  # the last 5
         ({"threat": ThreatModel(eps="1/8", step_size="1/16", steps=2)}, True),
         ({"threat": ThreatModel(eps="1/8", step_size="1/16", steps=3)}, False),
         ({"inner": build_inner("free", replays=1)}, True),
@@ -90,6 +92,22 @@ def test_an_image_without_a_gradient_has_no_direction() -> None:
 )
 def test_when_it_is_measured(task: dict[str, Any], measured: bool) -> None:
     assert (alignment(Bent(), **task) is not None) == measured
+
+
+def test_the_step_is_as_long_as_that_of_training() -> None:
+    """In the third of ten rounds, with a warm-up of five, 0.4 eps: (1, 1) becomes (0.2, 1)."""
+    found = alignment(Bent(1.0), by_class=ByClassOptions(alpha=0, warmup=0.5))
+    assert found == pytest.approx(1.2 / (2 * 1.04) ** 0.5, abs=1e-5)
+
+
+def test_the_step_stays_among_the_pixels() -> None:
+    """White images that the loss would have brighter: the first half of their pixels cannot move."""
+
+    class Flipped(Bent):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).flip(1)
+
+    assert alignment(Flipped(), torch.ones(12, 1, 4, 4)) == pytest.approx(1, abs=1e-6)
 
 
 def test_only_images_that_training_attacks_are_looked_at() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.testing import check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_images
@@ -18,7 +18,7 @@ from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
-from tests.methods.helpers import SETTINGS, Asking, TinyNet, build_method, local_task, train
+from tests.methods.helpers import SETTINGS, Asking, Federation, TinyNet, build_method, experiment, local_task, train
 from tests.methods.test_inner_attacks import build_inner
 
 THREAT = ThreatModel(eps="1/8", step_size="eps/4", steps=1)
@@ -38,9 +38,11 @@ def crafted(inner: InnerAttack, memory: Any, threat: ThreatModel = THREAT, start
     return inner.craft(InnerTask(nn.Flatten(), GREY, start, loss, threat, memory=memory, drawn=DRAWN))
 
 
-def seen(after: list[list[float]], attacked: Tensor | None = None) -> tuple[TrainBatch, Tensor]:
+def seen(
+    after: list[list[float]], attacked: Tensor | None = None, threat: ThreatModel = THREAT
+) -> tuple[TrainBatch, Tensor]:
     """A mini-batch and the gradient of its mean loss."""
-    task = local_task(TinyNet(), threat=THREAT)
+    task = local_task(TinyNet(), threat=threat)
     gradient = torch.tensor(after).view(-1, 1, 1, 2)
     x = torch.zeros_like(gradient)
     loss = build_method("fedpgd").bind_loss(task.class_counts)
@@ -58,6 +60,18 @@ def test_a_step_has_a_random_length_up_to_that_of_the_alignment(alignment: float
     start = GREY + 1 / 16
     expected = start + length * torch.tensor([[1.0, -0.5], [0.25, 0.0]]).view(2, 1, 1, 2)
     assert torch.allclose(crafted(inner, memory, start=start), expected, atol=1e-6)
+
+
+def test_its_gradient_is_that_at_the_start() -> None:
+    """The loss is flat at the clean images, and climbs away from them."""
+    inner, start = build_inner("sora"), GREY + torch.tensor([1 / 16, -1 / 16]).view(1, 1, 1, 2)
+
+    def loss(logits: Tensor) -> Tensor:
+        return (logits - 0.5).square().sum()
+
+    x_adv = inner.craft(InnerTask(nn.Flatten(), GREY, start, loss, THREAT, memory=begun(inner), drawn=DRAWN))
+    expected = start + 1 / 4 * torch.tensor([[1.0, -0.5], [0.25, 0.0]]).view(2, 1, 1, 2)
+    assert torch.allclose(x_adv, expected.clamp(0, 1), atol=1e-6)
 
 
 def test_images_are_clipped_to_the_pixels_and_reach_three_budgets() -> None:
@@ -86,6 +100,7 @@ def test_start_and_lengths_are_uniform_and_drawn_from_the_stream_alone() -> None
         ({}, [[0.5, -0.25], [1.0, -0.5]], (1 / 2 + 1 / 7) / 2),
         ({}, [[10.0, -10.0], [10.0, 10.0]], 1.0),  # clamped, the mean of the batch
         ({}, [[-10.0, 10.0], [-10.0, -10.0]], -1.0),
+        ({}, [[1.5, -1.5], [-1.75, -1.75]], 1 / 2),  # of 2 and -1: it is the mean that is clamped
         # cosines: of (2, -1) with (1, -0.5), and of (4, 3) with (2, -1)
         ({"alignment": "cosine"}, [[0.5, -0.25], [1.0, -0.5]], (1 + 5 / (5 * 5**0.5)) / 2),
         ({"alignment": "cosine"}, [[0.0, 0.0], [4.0, 3.0]], 1 / 2),
@@ -111,6 +126,16 @@ def test_the_alignment_averages_what_the_step_leaves_in_the_images(
     assert float(memory.alignment) == pytest.approx(0.95 * before + 0.05 * found, abs=1e-6)
 
 
+@pytest.mark.parametrize(("norm", "found"), [("l2", (1 / 2 + 1 / 5) / 2), ("l1", (1 / 2 + 1 / 2) / 2)])
+def test_the_slope_is_along_the_step_of_the_norm(norm: Any, found: float) -> None:
+    """l2: g . g' / ||g||^2 of (2, -1) with (1, -1/2), and of (4, 3) with (2, -1); l1: of the first values alone."""
+    inner, threat = build_inner("sora"), ThreatModel(norm, eps="1/8")
+    memory = begun(inner)
+    crafted(inner, memory, threat)
+    inner.after_step(*seen([[0.5, -0.25], [1.0, -0.5]], threat=threat), memory)
+    assert float(memory.alignment) == pytest.approx(0.95 * 0.99 + 0.05 * found, abs=1e-6)
+
+
 def test_rows_that_a_mixture_leaves_clean_do_not_count() -> None:
     """Four images, of whose mean loss the second and the fourth have a gradient that is four times theirs."""
     inner = build_inner("sora")
@@ -122,7 +147,8 @@ def test_rows_that_a_mixture_leaves_clean_do_not_count() -> None:
 
 
 def fitted(method: str = "fedpgd", **task: Any) -> Any:
-    work = {"threat": THREAT, "inner": build_inner("sora"), "round": 3}
+    """Smoothed labels keep the training loss from being the attack's, whose slope would be clamped to 1."""
+    work = {"threat": THREAT, "inner": build_inner("sora"), "round": 3, "label_smoothing": 0.5}
     return train(build_method(method), local_task(**{**work, **task}))
 
 
@@ -149,6 +175,26 @@ def test_a_client_keeps_its_alignment_from_round_to_round() -> None:
     assert same_bits(first.client_state, kept)
 
 
+def test_each_client_of_a_federation_gets_back_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[int, float]] = []
+    own = type(build_inner("sora")).begin_round
+
+    def noted(self: Any, task: LocalTask) -> Any:
+        memory = own(self, task)
+        given[-1][task.client] = float(memory.alignment)
+        return memory
+
+    monkeypatch.setattr(type(build_inner("sora")), "begin_round", noted)
+    federation = Federation(experiment("fedpgd", calfat__threat__inner="sora"))
+    kept = []
+    for _ in range(2):
+        given.append({})
+        federation.play()
+        kept.append({c: float(state["inner/alignment"]) for c, state in federation.worker.client_states.items()})
+    assert given[1] == kept[0]
+    assert len({*kept[0].values()}) == 3
+
+
 def test_the_full_gradient_moves_no_memory_and_parts_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fitted()
     asked = fitted(correction=Asking())
@@ -157,6 +203,23 @@ def test_the_full_gradient_moves_no_memory_and_parts_count_together(monkeypatch:
     monkeypatch.setattr(loop, "micro_batches", lambda count, rows: [slice(0, 1), slice(1, count)])
     parts = fitted().client_state
     assert torch.allclose(parts["inner/alignment"], whole.client_state["inner/alignment"], atol=1e-5)
+
+
+def test_the_full_gradient_looks_back_as_training_does() -> None:
+    """Each pass from the client's alignment on, mini-batch by mini-batch."""
+    alignments: list[float] = []
+
+    class Noted(type(build_inner("sora"))):  # type: ignore[misc]  # the class under test
+        def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
+            alignments.append(float(memory.alignment))
+            super().after_step(batch, gradient, memory)
+
+    fitted(inner=Noted(build_inner("sora").options))
+    once = len(alignments)
+    fitted(inner=Noted(build_inner("sora").options), correction=Asking())
+    assert len(alignments) == 3 * once
+    assert alignments[once] == alignments[2 * once] == alignments[0]
+    assert len({*alignments[once : 2 * once]}) == once > 1
 
 
 def test_images_of_a_step_have_no_gradient_unless_an_attack_looks_at_it() -> None:

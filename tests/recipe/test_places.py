@@ -37,6 +37,20 @@ def test_a_partition_that_cannot_be(snapshot: TextSnapshot) -> None:
         experiment().split(np.zeros(3, dtype=np.int64))
 
 
+def test_a_long_tail_that_cannot_be_dealt_out() -> None:
+    """It is called what the recipe calls it, by the place of the key."""
+    tail = "data_args.partition_method=longtail"
+    with pytest.raises(DataError) as raised:
+        experiment(tail, "data_args.partition_alpha=1.0e-9", "calfat.partition.max_tries=2").split(
+            np.repeat([0, 1], 50)
+        )
+    assert str(raised.value).startswith(
+        f"--set {tail}: data_args.partition_method: no split in 2 tries gave each of 5 "
+        "clients 1 of the 51 examples that imbalance 100 leaves (alpha 1e-09, "
+    )
+    assert "dirichlet" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("overrides", "place"),
     [((), "r.yaml:4"), (("model_args.model=vgg8",), "--set model_args.model=vgg8")],

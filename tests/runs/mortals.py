@@ -37,6 +37,11 @@ METHODS = {
         *("train_args.client_optimizer=adamw", "train_args.lr_schedule=cosine", "train_args.warmup_rounds=1"),
         *("train_args.local_steps=3", "train_args.max_grad_norm=0.5"),
     ],
+    "long tail": [
+        *("data_args.partition_method=longtail", "calfat.trainer.preset=null", "calfat.aggregator.name=scaffold"),
+        *("calfat.threat.by_class={warmup: 0.5}", "train_args.batch_size=32"),
+        "calfat.clients=[{share: 0.6, threat: {inner: sora, by_class: null}}]",
+    ],
     "groups": [
         "calfat.ema.decay=0.5",
         "calfat.aggregator={name: trimmed_mean, f: 1}",

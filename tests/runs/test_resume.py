@@ -24,15 +24,19 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def assert_same_end(run: Path, whole: Path) -> None:
-    """Both runs ended with the same bits."""
+    """Both runs ended with the same bits, also of what clients keep."""
     assert rows(run) == rows(whole)
-    names = sorted(path.name for path in (whole / "checkpoints").iterdir())
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names
+    names, again = (
+        sorted(path.relative_to(each / "checkpoints") for path in (each / "checkpoints").rglob("*.safetensors"))
+        for each in (whole, run)
+    )
+    assert again == names
     for name in names:
         one, other = load_file(run / "checkpoints" / name), load_file(whole / "checkpoints" / name)
         assert list(one) == list(other)
         assert all(torch.equal(one[tensor], other[tensor]) for tensor in one), name
-        assert load_checkpoint(run / "checkpoints" / name)[1] == load_checkpoint(whole / "checkpoints" / name)[1]
+        if name.parent == Path():
+            assert load_checkpoint(run / "checkpoints" / name)[1] == load_checkpoint(whole / "checkpoints" / name)[1]
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +118,17 @@ def test_killed_in_the_middle_of_a_schedule(warm: WarmServer, recipe: Path) -> N
 
 
 def test_killed_with_groups_and_attackers(warm: WarmServer, recipe: Path) -> None:
+    """And with an attack of training that clients remember something of."""
     groups = (
         "[{share: 0.2, attacker: gaussian_noise}, {smallest: 1, attacker: label_flip, epochs: 2}, "
         "{largest: 1, trainer: standard, threat: {eps: 0.05}}]"
     )
-    words = (*SOME, "--set", f"calfat.clients={groups}", "--set", "train_args.comm_round=5")
+    asked = (f"calfat.clients={groups}", "train_args.comm_round=5", "calfat.threat.inner=sora")
+    words = (*SOME, *(word for each in asked for word in ("--set", each)))
     run, whole = killed_and_resumed(warm, recipe.parent, "training", 3, *words)
     assert (run / "partition.json").read_text() == (whole / "partition.json").read_text()
+    kept = [load_file(path) for path in (run / "checkpoints" / "clients").iterdir()]
+    assert any("inner/alignment" in state for state in kept)
 
 
 @pytest.mark.parametrize(("at", "round"), [("training", 2), ("row", 1)])

@@ -33,6 +33,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAdam": {"aggregator": {"name": "fedadam"}},
     "FedRBN": {"trainer": {"name": "fedrbn"}},
     "Fed-LAT": {"trainer": {"name": "fedlat", "clean_rounds": 1}},
+    "Long tail": {
+        "data_args": {"partition_method": "longtail"},
+        "aggregator": {"name": "scaffold"},
+        "threat": {"by_class": {"warmup": 0.5}},
+        "clients": [{"share": 0.6, "threat": {"inner": "sora", "by_class": None}}],
+    },
     "Groups": {
         "aggregator": {"name": "scaffold"},
         "clients": [

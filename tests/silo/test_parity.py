@@ -14,7 +14,7 @@ from tests.silo.broker import needs_mosquitto
 CASES = [
     parity.Case(method, participation)
     for method, participation in itertools.product(
-        ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN", "Fed-LAT", "Groups"), parity.PARTICIPATION
+        ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN", "Fed-LAT", "Long tail", "Groups"), parity.PARTICIPATION
     )
 ]
 #: States of server and clients, some of which wait, and methods of clients: messages differ most in these.
