@@ -107,19 +107,19 @@ class Diary:
 
     @hookimpl
     def calfat_run_started(self, run: RunInfo) -> None:
-        self.heard.append(("started", run))
+        self.heard.append(run)
 
     @hookimpl
     def calfat_round_finished(self, record: RoundRecord, run: RunInfo) -> None:
-        self.heard.append(("round", run, record))
+        self.heard.append((run, record))
 
     @hookimpl
     def calfat_run_finished(self, result: RunResult) -> None:
-        self.heard.append(("finished", result))
+        self.heard.append(result)
 
     @hookimpl
     def calfat_run_stopped(self, error: BaseException) -> None:
-        self.heard.append(("stopped", error))
+        self.heard.append(error)
 
 
 def test_a_plugin_hears_of_the_run() -> None:
@@ -130,7 +130,7 @@ def test_a_plugin_hears_of_the_run() -> None:
     listeners.round_finished(RUN, RECORD)
     listeners.run_finished(RUN, RESULT)
     listeners.run_stopped(RUN, error)
-    assert diary.heard == [("started", RUN), ("round", RUN, RECORD), ("finished", RESULT), ("stopped", error)]
+    assert diary.heard == [RUN, (RUN, RECORD), RESULT, error]
 
 
 def test_a_logger_hears_of_the_runs_whose_recipe_lists_it_alone() -> None:
@@ -144,4 +144,4 @@ def test_a_logger_hears_of_the_runs_whose_recipe_lists_it_alone() -> None:
     Listeners.of(picked(registry, "calfat:"), warn=pytest.fail).run_started(RUN)
     assert made == []
     Listeners.of(picked(registry, "calfat: {loggers: [mine]}"), warn=pytest.fail).run_started(RUN)
-    assert made[0].heard == [("started", RUN)]
+    assert made[0].heard == [RUN]
