@@ -153,9 +153,7 @@ def personalised(make_task: MakeTask, clients: Clients, **changes: Any) -> Any:
 def test_each_client_on_its_own_label_mix_by_hand(make_task: MakeTask) -> None:
     """FIRST: clean 4/4 and 1/2, attacked 3/4 and 0/2. SECOND: clean 4/4 and 1/2, attacked 3/4 and 1/2."""
     clients = Clients(
-        {3: (FIRST, SECOND), 5: (FIRST, FIRST), 7: (SECOND, FIRST)},
-        attackers=(5,),
-        counts={3: (1, 0), 7: (1, 3)},
+        {3: (FIRST, SECOND), 5: (FIRST, FIRST), 7: (SECOND, FIRST)}, attackers=(5,), counts={3: (1, 0), 7: (1, 3)}
     )
     found = personalised(make_task, clients)
     assert found.details["clients"] == {

@@ -130,19 +130,14 @@ def numbers(content: dict[str, Any]) -> tuple[object, ...]:
 # --- five models ------------------------------------------------------------------------------------------------------
 
 
-def test_plain_training_is_not_robust(folder: Path) -> None:
+def test_plain_training_is_not_robust(folder: Path, snapshot: TextSnapshot) -> None:
     code, out, err = call(*own("Honest", "plain", eps="0.3"))
     assert (code, err) == (0, "")
     content = judged("plain-trust.json")
     assert (content["verdict"]["word"], content["finished"]) == ("not robust", True)
     assert [check["check"] for check in content["checks"]] == ["answers", "gradients", "pgd"]
     assert "\nverdict: not robust\nThe model is not robust: it has " in out
-    assert out.endswith(
-        "not needed for the verdict (--full runs them): gradients against the slopes of the logits, losses without the "
-        "scale of the logits, random noise, accuracy over the budget, more steps and restarts, units that no image "
-        "wakes, attack without gradients, adversarial examples of a surrogate trained here, AutoAttack\n"
-        "results: plain-trust.json\n"
-    )
+    snapshot(out[out.index("not needed for the verdict") :])
 
 
 @pytest.mark.slow
@@ -219,13 +214,11 @@ def test_no_number_is_usable_of_a_model_that_hides_from_attacks(
     assert verdict["word"] in ("overstated", "not shown")
     assert verdict["usable"] is False
     assert verdict["text"].endswith("; the worst case is no usable number")
-    for cause in causes:
-        assert any(cause in found for found in verdict["causes"])
+    assert [cause for cause in causes if not any(cause in found for found in verdict["causes"])] == []
     assert f"\nverdict: {verdict['text']}\n{verdict['sentence']}\n" in out
-    assert verdict["sentence"].endswith(
-        f" The worst case, {100 * verdict['worst']:.1f} %, is no usable number, only an upper bound: the model "
-        "hides from attacks. Attack it without the part that does (--transfer takes such a model), and report what "
-        "that leaves; --full attacks the same model."
+    assert (
+        f" The worst case, {100 * verdict['worst']:.1f} %, is no usable number, only an upper bou"
+        in verdict["sentence"]
     )
 
 
@@ -602,10 +595,7 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
 
 @pytest.mark.parametrize(
     ("norm", "eps", "curve"),
-    [
-        pytest.param("l2", "0.5", ["0.25", "1", "2", "4"], marks=pytest.mark.slow),
-        ("l1", "1", ["0.5", "2", "4", "32"]),
-    ],
+    [pytest.param("l2", "0.5", ["0.25", "1", "2", "4"], marks=pytest.mark.slow), ("l1", "1", ["0.5", "2", "4", "32"])],
 )
 def test_every_check_attacks_in_the_norm_of_the_budget(
     norm: str, eps: str, curve: list[str], run_dir: Path, quick: None
@@ -675,26 +665,20 @@ def test_bad_input_is_refused_and_nothing_is_written(
     assert sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts) == before
 
 
-def test_nan_is_no_class(folder: Path) -> None:
+def test_nan_is_no_class(folder: Path, snapshot: TextSnapshot) -> None:
     """An image whose logits are nan counted as class 0, so as right or wrong by chance."""
-    assert call(*own("OnlyDigits", examples=20)) == (
-        2,
-        "check 1 of 12: same answers to the same images\n",
-        "error: the model returned nan or inf for 20 of 20 random points of the ball. Such an answer is no class, so "
-        "nothing can be counted: find the operation that overflows or divides by zero, and repair the model.\n",
-    )
+    code, _, err = call(*own("OnlyDigits", examples=20))
+    assert code == 2
+    snapshot(err)
     assert not Path("robust-trust.json").exists()
 
 
-def test_a_verdict_on_another_question_is_kept(folder: Path) -> None:
+def test_a_verdict_on_another_question_is_kept(folder: Path, snapshot: TextSnapshot) -> None:
     assert call(*own("Honest", "plain", eps="0.3", examples=30))[0] == 0
     before = Path("plain-trust.json").read_bytes()
     code, _, err = call(*own("Honest", "plain", eps="0.2", examples=30))
-    assert (code, err) == (
-        2,
-        "error: plain-trust.json: holds the verdict on another model, budget, seed or set of images, or another "
-        "version's. It is not overwritten: remove it, or write the new one elsewhere with --output.\n",
-    )
+    assert code == 2
+    snapshot(err)
     assert Path("plain-trust.json").read_bytes() == before
 
 
@@ -705,12 +689,8 @@ def test_a_file_of_something_else_is_kept(folder: Path, text: str | None) -> Non
     """A text, a JSON file, results of ``calfat attack``, a folder."""
     path = Path("mine.json")
     path.mkdir() if text is None else path.write_text(text)
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=r"^mine\.json: is there already, and calfat trust did not write it\."):
         Record.open(path, "", {}, 30)
-    assert str(raised.value) == (
-        "mine.json: is there already, and calfat trust did not write it. It is not overwritten: name another file with "
-        "--output."
-    )
     assert text is None or path.read_text() == text
 
 
@@ -718,10 +698,11 @@ def test_a_damaged_record_is_refused(folder: Path) -> None:
     words = own("Honest", "plain", eps="0.3", examples=30)
     assert call(*words)[0] == 0
     content = judged("plain-trust.json")
-    for key, value, text in (
-        ("checks", [{"check": "pgd"}], "plain-trust.json: the file is damaged (KeyError: 'rows')."),
-        ("robust", "01", "plain-trust.json: the file is damaged (ValueError: 2 verdicts for 30 examples)."),
+    for changes, said in (
+        ({"checks": [{"check": "pgd"}]}, "KeyError: 'rows'"),
+        ({"robust": "01"}, "ValueError: 2 verd"),
     ):
-        Path("plain-trust.json").write_text(json.dumps({**content, key: value}))
+        Path("plain-trust.json").write_text(json.dumps({**content, **changes}))
         code, _, err = call(*words)
-        assert (code, err) == (2, f"error: {text} Restore it from a copy, or remove it and make it again.\n")
+        assert code == 2
+        assert err.startswith(f"error: plain-trust.json: the file is damaged ({said}")

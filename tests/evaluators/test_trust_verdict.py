@@ -115,13 +115,7 @@ def test_what_the_last_images_leave_is_a_share_of_all() -> None:
     [
         (0.7375, 16, 359, 42, "About 42 would decide if the difference stays (--examples 42)"),
         (0.80, 60, None, 73, "About 73 would decide if the difference stays (--examples 73)"),
-        (
-            0.77,
-            300,
-            359,
-            457,
-            "if the difference stays, and the test split has 359. Report both numbers",
-        ),
+        (0.77, 300, 359, 457, "if the difference stays, and the test split has 359. Report both numbers"),
         (0.75, 300, 359, None, "and so near to 5 no number of them would be enough. Report both numbers"),
     ],
 )
@@ -265,14 +259,7 @@ def test_a_margin_that_reaches_grey_where_the_cross_entropy_does_not_is_no_sympt
     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "disputed"),
-    [
-        ({"batched": 0.3}, 0),
-        ({"remembered": 0.3}, 0),
-        ({}, 30),
-    ],
-)
+@pytest.mark.parametrize(("facts", "disputed"), [({"batched": 0.3}, 0), ({"remembered": 0.3}, 0), ({}, 30)])
 def test_no_number_is_usable_of_a_model_whose_answer_depends_on_more_than_the_image(
     facts: dict[str, float], disputed: int, snapshot: TextSnapshot
 ) -> None:

@@ -34,6 +34,7 @@ class Plugin:
         return [
             TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
             TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
+            TrainerEntry("gambler", build=Gambler),
         ]
 
     @hookimpl
@@ -95,36 +96,21 @@ def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) ->
 # --- a client that has no update --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(caplog: pytest.LogCaptureFixture) -> None:
-    ran = run(experiment(Plugin(), calfat__trainer="diverging"))
-    first, second = ran.records
-    assert first.clients == (0, 2, 3, 4)
-    reason = (
-        "client 1, round 1, epoch 1: the training loss is nan by batch 1 of 1. "
-        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
-    )
-    assert first.refused == {1: reason}
-    assert f"client 1 has no update in round 1: {reason}" in caplog.messages
+def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(
+    caplog: pytest.LogCaptureFixture, snapshot: TextSnapshot
+) -> None:
+    first, second = run(experiment(Plugin(), calfat__trainer="diverging")).records
+    assert (first.clients, list(first.refused)) == ((0, 2, 3, 4), [1])
+    snapshot(first.refused[1])
+    assert f"client 1 has no update in round 1: {first.refused[1]}" in caplog.messages
     assert sorted(first.losses) == sorted(first.update_norms) == [0, 2, 3, 4]
-    assert second.clients == (0, 1, 2, 3, 4)
-    assert second.refused == {}
+    assert (second.clients, second.refused) == ((0, 1, 2, 3, 4), {})
 
 
-def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
-    diverging = experiment(Plugin(), calfat__trainer="diverging", train_args__comm_round=3)
-    with pytest.raises(UpdateError) as raised:
-        run(diverging)
-    reasons = [
-        f"  client {client}, round 3, epoch 1: the training loss is nan by batch 1 of 1. "
-        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
-        for client in range(5)
-    ]
-    told = "round 3: not one client delivered a usable update."
-    assert str(raised.value) == "\n".join([told, *reasons])
-
-
-def test_where_no_update_is_usable_the_error_names_what_to_change(snapshot: TextSnapshot) -> None:
-    with snapshot.raises(UpdateError):
+def test_a_round_without_any_update_ends_the_run_with_the_reasons(snapshot: TextSnapshot) -> None:
+    with snapshot.raises(UpdateError, "round 3: not one client delivered a usable update.", "client 4"):
+        run(experiment(Plugin(), calfat__trainer="diverging", train_args__comm_round=3))
+    with snapshot.raises(UpdateError, "round 1"):
         run(experiment(Plugin(), calfat__trainer="misshapen", train_args__client_num_in_total=1))
 
 
@@ -140,12 +126,8 @@ def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
 
 
 def test_an_aggregator_that_returns_wrong_shapes_is_refused_by_name() -> None:
-    with pytest.raises(UpdateError) as raised:
+    with pytest.raises(UpdateError, match=r"^aggregator 'transposing': tensor '.* has shape \(.*\), expected \("):
         run(experiment(Plugin(), calfat__aggregator="transposing"))
-    told = str(raised.value)
-    assert told.startswith("aggregator 'transposing': tensor '")
-    assert " has shape (" in told
-    assert "), expected (" in told
 
 
 # --- messages that no client of ours would send -----------------------------------------------------------------------
@@ -215,13 +197,10 @@ def test_a_refusal_may_hold_anything() -> None:
 
 @pytest.mark.parametrize("name", ["metric/loss", "refused/reason"])
 def test_an_extra_does_not_take_a_name_that_means_something(name: str) -> None:
-    for pack in (
-        lambda: pack_update(LocalUpdate({}, 1, extras={name: torch.ones(1)})),
-        lambda: pack_downlink({}, {name: torch.ones(1)}),
-    ):
-        with pytest.raises(UpdateError) as raised:
+    extras = {name: torch.ones(1)}
+    for pack in (lambda: pack_update(LocalUpdate({}, 1, extras=extras)), lambda: pack_downlink({}, extras)):
+        with pytest.raises(UpdateError, match=f"^the extra '{name}' is misnamed: metric/, refused/reason are reserved"):
             pack()
-        assert str(raised.value) == (f"the extra '{name}' is misnamed: metric/, refused/reason are reserved.")
 
 
 # --- randomness of others ---------------------------------------------------------------------------------------------
@@ -240,14 +219,8 @@ class Gambler(LocalTrainer):
         return LocalUpdate(task.model.state_dict(), len(task.data))
 
 
-class Gambling:
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [TrainerEntry("gambler", build=Gambler)]
-
-
 def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own() -> None:
-    gambling = experiment(Gambling(), calfat__trainer="gambler", train_args__comm_round=3)
+    gambling = experiment(Plugin(), calfat__trainer="gambler", train_args__comm_round=3)
     Gambler.draws = {}
     whole = run(gambling)
     drawn = dict(Gambler.draws)
@@ -260,7 +233,7 @@ def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own
     assert Gambler.draws == {place: draws for place, draws in drawn.items() if place[0] > 1}
 
     Gambler.draws = {}
-    run(experiment(Gambling(), calfat__trainer="gambler", common_args__random_seed=1))
+    run(experiment(Plugin(), calfat__trainer="gambler", common_args__random_seed=1))
     assert not set(Gambler.draws.values()) & set(drawn.values())
 
 

@@ -183,21 +183,14 @@ def test_the_update_that_moves_furthest_is_refused(
     assert list({**server.broadcast, **server.server_state}) == ["overflowing/sum"]
 
 
-def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     monkeypatch.setattr(Overflowing, "enough", 0)
     federation = Federation(experiment(Plugin(), calfat__aggregator="overflowing"))
     before = federation.server.state
-    with pytest.raises(UpdateError) as error:
+    with snapshot.raises(UpdateError, "round 1: not one client delivered a usable update.", "client 0", "client 1"):
         federation.server.finish_round(1, {0: moved(federation, 1.0), 1: moved(federation, 2.0)})
-    problem = "which moves furthest, the aggregate's 'overflowing/sum' holds 1 nan or inf among 2 values"
-    assert str(error.value) == "\n".join(
-        [
-            "round 1: not one client delivered a usable update.",
-            f"  client 0: with its update, {problem}",
-            f"  client 1: with its update, {problem}",
-            "  If training diverged, lower train_args.learning_rate.",
-        ]
-    )
     assert (federation.server.state, federation.server.round) == (before, 0)
 
 

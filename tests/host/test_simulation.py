@@ -194,22 +194,17 @@ def test_resuming_from_a_snapshot_gives_the_same_rounds(aggregator: str) -> None
         assert torch.equal(rest.snapshots[-1].global_state[name], tensor)
 
 
-def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
+def test_the_hosts_flat_arguments_have_what_it_acts_on_and_nothing_of_ours() -> None:
     """Defect 9: all sections become attributes of one object, where an attack's epsilon would be read as privacy's."""
-    args = vars(host_arguments(experiment(calfat__threat={"eps": "8/255"})))
+    wandb = {"enable_wandb": True, "wandb_project": "fat", "run_name": "mine"}
+    own = {"calfat__threat": {"eps": "8/255"}, "train_args__server_lr": 0.5, "dp_args": {"enable_dp": False}}
+    args = vars(host_arguments(experiment(tracking_args=wandb, **own)))
     assert not {"calfat", "trainer", "threat", "eps", "epsilon", "aggregator", "evaluators", "monitor"} & set(args)
+    assert not {"server_lr", "enable_dp", "wandb_group_id"} & set(args)  # the host asks whether the last is there
     assert args["learning_rate"] == 0.05
     assert args["client_num_per_round"] == args["worker_num"] == 5
     assert args["using_mlops"] is False
-
-
-def test_keys_on_which_only_the_host_acts_reach_it_and_no_others() -> None:
-    wandb = {"enable_wandb": True, "wandb_project": "fat", "run_name": "mine"}
-    args = vars(
-        host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}, tracking_args=wandb))
-    )
     assert {key: args[key] for key in wandb} == wandb
-    assert not {"server_lr", "enable_dp", "wandb_group_id"} & set(args)  # the host asks whether the last is there
 
 
 def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
@@ -232,16 +227,13 @@ def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> No
     assert received and all(issubclass(kind, OrderedDict) for kind in received)  # noqa: PT018
 
 
-def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
+def test_another_host_version_and_a_backend_that_carries_no_simulation_are_refused(snapshot: TextSnapshot) -> None:
     launch.check_version("0.9.6")
     with snapshot.raises(HostError):
         launch.check_version("0.9.7")
-
-
-@pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
-def test_a_backend_that_carries_no_simulation(backend: str, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(RecipeError):
-        supported_runtime(experiment(comm_args__backend=backend))
+    for backend in ("GRPC", "MQTT_S3"):
+        with snapshot.raises(RecipeError, backend):
+            supported_runtime(experiment(comm_args__backend=backend))
 
 
 def test_the_hosts_events_are_not_logged_and_their_function_is_put_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ from calfat_plugin.host.transports.base import AnothersError, UnreachableError
 from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
-from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
+from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, shut_port, store
 from tests.silo.certificates import broker_settings, make_certificates
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.hostile import GIGABYTES, MODEL, STATUS, UPDATE, Payload, message
@@ -388,17 +388,18 @@ def last_words(folder: Path, rank: int, silo: dict[str, Any]) -> str:
 
 
 def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
-    nobody, at_store = free_ports(2)
-    silo = {"mqtt": at(nobody), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
-    assert last_words(tmp_path / "broker", 0, silo) == (
-        f"error: the MQTT broker 127.0.0.1:{nobody} (calfat.silo.mqtt.broker) did not let rank 0 in before "
-        "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
-        "certificates."
-    )
-    with broker(tmp_path, nobody):
-        found = last_words(tmp_path / "store", 0, silo)
-    assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
-    assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
+    with shut_port() as at_broker, shut_port() as at_store:
+        silo = {"mqtt": at(at_broker), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
+        assert last_words(tmp_path / "broker", 0, silo) == (
+            f"error: the MQTT broker 127.0.0.1:{at_broker} (calfat.silo.mqtt.broker) did not let rank 0 in before "
+            "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
+            "certificates."
+        )
+        (port,) = free_ports(1)
+        with broker(tmp_path, port):
+            found = last_words(tmp_path / "store", 0, {**silo, "mqtt": at(port), "start_deadline": 5})
+        assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
+        assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
 
 
 def test_a_host_that_cannot_be_one_is_said() -> None:
