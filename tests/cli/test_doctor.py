@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,13 +73,7 @@ def test_versions(
     ],
 )
 def test_gpus(
-    names: list[str],
-    cuda: str | None,
-    driver: bool,
-    status: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    names: list[str], cuda: str | None, driver: bool, status: str, words: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])

@@ -109,8 +109,9 @@ def test_texts_as_windows_writes_them(encoding: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("line", ["check calfat_digits", "plugins", "--help"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("line", "unbuffered"), [("check calfat_digits", ""), ("plugins", "1"), ("--help", ""), ("--help", "1")]
+)
 def test_an_output_that_cannot_be_written_is_an_error(line: str, unbuffered: str) -> None:
     said = "error: standard output cannot be written (No space left on device).\n"
     assert shell(f'PYTHONUNBUFFERED={unbuffered} "$0" -c "$1" {line} >/dev/full', COMMAND) == Ended(2, "", said)
@@ -247,8 +248,10 @@ AGAIN = {
 }
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize(("command", "part"), [("attack", "measure"), ("attack", "planned"), ("trust", "examine")])
+@pytest.mark.parametrize(
+    ("command", "part", "name"),
+    [("attack", "measure", "SIGTERM"), ("attack", "planned", "SIGHUP"), ("trust", "examine", "SIGHUP")],
+)
 def test_a_polite_kill_ends_what_works_long_as_ctrl_c_does(command: str, part: str, name: str) -> None:
     model = ["--model", "cnn_small", "--weights", "w.pt", "--dataset", "digits"]
     Path("w.pt").write_bytes(b"")

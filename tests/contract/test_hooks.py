@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,12 +55,8 @@ def test_examples_on_the_page_are_python() -> None:
 
 def offered(hook: str, *given: Entry) -> Registry:
     """The built-ins and a plugin with one hook."""
-
-    @hookimpl
-    def offer(self: Any) -> tuple[Entry, ...]:
-        return given
-
-    return Registry.load(entry_points=False, plugins=[type("Plugin", (), {hook: offer})()])
+    plugin = SimpleNamespace(**{hook: hookimpl(lambda: given)}, __name__="plugin")
+    return Registry.load(entry_points=False, plugins=[plugin])
 
 
 def picked(registry: Registry, recipe: str) -> Experiment:

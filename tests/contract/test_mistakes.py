@@ -376,19 +376,10 @@ def test_a_plugin_without_a_hook_is_refused_by_name(snapshot: TextSnapshot) -> N
 
 
 def test_penultimate_features_need_a_model_that_gives_them(snapshot: TextSnapshot) -> None:
-    class Plain(nn.Module):
-        def __init__(self, **shapes: Any) -> None:
-            super().__init__()
-            self.last = nn.Linear(64, shapes["num_classes"])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.last(x.flatten(1))
-            return logits
-
     def train_loss(self: Any, batch: Any) -> Any:
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean() + batch.features_adv.square().mean()
 
-    entry, plain = trainer(train_loss=train_loss), ModelEntry("plain", build=Plain)
+    entry, plain = trainer(train_loss=train_loss), model(lambda logits: logits)
     play(entry)  # on a built-in model
     run = experiment(entry)
     with snapshot.raises(CalfatError):

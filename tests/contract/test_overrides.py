@@ -41,16 +41,9 @@ from calfat_plugin.experiment.building import checked
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.returned import overrides
 from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.contract.plugin_mistakes import Sends
 from tests.contract.test_mistakes import play
 from tests.methods.helpers import RECIPE
-
-
-class Sends(Attacker):
-    def __init__(self, options: Any) -> None:
-        self.options = options
-
-    def send(self, task: Any) -> Any:
-        return task.global_state
 
 
 class Misspelt(FedPGD):
@@ -156,7 +149,7 @@ IDLE: list[tuple[type, str]] = [
 def test_a_misspelt_name_is_refused_with_its_place(cls: type, name: str, meant: str) -> None:
     value = vars(cls)[name]
     code = getattr(getattr(value, "fget", value), "__code__", None)
-    where = f"{__file__}:{code.co_firstlineno}" if code else f"in {__name__}"
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else f"in {__name__}"
     with pytest.raises(PluginError) as raised:
         overrides(cls)
     said = f"'{name}' ({where}), which is no part of {cls.__base__.__name__} and which nothing calls."  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,12 +122,7 @@ def test_discovery_survives_the_host_s_own_importlib_metadata(site: Install, tmp
 
 
 def _offer(*entries: TrainerEntry) -> Any:
-    class Plugin:
-        @hookimpl
-        def calfat_local_trainers(self) -> Any:
-            return entries
-
-    return Plugin()
+    return SimpleNamespace(calfat_local_trainers=hookimpl(lambda: entries))
 
 
 def test_a_number_at_the_end_of_a_name_sets_an_option() -> None:
@@ -289,10 +285,6 @@ def test_two_objects_of_one_class_may_be_passed_in() -> None:
 
 
 def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
-    class Broken:
-        @hookimpl
-        def calfat_local_trainers(self) -> Any:
-            raise KeyError("x")
-
+    broken = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: {}["x"]), __name__="Broken")
     with pytest.raises(PluginError, match=r"^Broken: KeyError: 'x'$"):
-        Registry.load(entry_points=False, plugins=[Broken()])
+        Registry.load(entry_points=False, plugins=[broken])

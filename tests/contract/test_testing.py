@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,8 @@ from tests.snapshot import TextSnapshot
 
 def registry(entry: Entry) -> Registry:
     """The built-ins and this entry."""
-
-    @hookimpl
-    def offer(self: Any) -> list[Entry]:
-        return [entry]
-
-    return testing.builtin_registry(type("Plugin", (), {type(entry).hook: offer})())
+    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="Plugin")
+    return testing.builtin_registry(plugin)
 
 
 def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: Any) -> str:

@@ -85,6 +85,7 @@ def test_autoattack_should_beat_every_other_attack(attack: str) -> None:
         (pgd(0.4, norm="l2"), autoattack(0.45)),
         (pgd(0.4, examples=500), autoattack(0.45)),  # other examples
         (result("square", "autoattack", 0.4, version="custom"), autoattack(0.45)),
+        (pgd(0.4), result("square", "autoattack", 0.45, version="custom")),  # not all of it
         (result("theirs", None, 0.4), autoattack(0.45)),  # a plugin's: nothing is known about it
         (pgd(0.4, examples=10), autoattack(0.5, examples=10)),  # one example of a small set
         (pgd(0.2674), result("cw", "cw", 0.2438)),  # the paper's gap of FedPGD

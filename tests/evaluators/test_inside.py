@@ -115,10 +115,8 @@ def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     broken = Pixel(float("nan"), 0.5)
     found, _ = attacked(make_task, Clients({0: (broken, broken), 7: (SECOND, SECOND)}))
     assert (found.details["clients"], found.details["matrix"]) == ([7], [[4 / 6, 4 / 6]])
-    assert found.details["unusable"] == {
-        0: "the model returned nan or inf for clean images: 1 of 1 values of its tensor 'sign' are not finite. The "
-        "training diverged (lower train_args.learning_rate), or the checkpoint is damaged."
-    }
+    assert list(found.details["unusable"]) == [0]
+    assert "1 of 1 values of its tensor 'sign' are not finite" in found.details["unusable"][0]
 
 
 def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -> None:
@@ -134,11 +132,6 @@ def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -
     assert found.details["matrix"][0][0] == 4 / 6  # its images are the clean ones
     assert found.details["matrix"][1] == [4 / 6, 0.0, 4 / 6]
     assert found.accuracy == 4 / 6
-
-
-def test_without_an_entry_that_says_so_there_are_no_clients(make_task: MakeTask, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(PluginError):
-        make_task(GLOBAL.eval(), IMAGES, threat=ONE_STEP, num_classes=2).clients()
 
 
 # --- personalised -----------------------------------------------------------------------------------------------------
@@ -199,6 +192,8 @@ def test_a_client_without_test_images_of_its_classes_is_in_no_mean(make_task: Ma
     assert found.metrics["own_natural"] == found.metrics["own_natural_worst"] == 1.0
 
 
-def test_without_honest_clients_only_the_global_model_is_measured(make_task: MakeTask) -> None:
+def test_without_honest_clients_only_the_global_model_is_measured(make_task: MakeTask, snapshot: TextSnapshot) -> None:
     found = personalised(make_task, Clients({3: (FIRST, FIRST)}, attackers=(3,)))
     assert (found.accuracy, found.metrics, found.details["clients"]) == (3 / 6, {}, {})
+    with snapshot.raises(PluginError):  # and without an entry that says that it looks at clients there are none
+        make_task(GLOBAL.eval(), IMAGES, threat=ONE_STEP, num_classes=2).clients()

@@ -6,6 +6,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,26 +25,6 @@ from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation
 from tests.snapshot import TextSnapshot
-
-
-class Plugin:
-    """Offers what the tests need."""
-
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [
-            TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
-            TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
-            TrainerEntry("gambler", build=Gambler),
-        ]
-
-    @hookimpl
-    def calfat_aggregators(self) -> list[AggregatorEntry]:
-        return [AggregatorEntry("transposing", build=Transposing), AggregatorEntry("drawing", build=Drawing)]
-
-    @hookimpl
-    def calfat_models(self) -> list[ModelEntry]:
-        return [ModelEntry("dropping", build=dropping)]
 
 
 class Diverging(CalFAT):
@@ -93,13 +74,39 @@ def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) ->
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(pixels, num_classes))
 
 
+class Gambler(LocalTrainer):
+    """Draws from every global generator, as a careless author would."""
+
+    draws: dict[tuple[int, int], tuple[float, float, float]]
+
+    def __init__(self, options: Any, modifier: Any) -> None:
+        pass
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        self.draws[task.round, task.client] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return LocalUpdate(task.model.state_dict(), len(task.data))
+
+
+OFFERED = (
+    TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
+    TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
+    TrainerEntry("gambler", build=Gambler),
+)
+RULES = AggregatorEntry("transposing", build=Transposing), AggregatorEntry("drawing", build=Drawing)
+PLUGIN = SimpleNamespace(
+    calfat_local_trainers=hookimpl(lambda: OFFERED),
+    calfat_aggregators=hookimpl(lambda: RULES),
+    calfat_models=hookimpl(lambda: [ModelEntry("dropping", build=dropping)]),
+)
+
+
 # --- a client that has no update --------------------------------------------------------------------------------------
 
 
 def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(
     caplog: pytest.LogCaptureFixture, snapshot: TextSnapshot
 ) -> None:
-    first, second = run(experiment(Plugin(), calfat__trainer="diverging")).records
+    first, second = run(experiment(PLUGIN, calfat__trainer="diverging")).records
     assert (first.clients, list(first.refused)) == ((0, 2, 3, 4), [1])
     snapshot(first.refused[1])
     assert f"client 1 has no update in round 1: {first.refused[1]}" in caplog.messages
@@ -109,13 +116,13 @@ def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(
 
 def test_a_round_without_any_update_ends_the_run_with_the_reasons(snapshot: TextSnapshot) -> None:
     with snapshot.raises(UpdateError, "round 3: not one client delivered a usable update.", "client 4"):
-        run(experiment(Plugin(), calfat__trainer="diverging", train_args__comm_round=3))
+        run(experiment(PLUGIN, calfat__trainer="diverging", train_args__comm_round=3))
     with snapshot.raises(UpdateError, "round 1"):
-        run(experiment(Plugin(), calfat__trainer="misshapen", train_args__client_num_in_total=1))
+        run(experiment(PLUGIN, calfat__trainer="misshapen", train_args__client_num_in_total=1))
 
 
 def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
-    ran = run(experiment(Plugin(), calfat__trainer="misshapen"))
+    ran = run(experiment(PLUGIN, calfat__trainer="misshapen"))
     for record in ran.records:
         assert record.clients == (1, 3, 4)
         assert record.refused == {
@@ -127,7 +134,7 @@ def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
 
 def test_an_aggregator_that_returns_wrong_shapes_is_refused_by_name() -> None:
     with pytest.raises(UpdateError, match=r"^aggregator 'transposing': tensor '.* has shape \(.*\), expected \("):
-        run(experiment(Plugin(), calfat__aggregator="transposing"))
+        run(experiment(PLUGIN, calfat__aggregator="transposing"))
 
 
 # --- messages that no client of ours would send -----------------------------------------------------------------------
@@ -206,21 +213,8 @@ def test_an_extra_does_not_take_a_name_that_means_something(name: str) -> None:
 # --- randomness of others ---------------------------------------------------------------------------------------------
 
 
-class Gambler(LocalTrainer):
-    """Draws from every global generator, as a careless author would."""
-
-    draws: dict[tuple[int, int], tuple[float, float, float]]
-
-    def __init__(self, options: Any, modifier: Any) -> None:
-        pass
-
-    def fit(self, task: LocalTask) -> LocalUpdate:
-        self.draws[task.round, task.client] = random.random(), float(np.random.rand()), float(torch.rand(()))
-        return LocalUpdate(task.model.state_dict(), len(task.data))
-
-
 def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own() -> None:
-    gambling = experiment(Plugin(), calfat__trainer="gambler", train_args__comm_round=3)
+    gambling = experiment(PLUGIN, calfat__trainer="gambler", train_args__comm_round=3)
     Gambler.draws = {}
     whole = run(gambling)
     drawn = dict(Gambler.draws)
@@ -233,7 +227,7 @@ def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own
     assert Gambler.draws == {place: draws for place, draws in drawn.items() if place[0] > 1}
 
     Gambler.draws = {}
-    run(experiment(Plugin(), calfat__trainer="gambler", common_args__random_seed=1))
+    run(experiment(PLUGIN, calfat__trainer="gambler", common_args__random_seed=1))
     assert not set(Gambler.draws.values()) & set(drawn.values())
 
 
@@ -244,7 +238,7 @@ def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own
 )
 def test_a_resume_repeats_what_was_drawn_from_global_generators(values: dict[str, Any]) -> None:
     def weights(resume: bool) -> list[float]:
-        drawing = experiment(Plugin(), train_args__comm_round=3, **values)
+        drawing = experiment(PLUGIN, train_args__comm_round=3, **values)
         whole = run(drawing)
         random.random(), np.random.rand(), torch.rand(1)
         last = run(drawing, resume_from=whole.snapshots[0]) if resume else whole

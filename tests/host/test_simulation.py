@@ -59,6 +59,7 @@ def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyP
     names = [name for name, _ in calls]
     # The host's runner calls the API's run, which calls the host's train: two methods are called "train".
     assert names == ["run", "train", *(["start_round", *["train", "fit"] * per_round, "aggregate_round"] * 3)]
+    assert all(isinstance(arguments[2], OrderedDict) for name, arguments in calls if name == "fit")  # no map per client
     fits = [arguments[:2] for name, arguments in calls if name == "fit"]
     assert fits == [(client, record.round) for record in ran.records for client in record.clients]
     assert [record.round for record in ran.records] == [1, 2, 3]
@@ -82,16 +83,14 @@ class Drifter(LocalTrainer):
         return LocalUpdate(dict(task.model.state_dict()), len(task.data))  # not copied, on purpose
 
 
-class DrifterPlugin:
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [TrainerEntry("drifter", build=Drifter)]
+DRIFTER = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [TrainerEntry("drifter", build=Drifter)]))
+DRIFTER.__name__ = "drifter"
 
 
 def test_every_client_starts_from_the_global_weights() -> None:
     """Defect 5: in its first round the host hands client k the weights that client k-1 ended with."""
     Drifter.starts = []
-    drift = experiment(DrifterPlugin(), calfat__trainer="drifter")
+    drift = experiment(DRIFTER, calfat__trainer="drifter")
     ran = run(drift)
     dataset = drift.load_dataset()
     initial = drift.build_model(dataset, drift.build_trainer())
@@ -126,15 +125,9 @@ def test_clients_are_drawn_by_the_runs_seed_and_round() -> None:
     """Defect 7: the host draws by the round alone, whatever the seed, and alike in its rounds 0 and 1."""
 
     def drawn(seed: int) -> list[tuple[int, ...]]:
-        ran = run(
-            experiment(
-                common_args__random_seed=seed,
-                train_args__client_num_in_total=10,
-                train_args__client_num_per_round=3,
-                train_args__comm_round=4,
-            )
-        )
-        return [record.clients for record in ran.records]
+        settings = {"client_num_in_total": 10, "client_num_per_round": 3, "comm_round": 4}
+        train = {f"train_args__{key}": value for key, value in settings.items()}
+        return [record.clients for record in run(experiment(common_args__random_seed=seed, **train)).records]
 
     one, other = drawn(0), drawn(1)
     assert one == drawn(0)
@@ -173,12 +166,9 @@ def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeyp
 def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     """The host evaluates data sets called ``stackoverflow...`` in another place, on a data loader we do not have."""
 
-    class Plugin:
-        @hookimpl
-        def calfat_datasets(self) -> list[DatasetEntry]:
-            return [DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")]
-
-    ran = run(experiment(Plugin(), data_args__dataset="stackoverflow-tags"))
+    entry = DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")
+    plugin = SimpleNamespace(calfat_datasets=hookimpl(lambda: [entry]), __name__="tags")
+    ran = run(experiment(plugin, data_args__dataset="stackoverflow-tags"))
     assert [record.round for record in ran.records] == [1, 2]
 
 
@@ -216,15 +206,6 @@ def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, sn
         run(experiment(tracking_args={"enable_wandb": True, "wandb_project": "fat"}))
     with pytest.raises(RuntimeError):  # without it, this is a bug of somebody's
         run(experiment())
-
-
-def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host takes a plain dict for one model per client."""
-    received = []
-    fit = Worker.fit
-    monkeypatch.setattr(Worker, "fit", lambda *a: received.append(type(a[3])) or fit(*a))
-    run(experiment())
-    assert received and all(issubclass(kind, OrderedDict) for kind in received)  # noqa: PT018
 
 
 def test_another_host_version_and_a_backend_that_carries_no_simulation_are_refused(snapshot: TextSnapshot) -> None:
