@@ -123,10 +123,8 @@ def test_pip_accepts_what_is_declared_and_make_takes_a_python_with_fedml() -> No
     accepted = SpecifierSet(SETUP["options"]["python_requires"])
     minors = [f"3.{minor}" for minor in range(30) if accepted.contains(f"3.{minor}.1")]
     tried = (ROOT / "Makefile").read_text().partition("VENV ?=")[0]
-    classifiers = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
-    assert minors == list(PYTHONS)
+    assert minors == list(PYTHONS) == re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
     assert tuple(f"{a}.{b}" for a, b in re.findall(r"\((\d+), (\d+)\)", tried)) == WITH_FEDML
-    assert classifiers == minors
 
 
 def imported_modules(file: Path) -> Iterator[tuple[int, str]]:
@@ -199,10 +197,7 @@ def test_ci_fails_with_each_of_its_steps(broken: str | None, tmp_path: Path) -> 
         ["sh", tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True
     )
     assert done.returncode == int(broken is not None)
-    if broken is None:
-        assert done.stdout.splitlines()[-1] == "made test"
-    else:
-        assert f"made {broken}" in done.stdout + done.stderr
+    assert f"made {broken}" in done.stdout + done.stderr if broken else done.stdout.endswith("made test\n")
 
 
 def test_the_image_is_made_by_what_make_has_and_docker_is_given() -> None:
@@ -343,11 +338,9 @@ def test_make_brings_a_fitting_python_where_there_is_none(missing: tuple[str, ..
 @pytest.mark.parametrize(("missing", "why"), [("uv", "uv could not be installed"), ("python", "uv could not fetch it")])
 def test_make_says_what_could_not_be_fetched(missing: str, why: str, tmp_path: Path) -> None:
     ended = NewMachine(tmp_path, missing).run()
-    assert ended.returncode == 2
-    assert ended.stdout.splitlines() == [BRINGS]
-    assert ended.stderr.splitlines()[0] == (
-        f"There is no Python 3.11: {why} (.venv-uv/log.txt says why). "
-        "Install Python 3.10 or 3.11, then name it: make run PYTHON=/path/to/python3.11"
+    assert (ended.returncode, ended.stdout.splitlines()) == (2, [BRINGS])
+    assert ended.stderr.startswith(
+        f"There is no Python 3.11: {why} (.venv-uv/log.txt says why). Install Python 3.10 or "
     )
     assert (tmp_path / ".venv-uv" / "log.txt").read_text() in ("no index\n" * 2, "error: cannot download\n")
     assert not (tmp_path / ".venv").exists()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from calfat_plugin.cli.main import COMMANDS
+from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.shipped import shipped_files
-from tests.cli.runner import COMMAND, python
 
 CALFAT = [name for name in shipped_files() if name.startswith("calfat_")]
 
@@ -23,8 +23,8 @@ CALFAT = [name for name in shipped_files() if name.startswith("calfat_")]
         ("calfat run --res", ["plain,--resume"]),
     ],
 )
-def test_what_bash_is_offered(typed: str, offered: list[str], tmp_path: Path) -> None:
-    words = typed.split(" ")
-    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_CALFAT_COMPLETE": "bash_complete"}
-    ended = python(COMMAND, cwd=tmp_path, **asked)
-    assert ended.out.splitlines() == offered, ended.err
+def test_what_bash_is_offered(typed: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_CALFAT_COMPLETE": "bash_complete"}
+    ended = CliRunner().invoke(main, env=asked, prog_name="calfat")
+    assert ended.stdout.splitlines() == offered, ended.stderr

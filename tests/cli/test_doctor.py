@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,13 +73,7 @@ def test_versions(
     ],
 )
 def test_gpus(
-    names: list[str],
-    cuda: str | None,
-    driver: bool,
-    status: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    names: list[str], cuda: str | None, driver: bool, status: str, words: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
@@ -100,11 +95,7 @@ def test_a_torch_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "status", "found"),
     [
         ("exit 0", "ok", "works, and so do our adapters"),
-        (
-            "echo Traceback >&2; echo 'ImportError: no pkg_resources' >&2; exit 1",
-            "fail",
-            "ImportError: no pkg_resources",
-        ),
+        ("echo Traceback >&2; echo 'ImportError: no pkg' >&2; exit 1", "fail", "ImportError: no pkg"),
         ("kill -9 $$", "fail", "no message"),
         ("exec sleep 60", "fail", "took more than 1 seconds."),
     ],

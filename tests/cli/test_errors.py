@@ -18,6 +18,8 @@ def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFi
         raise DataError("cifar10 is missing.")
     assert stopped.value.code == 2
     assert capsys.readouterr() == ("", "error: cifar10 is missing.\nwhat is left\n")
+    with pytest.raises(ZeroDivisionError), user_errors():  # a bug gets out
+        raise ZeroDivisionError
 
 
 def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,11 +37,6 @@ def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureF
     Bars(console).warn("\x1b[2Jodd.")
     Bars(console).say("\x1b[2Jround 1")
     assert console.file.getvalue() == "warning: \ufffd[2Jodd.\n\ufffd[2Jround 1\n"  # type: ignore[attr-defined]
-
-
-def test_a_bug_gets_out() -> None:
-    with pytest.raises(ZeroDivisionError), user_errors():
-        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(

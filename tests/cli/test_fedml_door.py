@@ -11,62 +11,55 @@ from calfat_plugin.cli import fedml
 from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import Ended, python
 
+OURS = """\
+run recipe.yaml
+run RECIPE.YML
+run recipes/mine
+run --seed 3 recipe.yaml
+run --set train_args.comm_round=3 recipe.yaml --resume
+run there
+run recipe.yaml --run-dir list
+run calfat_digits
+run -v dev recipe.yaml
+run -- recipe.yaml
+run --resume --role client --rank 1 recipe.yaml"""
+THEIRS = """\
+
+version
+--help
+run
+run --help
+run list
+run list --help
+run stop -r 7
+run status recipe.yaml
+run -k 0123abcd logs
+run not-there
+run -v there list
+run --version there list
+run -pf there --api_key there status
+run --platform there not-there
+run -v recipe.yaml
+run --set calfat.name=recipe.yaml
+run --run-dir there
+run -- list
+run --
+check calfat_digits
+launch job.yaml
+build -t client recipe.yaml
+login recipe.yaml"""
+
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "run recipe.yaml",
-        "run RECIPE.YML",
-        "run recipes/mine",
-        "run --seed 3 recipe.yaml",
-        "run --set train_args.comm_round=3 recipe.yaml --resume",
-        "run there",
-        "run recipe.yaml --run-dir list",
-        "run calfat_digits",
-        "run -v dev recipe.yaml",
-        "run -- recipe.yaml",
-        "run --resume --role client --rank 1 recipe.yaml",
-    ],
+    ("line", "ours"), [(line, lines is OURS) for lines in (OURS, THEIRS) for line in lines.splitlines()]
 )
-def test_a_recipe_is_ours(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_is_ours_and_anything_else_is_the_host_s(
+    line: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").touch()
-    assert is_ours(line.split())
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "version",
-        "--help",
-        "run",
-        "run --help",
-        "run list",
-        "run list --help",
-        "run stop -r 7",
-        "run status recipe.yaml",
-        "run -k 0123abcd logs",
-        "run not-there",
-        "run -v there list",
-        "run --version there list",
-        "run -pf there --api_key there status",
-        "run --platform there not-there",
-        "run -v recipe.yaml",
-        "run --set calfat.name=recipe.yaml",
-        "run --run-dir there",
-        "run -- list",
-        "run --",
-        "check calfat_digits",
-        "launch job.yaml",
-        "build -t client recipe.yaml",
-        "login recipe.yaml",
-    ],
-)
-def test_anything_else_is_the_host_s(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there").mkdir()  # a folder is a recipe only where a recipe is expected
-    assert not is_ours(line.split())
+    there = tmp_path / "there"
+    there.touch() if ours else there.mkdir()  # a folder is a recipe only where a recipe is expected
+    assert is_ours(line.split()) == ours
 
 
 def test_a_bad_recipe_is_refused_without_importing_the_host(tmp_path: Path) -> None:

@@ -77,9 +77,8 @@ def test_a_path_that_is_too_long_is_refused(path: str) -> None:
     for command in ("check", "run", "suite"):
         assert calfat(command, path) == refused(f"{SHORT}: cannot be read (File name too long).")
     why = f"{SHORT}: cannot be used (File name too long). Check this path and its permissions."
-    for command in ("report", "attack"):
-        assert calfat(command, path) == refused(why)
-    assert calfat("run", str(RECIPE), "--run-dir", path) == refused(why)
+    for words in (("report", path), ("attack", path), ("run", str(RECIPE), "--run-dir", path)):
+        assert calfat(*words) == refused(why)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")
@@ -110,8 +109,9 @@ def test_texts_as_windows_writes_them(encoding: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("line", ["check calfat_digits", "plugins", "--help"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("line", "unbuffered"), [("check calfat_digits", ""), ("plugins", "1"), ("--help", ""), ("--help", "1")]
+)
 def test_an_output_that_cannot_be_written_is_an_error(line: str, unbuffered: str) -> None:
     said = "error: standard output cannot be written (No space left on device).\n"
     assert shell(f'PYTHONUNBUFFERED={unbuffered} "$0" -c "$1" {line} >/dev/full', COMMAND) == Ended(2, "", said)
@@ -158,20 +158,17 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
 
 
 def test_recipes_and_suites_in_the_place_of_each_other_are_pointed_to_their_command() -> None:
-    recipe = RECIPES / "fedpgd_digits.yaml"
+    recipe, suite = RECIPES / "fedpgd_digits.yaml", RECIPES.parent / "suites" / "digits_table1.yaml"
     assert calfat("suite", str(recipe)) == refused(f"{recipe}: this is a recipe. Run it with: calfat run {recipe}")
-    suite = RECIPES.parent / "suites" / "digits_table1.yaml"
     said = f"--show: {suite} is a suite, not one recipe. List its runs with: calfat suite {suite} --dry-run"
     assert calfat("check", str(suite), "--show") == refused(said)
     said = f"{suite}: this is a suite. Run it with: calfat suite {suite}"
     assert calfat("run", str(suite)) == refused(said)
     assert calfat("new-flower-app", "app", "--recipe", str(suite)) == refused(said)
     assert not Path("app").exists()
-    with pytest.raises(RecipeError) as caught:
-        run(suite)
-    assert str(caught.value) == said
-    with pytest.raises(RecipeError, match=r"^recipe: this is a suite\. Run it with: calfat suite FILE$"):
-        run({"title": "Table 1", "axes": {}})
+    for given, at in ((suite, suite), ({"title": "Table 1", "axes": {}}, "recipe")):
+        with pytest.raises(RecipeError, match=rf"^{at}: this is a suite\. Run it with: calfat suite "):
+            run(given)
 
 
 def test_a_flower_app_has_the_texts_as_they_were_given() -> None:
@@ -251,10 +248,9 @@ AGAIN = {
 }
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(
-    ("command", "part"),
-    [("attack", "measure"), ("attack", "planned"), ("trust", "examine")],
+    ("command", "part", "name"),
+    [("attack", "measure", "SIGTERM"), ("attack", "planned", "SIGHUP"), ("trust", "examine", "SIGHUP")],
 )
 def test_a_polite_kill_ends_what_works_long_as_ctrl_c_does(command: str, part: str, name: str) -> None:
     model = ["--model", "cnn_small", "--weights", "w.pt", "--dataset", "digits"]

@@ -15,7 +15,7 @@ from calfat_plugin.entries import KINDS, AggregatorEntry, Citation, Entry, Modif
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
 from calfat_plugin.registry import BUILT_IN, Provider, Registry
-from tests.cli.runner import Ended, calfat
+from tests.cli.runner import calfat
 from tests.snapshot import TextSnapshot
 
 
@@ -54,7 +54,7 @@ def add(installed: Installed, distribution: str, plugin: Any) -> None:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_listed_by_kind() -> None:
+def test_everything_is_listed_by_kind_in_80_plain_columns() -> None:
     ended = calfat("plugins")
     assert (ended.code, ended.err) == (0, "")
     everything = Registry.load(entry_points=False)
@@ -67,26 +67,16 @@ def test_everything_is_listed_by_kind() -> None:
             assert entry.summary.split()[0] in text
     assert f"calfat-plugin {__version__}" in ended.out
     assert ended.out.endswith("\ncalfat plugins NAME explains one of them.\n")
+    odd = [line for line in ended.out.splitlines() if len(line) > 80 or line != line.rstrip() or not line.isascii()]
+    assert odd == []
+    assert ended.out.replace("\n", "").isprintable()
 
 
-def test_the_list_is_plain_and_80_columns_wide_in_a_pipe() -> None:
-    for line in calfat("plugins").out.splitlines():
-        assert len(line) <= 80
-        assert line == line.rstrip()
-        assert line.isprintable()
-        assert line.isascii()
-
-
-def test_what_was_not_loaded_is_reported_with_what_to_do(installed: Installed) -> None:
+def test_what_was_not_loaded_is_reported_with_what_to_do(installed: Installed, snapshot: TextSnapshot) -> None:
     add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
     ended = calfat("plugins")
     assert ended.code == 0
-    assert ended.out.endswith(
-        "\nnot loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n"
-        "Fix, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
-        "\n"
-        "calfat plugins NAME explains one of them.\n"
-    )
+    snapshot(ended.out[ended.out.index("\nnot loaded: slow-at (slow-at 1.1): Mod") :])
 
 
 # --- one of them ------------------------------------------------------------------------------------------------------
@@ -182,20 +172,12 @@ def test_every_explanation_fits_80_columns(kind: type[Entry]) -> None:
         assert "…" not in shown.out  # nothing is cut off
 
 
-def test_an_unknown_name_is_refused(installed: Installed) -> None:
-    assert calfat("plugins", "calfatt") == Ended(
-        2, "", "error: no plugin called 'calfatt'. Did you mean 'calfat'? 'calfat plugins' lists them all.\n"
-    )
-    assert calfat("plugins", "aa") == Ended(
-        2, "", "error: no plugin called 'aa'. Did you mean 'atas'? 'calfat plugins' lists them all.\n"
-    )
+def test_an_unknown_name_is_refused(installed: Installed, snapshot: TextSnapshot) -> None:
     add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
-    assert calfat("plugins", "zzz") == Ended(
-        2,
-        "",
-        "error: no plugin called 'zzz'. 'calfat plugins' lists them all.\n"
-        "Not loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n",
-    )
+    for name in ("calfatt", "aa", "zzz"):
+        ended = calfat("plugins", name)
+        assert (ended.code, ended.out) == (2, "")
+        snapshot(ended.err)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -231,21 +213,11 @@ def test_json_of_one_name(installed: Installed) -> None:
         {"scaffold": "both correct the drift."},
     )
     assert trainer["presets"]["wide"] == {
-        "help": "a wide ball",
-        "options": {"eps": "16/255", "path": "here"},
-        "recipe": {},
-    }
-    assert trainer["options"][1] == {
-        "name": "eps",
-        "type": "fraction",
-        "expected": "a number or a fraction such as 8/255, >= 0, or null",
-        "required": False,
-        "default": None,
-        "optional": True,
-        "unit": "fraction of the pixel range",
-        "low": 0,
-        "high": None,
-        "open_low": False,
-        "choices": [],
-        "help": "radius; null: that of the run, as every help that is longer than a line gets wrapped",
-    }
+        "help": "a wide ball", "options": {"eps": "16/255", "path": "here"}, "recipe": {}
+    }  # fmt: skip
+    eps = trainer["options"][1]
+    assert (eps["name"], eps["type"], eps["unit"]) == ("eps", "fraction", "fraction of the pixel range")
+    assert eps["expected"] == "a number or a fraction such as 8/255, >= 0, or null"
+    assert (eps["required"], eps["default"], eps["optional"]) == (False, None, True)
+    assert (eps["low"], eps["high"], eps["open_low"], eps["choices"]) == (0, None, False, [])
+    assert eps["help"].startswith("radius; null: that of the run")

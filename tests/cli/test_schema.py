@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -33,13 +34,10 @@ def complaints(recipe: Any) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in VALIDATOR.iter_errors(recipe)]
 
 
-def test_it_is_a_schema_with_every_section_and_key() -> None:
+def test_it_is_a_schema_with_every_section_and_key_and_the_command_prints_it() -> None:
     Draft7Validator.check_schema(SCHEMA)
     assert set(SCHEMA["properties"]) == {*HOST_SECTIONS, "calfat"}
     assert set(SCHEMA["properties"]["calfat"]["properties"]) == set(CALFAT_KEYS)
-
-
-def test_the_command_prints_it() -> None:
     printed = json.loads(calfat("schema").out)
     assert set(printed) == set(SCHEMA)
     assert printed["properties"]["train_args"] == SCHEMA["properties"]["train_args"]
@@ -118,13 +116,8 @@ class Lists:
 )
 def test_lists_are_marked_where_the_command_refuses_them(options: str, good: bool) -> None:
     entry = AggregatorEntry("listed", build=str, config=Lists, summary="of lists")
-
-    class Offering:
-        @hookimpl
-        def calfat_aggregators(self) -> list[AggregatorEntry]:
-            return [entry]
-
-    registry = Registry.load(entry_points=False, plugins=[Offering()])
+    plugin = SimpleNamespace(calfat_aggregators=hookimpl(lambda: [entry]), __name__="offering")
+    registry = Registry.load(entry_points=False, plugins=[plugin])
     recipe = yaml.safe_load(f"calfat: {{aggregator: {{name: listed, {options}}}}}")
     assert describe_entry(registry, entry)["options"][0]["type"] == "list of int"
     assert "| `widths` | a list, each a whole number, >= 1, or null | `[8]` | of layers |" in entry_page(

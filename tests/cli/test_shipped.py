@@ -32,11 +32,16 @@ def test_every_recipe_and_suite_of_the_repository_is_shipped_under_a_name_of_its
     assert len(shipped) == len(files) > 40
 
 
-def test_a_name_is_the_shipped_recipe_in_any_folder() -> None:
+def test_a_name_is_the_shipped_recipe_or_suite_in_any_folder() -> None:
     assert read_document("calfat_digits").data == read_document(RECIPES / "calfat_digits.yaml").data
-    ended = calfat("check", "calfat_digits")
-    assert (ended.code, ended.err) == (0, "")
-    assert "calfat_digits.yaml: good. calfat with fedavg on digits" in ended.out
+    for words, said in (
+        (("check", "calfat_digits"), "calfat_digits.yaml: good. calfat with fedavg on digits"),
+        (("suite", "digits_table1", "--dry-run"), "digits_table1.yaml: good. 16 cells, 240 runs to do.\n"),
+        (("check", "digits_table1"), "good. A suite of 16 cells, 192 choice runs and 48 runs.\n"),
+    ):
+        ended = calfat(*words)
+        assert (ended.code, ended.err) == (0, "")
+        assert said in ended.out
 
 
 def test_a_file_in_this_folder_comes_before_the_shipped_one_and_a_folder_does_not() -> None:
@@ -44,13 +49,6 @@ def test_a_file_in_this_folder_comes_before_the_shipped_one_and_a_folder_does_no
     assert located("calfat_digits") == shipped_files()["calfat_digits"]
     Path("fedpgd_digits").write_text("mine")
     assert located("fedpgd_digits") == Path("fedpgd_digits")
-
-
-def test_a_suite_is_found_by_name() -> None:
-    ended = calfat("suite", "digits_table1", "--dry-run")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("digits_table1.yaml: good. 16 cells, 240 runs to do.\n")
-    assert calfat("check", "digits_table1").out.endswith("good. A suite of 16 cells, 192 choice runs and 48 runs.\n")
 
 
 @pytest.mark.parametrize("written", ["calfat_digit", "zzz", "recipes/calfat_digits.yaml", "zzz.yaml"])

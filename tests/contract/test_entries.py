@@ -113,15 +113,11 @@ def test_a_field_that_is_not_of_its_type_is_refused(kind: type[Entry], fields: d
 
 
 def test_so_are_those_of_citations_and_presets() -> None:
-    with pytest.raises(PluginError, match=r"^Citation: its bibtex is None; expected str\.$"):
-        entries.Citation("Me, 2026", None)  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"^Preset: its recipe is {}; expected Callable"):
-        Preset("as published", recipe={})  # type: ignore[arg-type]
-
-
-def test_a_text_is_imported_when_a_run_needs_it() -> None:
-    assert TrainerEntry("t", build="collections:OrderedDict").load().__name__ == "OrderedDict"
-    assert TrainerEntry("t", build=dict).load() is dict
+    for wrong in (lambda: entries.Citation("Me, 2026", None), lambda: Preset("as published", recipe={})):  # type: ignore
+        with pytest.raises(
+            PluginError, match=r"^(Citation: its bibtex is None; expected str\.$|Preset: its recipe is {}; )"
+        ):
+            wrong()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +133,8 @@ def test_a_text_that_names_nothing_is_reported(build: str, reason: str) -> None:
     with pytest.raises(PluginError, match=r"^local trainer 't' cannot be built: ") as raised:
         TrainerEntry("t", build=build).load()
     assert str(raised.value).endswith(reason)
+    assert TrainerEntry("t", build="collections:OrderedDict").load().__name__ == "OrderedDict"
+    assert TrainerEntry("t", build=dict).load() is dict
 
 
 # --- what entries say about recipes -----------------------------------------------------------------------------------
@@ -151,26 +149,20 @@ def ends_the_process(options: Steps, recipe: Recipe) -> None:
     raise SystemExit(None if options.steps == 3 else "no\n  licence")
 
 
-class Plugin:
-    """Offers methods with a check and a conflict, and a modifier that says where it composes."""
-
-    @hookimpl
-    def calfat_local_trainers(self) -> Any:
-        yield TrainerEntry(
-            "checked", build=dict, config=Steps, check=at_most_as_many_as_clients, conflicts={"fedavg": "of a test."}
-        )
-        yield TrainerEntry("ending", build=dict, config=Steps, check=ends_the_process)
-
-    @hookimpl
-    def calfat_loss_modifiers(self) -> Any:
-        yield ModifierEntry("new", build=dict, methods=("fedpgd",))
-
-    @hookimpl
-    def calfat_inner_attacks(self) -> Any:
-        yield InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients)
-
-
-REGISTRY = Registry.load(entry_points=False, plugins=[Plugin()])
+TRAINERS = [
+    TrainerEntry(
+        "checked", build=dict, config=Steps, check=at_most_as_many_as_clients, conflicts={"fedavg": "of a test."}
+    ),
+    TrainerEntry("ending", build=dict, config=Steps, check=ends_the_process),
+]
+CHECKED_TOO = InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients)
+PLUGIN = SimpleNamespace(
+    calfat_local_trainers=hookimpl(lambda: TRAINERS),
+    calfat_loss_modifiers=hookimpl(lambda: [ModifierEntry("new", build=dict, methods=("fedpgd",))]),
+    calfat_inner_attacks=hookimpl(lambda: [CHECKED_TOO]),
+    __name__="Plugin",
+)
+REGISTRY = Registry.load(entry_points=False, plugins=[PLUGIN])
 
 
 def assembled(calfat: str) -> Experiment:
@@ -183,22 +175,13 @@ def complaint(calfat: str) -> str:
     return str(raised.value)
 
 
-def test_an_entry_checks_its_options_against_the_recipe(snapshot: TextSnapshot) -> None:
+def test_an_entry_checks_its_options_against_the_recipe_and_so_does_the_inner_attack_of_a_group(
+    snapshot: TextSnapshot,
+) -> None:
     snapshot(complaint("{trainer: {name: checked, steps: 6}}"))
-
-
-def test_so_does_the_inner_attack_of_a_group() -> None:
     group = "{name: few, ids: 0, threat: {inner: {name: checked-too, steps: %d}}}"
     assert complaint(f"{{clients: [{group % 6}]}}") == "a.yaml:2: calfat.clients[0]: steps: 6 are more than clients."
     assembled(f"{{clients: [{group % 5}]}}")
-
-
-def test_a_wrong_check_of_a_groups_method_is_named_after_it() -> None:
-    """Such as one that reads an option that its entry does not declare."""
-    group = "{name: few, ids: 0, trainer: ending}"
-    assert complaint(f"{{clients: [{group}]}}").startswith(
-        "a.yaml:2: calfat.clients[0]: local trainer 'ending' (passed in Plugin): its code ends the process, sys.exit()."
-    )
 
 
 def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
@@ -206,13 +189,9 @@ def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
     class Mine(AggregatorEntry):
         team: str = "us"
 
-    class Plugin:
-        @hookimpl
-        def calfat_aggregators(self) -> Any:
-            yield Mine("mine", build=dict)
-
+    plugin = SimpleNamespace(calfat_aggregators=hookimpl(lambda: [Mine("mine", build=dict)]), __name__="Plugin")
     document = parse_document("model_args: {model: cnn_small}\ncalfat: {aggregator: mine}", "a.yaml")
-    found = assemble(document, Registry.load(entry_points=False, plugins=[Plugin()]))
+    found = assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
     assert found.who(found.aggregator) == "aggregator 'mine' (passed in Plugin)"
 
 
@@ -223,6 +202,9 @@ def test_a_check_cannot_end_the_process() -> None:
     remedy = " Raise an error of calfat_plugin.errors instead."
     assert complaint("{trainer: ending}") == said.format("") + remedy
     assert complaint("{trainer: {name: ending, steps: 2}}") == said.format("no licence") + remedy
+    assert complaint("{clients: [{name: few, ids: 0, trainer: ending}]}").startswith(  # named after the group
+        said.format("").replace("calfat.trainer", "calfat.clients[0]")
+    )
 
 
 def test_a_method_and_an_aggregator_that_exclude_each_other_are_refused(snapshot: TextSnapshot) -> None:
@@ -282,18 +264,16 @@ def test_a_metric_needs_a_name_that_is_free(kind: type[Entry], metric: str, take
     assert said.endswith(f"digits, '_'{taken}.")
 
 
+FOG = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"ece": "calibration error"})
+
+
 @pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("group", "group"), ("fog/ece", "fog/ece")])
 def test_two_measurements_under_one_name_are_refused(label: str, twice: str, snapshot: TextSnapshot) -> None:
-    fog = entries.EvaluatorEntry("fog", build=dict, metrics={"ece": "calibration error"})
-    plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [fog]), __name__="fog")
+    plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [FOG]), __name__="fog")
+    assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), FOG)
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
     with snapshot.raises(CalfatError, twice):
         assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
-
-
-def test_the_page_of_an_entry_lists_its_metrics() -> None:
-    fog = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"ece": "calibration error"})
-    assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), fog)
 
 
 def test_every_option_says_what_null_means() -> None:

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +17,6 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import RoundRecord, RunInfo, RunResult
-from calfat_plugin.runs.session import Listeners
 from tests.cli.runner import ROOT
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("calfat_")]
@@ -57,12 +55,8 @@ def test_examples_on_the_page_are_python() -> None:
 
 def offered(hook: str, *given: Entry) -> Registry:
     """The built-ins and a plugin with one hook."""
-
-    @hookimpl
-    def offer(self: Any) -> tuple[Entry, ...]:
-        return given
-
-    return Registry.load(entry_points=False, plugins=[type("Plugin", (), {hook: offer})()])
+    plugin = SimpleNamespace(**{hook: hookimpl(lambda: given)}, __name__="plugin")
+    return Registry.load(entry_points=False, plugins=[plugin])
 
 
 def picked(registry: Registry, recipe: str) -> Experiment:
@@ -90,58 +84,3 @@ def test_what_a_plugin_offers_can_be_named_in_a_recipe(kind: type[Entry]) -> Non
     entry = kind("mine", build=dict, **more)  # type: ignore[arg-type]
     recipe, pick = PICKED[kind.hook]
     assert pick(picked(offered(kind.hook, entry), recipe)).entry is entry
-
-
-# --- a run's life -----------------------------------------------------------------------------------------------------
-
-RUN = RunInfo("mine", Path("runs/mine/0"), {}, num_rounds=2, start_round=1)
-RECORD = RoundRecord(1, (0, 1), {}, {0: 0.5, 1: 0.7}, {}, 0.0, {}, 1.0, 10, 20)
-RESULT = RunResult((), 2, 3.0)
-
-
-class Diary:
-    """Writes down what it hears; takes only the arguments that it needs."""
-
-    def __init__(self, options: Any = None) -> None:
-        self.heard: list[Any] = []
-
-    @hookimpl
-    def calfat_run_started(self, run: RunInfo) -> None:
-        self.heard.append(("started", run))
-
-    @hookimpl
-    def calfat_round_finished(self, record: RoundRecord, run: RunInfo) -> None:
-        self.heard.append(("round", run, record))
-
-    @hookimpl
-    def calfat_run_finished(self, result: RunResult) -> None:
-        self.heard.append(("finished", result))
-
-    @hookimpl
-    def calfat_run_stopped(self, error: BaseException) -> None:
-        self.heard.append(("stopped", error))
-
-
-def test_a_plugin_hears_of_the_run() -> None:
-    diary, error = Diary(), KeyboardInterrupt()
-    registry = Registry.load(entry_points=False, plugins=[diary])
-    listeners = Listeners.of(picked(registry, "calfat:"), warn=pytest.fail)
-    listeners.run_started(RUN)
-    listeners.round_finished(RUN, RECORD)
-    listeners.run_finished(RUN, RESULT)
-    listeners.run_stopped(RUN, error)
-    assert diary.heard == [("started", RUN), ("round", RUN, RECORD), ("finished", RESULT), ("stopped", error)]
-
-
-def test_a_logger_hears_of_the_runs_whose_recipe_lists_it_alone() -> None:
-    made: list[Diary] = []
-
-    def build(options: Any) -> Diary:
-        made.append(Diary(options))
-        return made[-1]
-
-    registry = offered("calfat_loggers", entries.LoggerEntry("mine", build=build))
-    Listeners.of(picked(registry, "calfat:"), warn=pytest.fail).run_started(RUN)
-    assert made == []
-    Listeners.of(picked(registry, "calfat: {loggers: [mine]}"), warn=pytest.fail).run_started(RUN)
-    assert made[0].heard == [("started", RUN)]

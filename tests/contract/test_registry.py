@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from calfat_plugin import __version__
-from calfat_plugin.entries import KINDS, EvaluatorEntry, ModelEntry, TrainerEntry
+from calfat_plugin.entries import EvaluatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Provider, Registry
@@ -121,12 +122,7 @@ def test_discovery_survives_the_host_s_own_importlib_metadata(site: Install, tmp
 
 
 def _offer(*entries: TrainerEntry) -> Any:
-    class Plugin:
-        @hookimpl
-        def calfat_local_trainers(self) -> Any:
-            return entries
-
-    return Plugin()
+    return SimpleNamespace(calfat_local_trainers=hookimpl(lambda: entries))
 
 
 def test_a_number_at_the_end_of_a_name_sets_an_option() -> None:
@@ -169,24 +165,20 @@ def refusal() -> str:
     return str(raised.value)
 
 
-def test_a_name_offered_by_two_distributions_is_an_error(site: Install, snapshot: TextSnapshot) -> None:
+def test_a_name_offered_by_two_distributions_is_an_error_until_one_of_them_is_blocked(
+    site: Install, snapshot: TextSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site("my-fat", "1.1", {"my_hooks": offering("fat")}, mine="my_hooks")
     site("your-fat", "0.3", {"your_hooks": offering("fat")}, yours="your_hooks")
     snapshot(refusal())
-
-
-def test_blocking_one_of_two_ends_the_clash(site: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    site("my-fat", "1.1", {"my_hooks": offering("fat")}, mine="my_hooks")
-    site("your-fat", "0.3", {"your_hooks": offering("fat")}, yours="your_hooks")
     monkeypatch.setenv(BLOCK_VARIABLE, "your-fat")
     assert Registry.load().provider(TrainerEntry, "fat").distribution == "my-fat"
 
 
 def test_nobody_replaces_a_built_in(site: Install) -> None:
-    source = f"{HEAD}@hookimpl\ndef calfat_aggregators():\n    yield AggregatorEntry('fedavg', build=dict)\n"
-    site("my-fat", "1.1", {"my_hooks": source}, my_fat="my_hooks")
+    site("my-fat", "1.1", {"my_hooks": offering("fedpgd")}, my_fat="my_hooks")
     assert refusal() == (
-        f"two distributions offer an aggregator called 'fedavg': calfat-plugin {__version__} and my-fat 1.1. "
+        f"two distributions offer a local trainer called 'fedpgd': calfat-plugin {__version__} and my-fat 1.1. "
         "Uninstall one of them, or start with CALFAT_BLOCK_PLUGINS=my-fat."
     )
 
@@ -220,16 +212,23 @@ BROKEN = {
     "no end": f"{YIELD}while True: yield TrainerEntry('x', build=dict)",
     "field of another type": f"{YIELD}yield TrainerEntry('x', build=dict, citation='Me, 2026')",
     "name in upper case": f"{YIELD}yield TrainerEntry('MyFAT', build=dict)",
+    "argument of its own": f"{HEAD}@hookimpl\ndef calfat_run_started(rum): pass",
+    "half way": f"{YIELD}yield TrainerEntry('x', build=dict)\n"
+    "@hookimpl\ndef calfat_run_started(run): pass\n@hookimpl\ndef calfat_run_finished(run, result, more): pass",
+    "class in place of a module": f"{HEAD}class Hooks:\n    @hookimpl\n    def calfat_local_trainers(self): return []",
+    "entry point to nothing": "",
 }
+TARGETS = {"class in place of a module": "bad_hooks:Hooks", "entry point to nothing": "bad_hooks:hooks"}
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_plugin_is_reported_and_survived(case: str, site: Install, snapshot: TextSnapshot) -> None:
-    site("bad", "0.1", {"bad_hooks": BROKEN[case]}, bad="bad_hooks")
+    site("bad", "0.1", {"bad_hooks": BROKEN[case]}, bad=TARGETS.get(case, "bad_hooks"))
     site("good", "1.0", {"good_hooks": offering("good")}, good="good_hooks")
     registry = Registry.load()
     (failure,) = failures(registry)
     assert failure.startswith("bad (bad 0.1): ")
+    assert "\n" not in failure
     snapshot(failure)
     assert registry.plugins() == (BUILT_IN, Provider("good", "1.0", "good"))
     assert "good" in registry.names(TrainerEntry)
@@ -238,27 +237,11 @@ def test_a_broken_plugin_is_reported_and_survived(case: str, site: Install, snap
 
 
 DAMAGED = [
-    (
-        "entry_points.txt",
-        b"[console_scripts]\ncaf\xe9 = a:b\n",
-        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 21: invalid continuation byte",
-    ),
-    (
-        "entry_points.txt",
-        b"[console_scripts]\nno equals sign\n",
-        "TypeError: Pair.__new__() missing 1 required positional argument: 'value'",  # Python's words
-    ),
+    ("entry_points.txt", b"[console_scripts]\ncaf\xe9 = a:b\n", "UnicodeDecodeError"),
+    ("entry_points.txt", b"[console_scripts]\nno equals sign\n", "TypeError"),  # Python's
     ("METADATA", b"", "METADATA has no name"),
-    (
-        "METADATA",
-        b"Name: x\nAuthor: M\xfcller\n",
-        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xfc in position 17: invalid start byte",
-    ),
-    (
-        "METADATA",
-        b"Metadata-Version: 2.1\nName: nobody\nVersion: 1\n",
-        "PackageNotFoundError: No package metadata was found for nobody",
-    ),
+    ("METADATA", b"Name: x\nAuthor: M\xfcller\n", "UnicodeDecodeError"),
+    ("METADATA", b"Metadata-Version: 2.1\nName: nobody\nVersion: 1\n", "PackageNotFoundError"),
 ]
 
 
@@ -271,7 +254,7 @@ def test_damaged_distributions_are_reported_and_left_out(site: Install, tmp_path
         site(name, "1.0", {f"{name}_hooks": offering(name)}, **{name: f"{name}_hooks"})
         folder = tmp_path / f"{name}-1.0.dist-info"
         (folder / file).write_bytes(content)
-        failures.add(f"{name} ({name} 1.0): {folder} is damaged ({reason})")
+        failures.add(f"{name} ({name} 1.0): {folder} is damaged ({reason}")
     program = (
         "import calfat_plugin.suites\n"
         "from calfat_plugin.registry import Registry\n"
@@ -283,7 +266,9 @@ def test_damaged_distributions_are_reported_and_left_out(site: Install, tmp_path
     ended = python(program, path=(tmp_path,))
     *said, last = ended.out.splitlines()
     assert (ended.code, ended.err, last) == (0, "", "good 1.0")
-    assert sorted(said) == sorted([*failures, *failures])
+    assert sorted(line[: len(start)] for line, start in zip(sorted(said), sorted([*failures] * 2), strict=True)) == (
+        sorted([*failures] * 2)
+    )
 
 
 def test_a_damaged_distribution_can_be_blocked(site: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,70 +279,12 @@ def test_a_damaged_distribution_can_be_blocked(site: Install, tmp_path: Path, mo
     assert Registry.load().failures == []
 
 
-def test_a_hook_with_an_argument_of_its_own_is_reported_in_one_line(site: Install) -> None:
-    site("bad", "0.1", {"bad_hooks": f"{HEAD}@hookimpl\ndef calfat_run_started(rum): pass"}, bad="bad_hooks")
-    registry = Registry.load()
-    (failure,) = failures(registry)
-    assert failure.startswith("bad (bad 0.1): PluginValidationError: ")
-    assert "{'rum'} are declared in the hookimpl but can not be found in the hookspec" in failure  # pluggy's words
-    assert "\n" not in failure
-    assert registry.listeners() == ()
-
-
-def test_a_class_instead_of_a_module_is_reported(site: Install) -> None:
-    source = f"{HEAD}class Hooks:\n    @hookimpl\n    def calfat_local_trainers(self): return []\n"
-    site("bad", "0.1", {"bad_hooks": source}, bad="bad_hooks:Hooks")
-    assert failures(Registry.load()) == [
-        "bad (bad 0.1): the entry point names the class Hooks; name an instance or a module."
-    ]
-
-
-def test_an_entry_point_to_nothing_is_reported(site: Install) -> None:
-    site("bad", "0.1", {"bad_hooks": ""}, bad="bad_hooks:hooks")
-    assert failures(Registry.load()) == ["bad (bad 0.1): AttributeError: module 'bad_hooks' has no attribute 'hooks'"]
-
-
-def test_a_plugin_that_breaks_half_way_takes_all_its_hooks_with_it(site: Install) -> None:
-    """Neither what it offered before, nor its hooks of a run's life, are used."""
-    source = f"""{HEAD}
-@hookimpl
-def calfat_aggregators():
-    yield AggregatorEntry("half", build=dict)
-@hookimpl
-def calfat_run_started(run): pass
-@hookimpl
-def calfat_run_finished(run, result, more): pass
-"""
-    site("bad", "0.1", {"bad_hooks": source}, bad="bad_hooks")
-    registry = Registry.load()
-    assert len(registry.failures) == 1
-    assert registry.listeners() == ()
-    assert "half" not in {name for kind in KINDS for name in registry.names(kind)}
-
-
-def test_who_passes_a_plugin_in_hears_of_it_at_once() -> None:
-    class Misspelt:
-        @hookimpl
-        def calfat_locl_trainers(self) -> Any:
-            return ()
-
-    with pytest.raises(PluginError) as raised:
-        Registry.load(entry_points=False, plugins=[Misspelt()])
-    assert str(raised.value) == (
-        "Misspelt: there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
-    )
-
-
 def test_two_objects_of_one_class_may_be_passed_in() -> None:
     plugins = [_offer(TrainerEntry(name, build=dict)) for name in ("one", "two")]
     assert {"one", "two"} <= set(Registry.load(entry_points=False, plugins=plugins).names(TrainerEntry))
 
 
 def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
-    class Broken:
-        @hookimpl
-        def calfat_local_trainers(self) -> Any:
-            raise KeyError("x")
-
+    broken = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: {}["x"]), __name__="Broken")
     with pytest.raises(PluginError, match=r"^Broken: KeyError: 'x'$"):
-        Registry.load(entry_points=False, plugins=[Broken()])
+        Registry.load(entry_points=False, plugins=[broken])

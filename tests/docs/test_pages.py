@@ -20,13 +20,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
-from calfat_plugin.testing import (
-    builtin_registry,
-    check_attacker,
-    check_dataset,
-    check_evaluator,
-    check_trainer,
-)
+from calfat_plugin.testing import builtin_registry, check_attacker, check_dataset, check_evaluator, check_trainer
 from tests.docs.names import BUILT_IN, inline, recipe_keys
 from tests.docs.pages import DOCS, FENCE, PAGES, blocks, text_of
 from tests.docs.reader import Reader

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,17 +84,10 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert {row["num_examples"] for row in content["evaluations"]} == {60}
     settings = content["evaluations"][2]["settings"]
     assert (settings["eps"], settings["step_size"], settings["seed"]) == ("0.1", "0.025", 3)
-    assert {key: content[key] for key in ("run", "checkpoint", "round", "trainer", "model", "dataset")} == {
-        "run": "run",
-        "checkpoint": "run/checkpoints/last.safetensors",
-        "round": 7,
-        "trainer": "calfat",
-        "model": "cnn_small",
-        "dataset": "digits",
-    }
-    assert content["test_examples"] == 359
-    assert content["alarms"] == []
-    assert content["environment"]["versions"]["torch"] == torch.__version__
+    where = {"run": "run", "checkpoint": "run/checkpoints/last.safetensors", "round": 7, "test_examples": 359}
+    what = {"trainer": "calfat", "model": "cnn_small", "dataset": "digits", "alarms": []}
+    assert {**where, **what}.items() <= content.items()
+    assert content["environment"]["versions"]["torch"] == metadata.version("torch")
     assert (run_dir / "results.json").read_text() == "the run's own\n"
     assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.evidence.safetensors", "last.json"]
     assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
@@ -110,21 +105,17 @@ def test_the_page_of_the_run_is_made_anew(run_dir):
     assert "Attacked afterwards" in page.read_text(encoding="utf-8")
 
 
-def test_results_are_kept_and_equal_calls_give_equal_numbers(run_dir):
-    for _ in range(2):
-        assert call(run_dir, "--attacks", "pgd3,cw3", "--examples", 30)[0] == 0
-    assert call(run_dir, "--attacks", "pgd3,cw3", "--examples", 30, "--seed", 4)[0] == 0
-    first, second, third = (run_dir / "attacks" / f"last{end}.json" for end in ("", "-2", "-3"))
-    assert numbers(first) == numbers(second)
-    assert numbers(third)[2][1]["seed"] == 4
-
-
-def test_a_checkpoint_is_found_by_name_and_by_path(run_dir):
-    for arguments in ((run_dir, "--checkpoint", "best-robust"), (run_dir / "checkpoints" / "best-robust.safetensors",)):
-        assert call(*arguments, "--attacks", "fgsm", "--examples", 5)[0] == 0
-    first, second = (json.loads((run_dir / "attacks" / f"best-robust{end}.json").read_text()) for end in ("", "-2"))
-    assert first["round"] == second["round"] == 5
-    assert first["selected_on"] == "test split"
+def test_results_are_kept_equal_calls_give_equal_numbers_and_a_checkpoint_is_found_by_name_and_path(run_dir):
+    best = (run_dir, "--checkpoint", "best-robust"), (run_dir / "checkpoints" / "best-robust.safetensors",)
+    for words in (*best, (run_dir,), (run_dir, "--seed", 4)):
+        assert call(*words, "--attacks", "pgd3,cw3", "--examples", 30)[0] == 0
+    first, second, last, seeded = (
+        run_dir / "attacks" / f"{name}.json" for name in ("best-robust", "best-robust-2", "last", "last-2")
+    )
+    assert numbers(first) == numbers(second) == numbers(last)  # of the same weights
+    assert numbers(seeded)[2][1]["seed"] == 4
+    assert [json.loads(path.read_text())["round"] for path in (first, second, last)] == [5, 5, 7]
+    assert json.loads(first.read_text())["selected_on"] == "test split"
 
 
 def test_options_labels_and_budget_of_the_command_line(run_dir):
@@ -136,13 +127,8 @@ def test_options_labels_and_budget_of_the_command_line(run_dir):
     plain, scaled, _ = (
         row["settings"] for row in json.loads((run_dir / "attacks/last.json").read_text())["evaluations"][1:]
     )
-    assert [plain[key] for key in ("norm", "eps", "step_size", "restarts", "batch_size")] == [
-        "l2",
-        "0.5",
-        "0.125",
-        2,
-        3,
-    ]
+    wanted = {"norm": "l2", "eps": "0.5", "step_size": "0.125", "restarts": 2, "batch_size": 3}
+    assert wanted.items() <= plain.items()
     assert (plain["logit_scale"], scaled["logit_scale"]) == (1.0, 10.0)
 
 
@@ -272,10 +258,7 @@ def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, cnn_sma
 def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     code, out, _ = call(*own_model(own, "Soft"), "--attacks", "pgd2,autoattack", *QUICK, "--examples", 10)
     assert code == 0
-    assert (
-        "  probabilities: natural, pgd2, autoattack: the model returns probabilities, not logits: every row is in "
-        "[0, 1] and sums to 1." in out
-    )
+    assert "  probabilities: natural, pgd2, autoattack: the model returns probabilities, not logits: " in out
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -323,15 +306,11 @@ def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapsho
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_tensor(run_dir):
-    recipe = run_dir / "recipe.yaml"
-    recipe.write_text(RECIPE.replace("cnn_small", "vgg8"))
+    (run_dir / "recipe.yaml").write_text(RECIPE.replace("cnn_small", "vgg8"))
     code, _, err = call(run_dir, "--attacks", "fgsm")
     assert code == 2
-    assert re.fullmatch(
-        r"error: run/checkpoints/last\.safetensors: these are not weights of the model 'vgg8': the file: tensor "
-        r"'[\w.]+' (is missing.*|has shape .*)\.\n",
-        err,
-    )
+    where = r"error: run/checkpoints/last\.safetensors: these are not weights of the model 'vgg8': the file: tensor "
+    assert re.match(where + r"'[\w.]+' (is missing|has shape )", err)
 
 
 class Payload:
@@ -342,23 +321,15 @@ class Payload:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(own, tmp_path):
+def test_what_is_no_state_dict_is_refused_and_code_in_a_pickle_is_not_run(own, tmp_path, snapshot):
     Path("evil.pt").write_bytes(pickle.dumps({"a": Payload()}))
     torch.save({"a": Payload()}, "evil2.pt")
-    for weights in ("evil.pt", "evil2.pt"):
-        code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
-        assert (code, err) == (
-            2,
-            f"error: {weights}: the weights cannot be read (UnpicklingError). Expected a safetensors file, or a state "
-            "dict written by torch.save that holds tensors and nothing else.\n",
-        )
-    assert not (tmp_path / "hacked").exists()
-
-
-def test_a_file_that_is_no_state_dict_is_refused(own):
     torch.save([torch.zeros(3)], "list.pt")
-    code, _, err = call(*own_model(own, weights="list.pt"), "--attacks", "fgsm")
-    assert (code, err) == (2, "error: list.pt: holds a list; expected a state dict, tensors by name.\n")
+    for weights in ("evil.pt", "evil2.pt", "list.pt"):
+        code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
+        assert (code, err.startswith(f"error: {weights}: ")) == (2, True)
+        snapshot(err)
+    assert not (tmp_path / "hacked").exists()
 
 
 def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir):
@@ -381,18 +352,10 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
 
 
 def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
-    from calfat_plugin.analyses import attack as module
-
-    def stop(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_measure", stop)
-    assert call(run_dir) == (
-        130,
-        "",
-        "error: stopped.\n"
-        "The same command again continues inside AutoAttack where it stopped; other attacks start again.\n",
-    )
+    monkeypatch.setattr("calfat_plugin.analyses.attack._measure", Mock(side_effect=KeyboardInterrupt))
+    code, out, err = call(run_dir)
+    assert (code, out) == (130, "")
+    assert err.startswith("error: stopped.\nThe same command again continues inside AutoAttack where it stopped; ")
 
 
 def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -50,13 +51,6 @@ def found(make_task: MakeTask, *, threat: ThreatModel, options: DeepFoolOptions 
     return DeepFool(options or DeepFoolOptions()).evaluate(task, "deepfool")
 
 
-def test_it_has_no_l1(snapshot: TextSnapshot) -> None:
-    recipe = SimpleNamespace(threat=ThreatModel("l1", 2))
-    with snapshot.raises(OptionError):
-        ENTRY.check(DeepFoolOptions(), recipe)
-    ENTRY.check(DeepFoolOptions(norm="l2", eps=Fraction(1, 2)), recipe)
-
-
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_a_linear_model_is_crossed_at_its_nearest_boundary_in_one_step(norm: str, make_task: MakeTask) -> None:
     length = beyond(TO_2[norm])
@@ -77,15 +71,17 @@ def test_an_example_is_broken_where_the_distance_is_within_eps_and_measured_what
     assert inside.details == outside.details == {"unbroken": 0, "zero_gradients": 0}
 
 
-def test_candidates_are_the_classes_of_the_largest_clean_logits(make_task: MakeTask) -> None:
-    result = found(make_task, threat=budget("linf", 0.5), options=DeepFoolOptions(candidates=2))
-    assert result.metrics[DISTORTION] == pytest.approx(beyond(TO_1["linf"]), abs=1e-6)
-    assert result.settings["candidates"] == 2
-
-
-def test_overshoot_lengthens_the_way(make_task: MakeTask) -> None:
-    result = found(make_task, threat=budget("linf", 0.5), options=DeepFoolOptions(overshoot=0.5))
-    assert result.metrics[DISTORTION] == pytest.approx(1.5 * (TO_2["linf"] + 1e-4), abs=1e-6)
+@pytest.mark.parametrize(
+    ("options", "distortion"),
+    [
+        ({"candidates": 2}, beyond(TO_1["linf"])),  # the classes of the largest clean logits
+        ({"overshoot": 0.5}, 1.5 * (TO_2["linf"] + 1e-4)),
+    ],
+)
+def test_options_change_the_way(options: dict[str, Any], distortion: float, make_task: MakeTask) -> None:
+    result = found(make_task, threat=budget("linf", 0.5), options=DeepFoolOptions(**options))
+    assert result.metrics[DISTORTION] == pytest.approx(distortion, abs=1e-6)
+    assert options.items() <= result.settings.items()
 
 
 def test_what_is_wrong_already_stays_as_it_is_and_has_no_distortion(make_task: MakeTask) -> None:
@@ -161,7 +157,11 @@ class Detached(nn.Module):
         return x.detach().flatten(1) @ WEIGHT.T
 
 
-def test_a_model_without_gradients_is_refused(make_task: MakeTask, snapshot: TextSnapshot) -> None:
+def test_a_model_without_gradients_and_the_norm_l1_are_refused(make_task: MakeTask, snapshot: TextSnapshot) -> None:
     task = make_task(Detached().eval(), ImageData(X, Y), num_classes=3)
     with snapshot.raises(ModelError):
         DeepFool(DeepFoolOptions()).evaluate(task, "deepfool")
+    recipe = SimpleNamespace(threat=ThreatModel("l1", 2))
+    with snapshot.raises(OptionError):
+        ENTRY.check(DeepFoolOptions(), recipe)
+    ENTRY.check(DeepFoolOptions(norm="l2", eps=Fraction(1, 2)), recipe)

@@ -37,6 +37,9 @@ calfat:
 """
 
 
+AUTOATTACK = ("iterations=2", "queries=5", "max_examples=40")
+
+
 @pytest.fixture(autouse=True)
 def quick(few_targets: int) -> None:
     """AutoAttack is no part of what is tested here."""
@@ -82,11 +85,7 @@ def test_findings_are_written_and_the_state_goes_once_the_results_are_there(expe
     RunWriter(run, experiment).run_finished(RunResult(evaluations, 1, 1.0))
     assert not run.evaluation.exists()
     alarms = json.loads(run.results.read_text())["alarms"]
-    assert {
-        "code": "not-published",
-        "text": "autoattack: 2 iterations instead of 100, 5 queries instead of 5000: this is not the published attack.",
-        "labels": ["autoattack"],
-    } in alarms
+    assert ("not-published", ["autoattack"]) in [(alarm["code"], alarm["labels"]) for alarm in alarms]
 
 
 def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp_path):
@@ -96,9 +95,8 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp
     run = RunDirectory.create(experiment, tmp_path / "run")
     run.write_recipe(experiment)
     save_checkpoint(run.last_checkpoint, snapshot, {})
-    options = ["pgd.steps=2", "pgd.max_examples=40", "autoattack.iterations=2", "autoattack.queries=5"]
-    options.append("autoattack.max_examples=40")
-    plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=tuple(options)))
+    options = ("pgd.steps=2", "pgd.max_examples=40", *(f"autoattack.{key}" for key in AUTOATTACK))
+    plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=options))
     outcome = attack(plan, [], Observer())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]

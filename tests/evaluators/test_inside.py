@@ -115,10 +115,8 @@ def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     broken = Pixel(float("nan"), 0.5)
     found, _ = attacked(make_task, Clients({0: (broken, broken), 7: (SECOND, SECOND)}))
     assert (found.details["clients"], found.details["matrix"]) == ([7], [[4 / 6, 4 / 6]])
-    assert found.details["unusable"] == {
-        0: "the model returned nan or inf for clean images: 1 of 1 values of its tensor 'sign' are not finite. The "
-        "training diverged (lower train_args.learning_rate), or the checkpoint is damaged."
-    }
+    assert list(found.details["unusable"]) == [0]
+    assert "1 of 1 values of its tensor 'sign' are not finite" in found.details["unusable"][0]
 
 
 def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -> None:
@@ -136,11 +134,6 @@ def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -
     assert found.accuracy == 4 / 6
 
 
-def test_without_an_entry_that_says_so_there_are_no_clients(make_task: MakeTask, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(PluginError):
-        make_task(GLOBAL.eval(), IMAGES, threat=ONE_STEP, num_classes=2).clients()
-
-
 # --- personalised -----------------------------------------------------------------------------------------------------
 
 
@@ -153,9 +146,7 @@ def personalised(make_task: MakeTask, clients: Clients, **changes: Any) -> Any:
 def test_each_client_on_its_own_label_mix_by_hand(make_task: MakeTask) -> None:
     """FIRST: clean 4/4 and 1/2, attacked 3/4 and 0/2. SECOND: clean 4/4 and 1/2, attacked 3/4 and 1/2."""
     clients = Clients(
-        {3: (FIRST, SECOND), 5: (FIRST, FIRST), 7: (SECOND, FIRST)},
-        attackers=(5,),
-        counts={3: (1, 0), 7: (1, 3)},
+        {3: (FIRST, SECOND), 5: (FIRST, FIRST), 7: (SECOND, FIRST)}, attackers=(5,), counts={3: (1, 0), 7: (1, 3)}
     )
     found = personalised(make_task, clients)
     assert found.details["clients"] == {
@@ -201,6 +192,8 @@ def test_a_client_without_test_images_of_its_classes_is_in_no_mean(make_task: Ma
     assert found.metrics["own_natural"] == found.metrics["own_natural_worst"] == 1.0
 
 
-def test_without_honest_clients_only_the_global_model_is_measured(make_task: MakeTask) -> None:
+def test_without_honest_clients_only_the_global_model_is_measured(make_task: MakeTask, snapshot: TextSnapshot) -> None:
     found = personalised(make_task, Clients({3: (FIRST, FIRST)}, attackers=(3,)))
     assert (found.accuracy, found.metrics, found.details["clients"]) == (3 / 6, {}, {})
+    with snapshot.raises(PluginError):  # and without an entry that says that it looks at clients there are none
+        make_task(GLOBAL.eval(), IMAGES, threat=ONE_STEP, num_classes=2).clients()

@@ -106,50 +106,46 @@ def test_a_run_has_the_digest_of_its_source(source: Path, tmp_path: Path, no_pag
     assert {key: again["settings"][key] for key in settings} == settings
 
 
-def refused(error: type[CalfatError], snapshot: TextSnapshot, folder: Path, pick: str) -> None:
-    """A run with this evaluator does not begin its first round."""
-    path = folder / "mine.yaml"
-    path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {pick}]"))
-    with snapshot.raises(error, f"{path}:8: calfat.evaluators[1]"):
-        calfat_plugin.run(path, run_dir=folder / "run", progress=False)
-    assert not (folder / "run" / "rounds.csv").exists()
-
-
-def test_a_source_that_is_not_there(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {tmp_path / 'gone'}}}")
-    pick = f"{{name: transfer, source: {tmp_path / 'gone.pt'}, model: '{NET}'}}"
-    refused(RunError, snapshot, tmp_path, pick)
-
-
-def test_weights_without_their_model(weights: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
-    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {weights}}}")
-
-
-def test_weights_of_another_model(weights: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
-    pick = f"{{name: transfer, source: {weights}, model: '{__name__}:smaller'}}"
-    refused(calfat_plugin.ModelError, snapshot, tmp_path, pick)
-
-
-def test_a_damaged_source(source: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(source, copy)
+def damaged(copy: Path) -> None:
     checkpoint = copy / "checkpoints" / "last.safetensors"
     content = bytearray(checkpoint.read_bytes())
     content[-5] ^= 1
     checkpoint.write_bytes(content)
-    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {copy}}}")
 
 
-def test_a_run_of_another_data_set(source: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(source, copy)
+def of_other_data(copy: Path) -> None:
     recipe = copy / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("dataset: digits", "dataset: mnist"))
-    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {copy}}}")
 
 
-def test_without_a_source(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    refused(RecipeError, snapshot, tmp_path, "transfer")
+#: (source, model, what is done to a copy of the good source, the error)
+REFUSED: dict[str, tuple[str, str, Any, type[CalfatError]]] = {
+    "a run that is not there": ("gone", "", None, RunError),
+    "weights that are not there": ("gone.pt", NET, None, RunError),
+    "weights without their model": ("weights.pt", "", None, RunError),
+    "weights of another model": ("weights.pt", f"{__name__}:smaller", None, calfat_plugin.ModelError),
+    "damaged": ("copy", "", damaged, RunError),
+    "a run of another data set": ("copy", "", of_other_data, RunError),
+    "no source": ("", "", None, RecipeError),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_bad_source_is_refused_before_the_first_round(
+    what: str, source: Path, weights: Path, tmp_path: Path, snapshot: TextSnapshot
+) -> None:
+    name, model, change, error = REFUSED[what]
+    if change is not None:
+        shutil.copytree(source, tmp_path / "copy")
+        change(tmp_path / "copy")
+    pick = (
+        f"{{name: transfer, source: {tmp_path / name}{f', model: {model!r}' if model else ''}}}" if name else "transfer"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {pick}]"))
+    with snapshot.raises(error, f"{path}:8: calfat.evaluators[1]"):
+        calfat_plugin.run(path, run_dir=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "rounds.csv").exists()
 
 
 def test_a_run_goes_on_with_the_source_that_it_was_started_with(

@@ -130,26 +130,20 @@ def numbers(content: dict[str, Any]) -> tuple[object, ...]:
 # --- five models ------------------------------------------------------------------------------------------------------
 
 
-def test_plain_training_is_not_robust(folder: Path) -> None:
+def test_plain_training_is_not_robust(folder: Path, snapshot: TextSnapshot) -> None:
     code, out, err = call(*own("Honest", "plain", eps="0.3"))
     assert (code, err) == (0, "")
     content = judged("plain-trust.json")
     assert (content["verdict"]["word"], content["finished"]) == ("not robust", True)
     assert [check["check"] for check in content["checks"]] == ["answers", "gradients", "pgd"]
     assert "\nverdict: not robust\nThe model is not robust: it has " in out
-    assert out.endswith(
-        "not needed for the verdict (--full runs them): gradients against the slopes of the logits, losses without the "
-        "scale of the logits, random noise, accuracy over the budget, more steps and restarts, units that no image "
-        "wakes, attack without gradients, adversarial examples of a surrogate trained here, AutoAttack\n"
-        "results: plain-trust.json\n"
-    )
+    snapshot(out[out.index("not needed for the verdict") :])
 
 
 @pytest.mark.slow
 def test_adversarial_training_holds_against_the_published_autoattack(folder: Path) -> None:
     assert call(*own("Honest", examples=359))[0] == 0
-    assert judged()["verdict"]["word"] == "holds"
-    assert judged()["checks"][-1]["check"] == "autoattack-32"
+    assert (judged()["verdict"]["word"], judged()["checks"][-1]["check"]) == ("holds", "autoattack-32")
 
 
 def test_a_saturated_softmax_is_named(folder: Path, checks: None) -> None:
@@ -219,13 +213,11 @@ def test_no_number_is_usable_of_a_model_that_hides_from_attacks(
     assert verdict["word"] in ("overstated", "not shown")
     assert verdict["usable"] is False
     assert verdict["text"].endswith("; the worst case is no usable number")
-    for cause in causes:
-        assert any(cause in found for found in verdict["causes"])
+    assert [cause for cause in causes if not any(cause in found for found in verdict["causes"])] == []
     assert f"\nverdict: {verdict['text']}\n{verdict['sentence']}\n" in out
-    assert verdict["sentence"].endswith(
-        f" The worst case, {100 * verdict['worst']:.1f} %, is no usable number, only an upper bound: the model "
-        "hides from attacks. Attack it without the part that does (--transfer takes such a model), and report what "
-        "that leaves; --full attacks the same model."
+    assert (
+        f" The worst case, {100 * verdict['worst']:.1f} %, is no usable number, only an upper bou"
+        in verdict["sentence"]
     )
 
 
@@ -267,26 +259,24 @@ def test_an_image_that_only_a_fresh_copy_gets_wrong_is_broken(digits_model: nn.M
     assert (row.disputed, row.accuracy, int(made.robust.sum())) == (20, 0.0, 0)
 
 
-def test_the_surrogate_is_the_same_for_the_same_seed_and_asks_for_labels_alone(digits_model: nn.Module) -> None:
-    def weights(seed: int, scale: float = 1.0) -> list[torch.Tensor]:
+def test_the_surrogate_is_the_same_for_the_same_seed_and_asks_for_the_models_labels_alone(
+    digits_model: nn.Module,
+) -> None:
+    """It never sees the true ones."""
+
+    def weights(seed: int, scale: float = 1.0, turned: bool = False) -> list[torch.Tensor]:
         class Scaled(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 logits: torch.Tensor = digits_model(x)
                 return scale * logits.double()
 
         made = on_trial(Scaled().eval(), 12, seed=seed)
-        return list(trained_surrogate(made).state_dict().values())
+        data = ImageData(made.data.x, made.data.y.flip(0) if turned else made.data.y)
+        return list(trained_surrogate(replace(made, data=data)).state_dict().values())
 
     first = weights(0)
-    assert all(map(torch.equal, first, weights(0, scale=7.0)))
+    assert all(map(torch.equal, first, weights(0, scale=7.0, turned=True)))
     assert not any(map(torch.equal, first, weights(1)))
-
-
-def test_the_surrogate_never_sees_the_true_labels(digits_model: nn.Module) -> None:
-    made = on_trial(digits_model, 12)
-    turned = replace(made, data=ImageData(made.data.x, made.data.y.flip(0)))
-    first, second = (trained_surrogate(each).state_dict().values() for each in (made, turned))
-    assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 20), (1, 2, 2)])
@@ -563,14 +553,9 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
     assert re.search(r"^  pgd20  \d+\.\d %  \d+\.\d s$", progress, re.MULTILINE)
     content = judged("run/trust.json")
     assert json.loads(out) == {"file": "run/trust.json", "results": content}
-    assert {key: content[key] for key in ("run", "checkpoint", "round", "dataset", "examples", "transfer")} == {
-        "run": "run",
-        "checkpoint": "run/checkpoints/last.safetensors",
-        "round": 7,
-        "dataset": "digits",
-        "examples": 80,
-        "transfer": ["other"],
-    }
+    where = {"run": "run", "checkpoint": "run/checkpoints/last.safetensors", "round": 7}
+    what = {"dataset": "digits", "examples": 80, "transfer": ["other"]}
+    assert {**where, **what}.items() <= content.items()
     assert content["threat"] == {"norm": "linf", "eps": "0.1", "step_size": "0.025", "seed": 3, "batch_size": 500}
     (transfer,) = (check for check in content["checks"] if check["check"] == "transfer")
     assert [row["attack"] for row in transfer["rows"]] == ["pgd20 of other"]
@@ -579,11 +564,8 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
     assert (verdict["word"], verdict["causes"]) == ("holds", [])
     assert verdict["natural"] > verdict["claimed"] >= verdict["worst"] > 0.5
     shown = calfat.replay(run_dir / "trust.evidence.safetensors")
-    assert shown.stands
-    assert {number.label: number.shown for number in shown.numbers} == {
-        "natural": verdict["natural"],
-        "worst-case": verdict["worst"],
-    }
+    numbers = {number.label: number.shown for number in shown.numbers}
+    assert (shown.stands, numbers) == (True, {"natural": verdict["natural"], "worst-case": verdict["worst"]})
     left = [row["left"] for check in content["checks"] for row in check["rows"] if row["left"] is not None]
     assert left == sorted(left, reverse=True)
     assert f"<strong>Verdict: {verdict['text']}.</strong> {verdict['sentence']}" in text
@@ -602,10 +584,7 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
 
 @pytest.mark.parametrize(
     ("norm", "eps", "curve"),
-    [
-        pytest.param("l2", "0.5", ["0.25", "1", "2", "4"], marks=pytest.mark.slow),
-        ("l1", "1", ["0.5", "2", "4", "32"]),
-    ],
+    [pytest.param("l2", "0.5", ["0.25", "1", "2", "4"], marks=pytest.mark.slow), ("l1", "1", ["0.5", "2", "4", "32"])],
 )
 def test_every_check_attacks_in_the_norm_of_the_budget(
     norm: str, eps: str, curve: list[str], run_dir: Path, quick: None
@@ -633,11 +612,8 @@ def test_every_check_attacks_in_the_norm_of_the_budget(
 def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subattacks, "_SQUARE_LEAST_HEIGHT", 9)
     code, out, err = call(*own("Honest", "plain", eps="3", examples=20), "--norm", "l2")
-    assert (code, err) == (
-        0,
-        "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels; they have 8.\n",
-    )
-    assert out.startswith("check 1 of 11: ")
+    said = "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels; they have 8.\n"
+    assert (code, err, out.startswith("check 1 of 11: ")) == (0, said, True)
     assert "attack without gradients" not in out
 
 
@@ -675,26 +651,20 @@ def test_bad_input_is_refused_and_nothing_is_written(
     assert sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts) == before
 
 
-def test_nan_is_no_class(folder: Path) -> None:
+def test_nan_is_no_class(folder: Path, snapshot: TextSnapshot) -> None:
     """An image whose logits are nan counted as class 0, so as right or wrong by chance."""
-    assert call(*own("OnlyDigits", examples=20)) == (
-        2,
-        "check 1 of 12: same answers to the same images\n",
-        "error: the model returned nan or inf for 20 of 20 random points of the ball. Such an answer is no class, so "
-        "nothing can be counted: find the operation that overflows or divides by zero, and repair the model.\n",
-    )
+    code, _, err = call(*own("OnlyDigits", examples=20))
+    assert code == 2
+    snapshot(err)
     assert not Path("robust-trust.json").exists()
 
 
-def test_a_verdict_on_another_question_is_kept(folder: Path) -> None:
+def test_a_verdict_on_another_question_is_kept(folder: Path, snapshot: TextSnapshot) -> None:
     assert call(*own("Honest", "plain", eps="0.3", examples=30))[0] == 0
     before = Path("plain-trust.json").read_bytes()
     code, _, err = call(*own("Honest", "plain", eps="0.2", examples=30))
-    assert (code, err) == (
-        2,
-        "error: plain-trust.json: holds the verdict on another model, budget, seed or set of images, or another "
-        "version's. It is not overwritten: remove it, or write the new one elsewhere with --output.\n",
-    )
+    assert code == 2
+    snapshot(err)
     assert Path("plain-trust.json").read_bytes() == before
 
 
@@ -705,12 +675,8 @@ def test_a_file_of_something_else_is_kept(folder: Path, text: str | None) -> Non
     """A text, a JSON file, results of ``calfat attack``, a folder."""
     path = Path("mine.json")
     path.mkdir() if text is None else path.write_text(text)
-    with pytest.raises(RunError) as raised:
+    with pytest.raises(RunError, match=r"^mine\.json: is there already, and calfat trust did not write it\."):
         Record.open(path, "", {}, 30)
-    assert str(raised.value) == (
-        "mine.json: is there already, and calfat trust did not write it. It is not overwritten: name another file with "
-        "--output."
-    )
     assert text is None or path.read_text() == text
 
 
@@ -718,10 +684,11 @@ def test_a_damaged_record_is_refused(folder: Path) -> None:
     words = own("Honest", "plain", eps="0.3", examples=30)
     assert call(*words)[0] == 0
     content = judged("plain-trust.json")
-    for key, value, text in (
-        ("checks", [{"check": "pgd"}], "plain-trust.json: the file is damaged (KeyError: 'rows')."),
-        ("robust", "01", "plain-trust.json: the file is damaged (ValueError: 2 verdicts for 30 examples)."),
+    for changes, said in (
+        ({"checks": [{"check": "pgd"}]}, "KeyError: 'rows'"),
+        ({"robust": "01"}, "ValueError: 2 verd"),
     ):
-        Path("plain-trust.json").write_text(json.dumps({**content, key: value}))
+        Path("plain-trust.json").write_text(json.dumps({**content, **changes}))
         code, _, err = call(*words)
-        assert (code, err) == (2, f"error: {text} Restore it from a copy, or remove it and make it again.\n")
+        assert code == 2
+        assert err.startswith(f"error: plain-trust.json: the file is damaged ({said}")

@@ -53,18 +53,17 @@ def sent_here(attacker: dict[str, Any]) -> tuple[State, State]:
     return first[1].state, second[1].state
 
 
+BYZANTINE = "byzantine_attack", "ByzantineAttack"
+REPLACEMENT = "model_replacement_backdoor_attack", "ModelReplacementBackdoorAttack"
+
+
 @pytest.mark.parametrize(
     ("module", "name", "keys", "attacker"),
     [
-        ("byzantine_attack", "ByzantineAttack", {"attack_mode": "flip"}, {"name": "sign_flip", "scale": 1}),
-        ("byzantine_attack", "ByzantineAttack", {"attack_mode": "zero"}, {"name": "untrained", "values": "zero"}),
-        ("model_replacement_backdoor_attack", "ModelReplacementBackdoorAttack", {}, {"name": "scaling", "factor": 3}),
-        (
-            "model_replacement_backdoor_attack",
-            "ModelReplacementBackdoorAttack",
-            {"scale_factor_S": 2.0},
-            {"name": "scaling", "norm": 2.0},
-        ),
+        (*BYZANTINE, {"attack_mode": "flip"}, {"name": "sign_flip", "scale": 1}),
+        (*BYZANTINE, {"attack_mode": "zero"}, {"name": "untrained", "values": "zero"}),
+        (*REPLACEMENT, {}, {"name": "scaling", "factor": 3}),
+        (*REPLACEMENT, {"scale_factor_S": 2.0}, {"name": "scaling", "norm": 2.0}),
     ],
     ids=["flip", "zero", "replacement", "replacement of a length"],
 )

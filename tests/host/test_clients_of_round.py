@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,11 +44,8 @@ def watching(seen: Seen, uses_clients: bool = True) -> Any:
     """A plugin with the evaluator ``watch``."""
     build = type("Watch", (Watching,), {"seen": seen})
 
-    @hookimpl
-    def calfat_evaluators() -> list[EvaluatorEntry]:
-        return [EvaluatorEntry("watch", build=lambda options: build(options), uses_clients=uses_clients)]
-
-    return type("Plugin", (), {"calfat_evaluators": staticmethod(calfat_evaluators)})()
+    entry = EvaluatorEntry("watch", build=lambda options: build(options), uses_clients=uses_clients)
+    return SimpleNamespace(calfat_evaluators=hookimpl(lambda: [entry]), __name__="Plugin")
 
 
 def federation(seen: Seen, **sections: Any) -> Federation:
@@ -73,7 +71,7 @@ def played(run: Federation) -> dict[int, Any]:
 
 
 def test_an_evaluator_is_set_up_once_whatever_it_measures() -> None:
-    """One that is named twice is two."""
+    """One that is named twice is two; a resumed run sets up and tries nothing."""
     seen: Seen = []
     run = federation(seen)
     run.server.begin(None)
@@ -86,14 +84,9 @@ def test_an_evaluator_is_set_up_once_whatever_it_measures() -> None:
     (first, second) = (task for what, task in seen if what == "set up")
     assert (first.num_classes, first.in_channels, first.image_size, first.has_clients) == (10, 1, (8, 8), True)
     assert first == second
-
-
-def test_a_resumed_run_sets_up_and_tries_nothing() -> None:
-    seen: Seen = []
-    run = federation([])
-    run.play()
-    federation(seen).server.begin(run.snapshot())
-    assert [what for what, _ in seen] == ["set up", "set up"]
+    resumed: Seen = []
+    federation(resumed).server.begin(run.snapshot())
+    assert [what for what, _ in resumed] == ["set up", "set up"]
 
 
 def test_clients_have_what_they_sent_in_the_last_round() -> None:
@@ -135,7 +128,7 @@ def test_personal_tensors_are_part_of_a_clients_model() -> None:
     assert not torch.equal(found[0], found[1])
 
 
-def test_models_are_copies_in_evaluation_mode() -> None:
+def test_models_are_copies_in_evaluation_mode_and_class_counts_the_clients_own() -> None:
     seen: Seen = []
     run = federation(seen)
     run.play()
@@ -146,6 +139,8 @@ def test_models_are_copies_in_evaluation_mode() -> None:
         next(first.parameters()).zero_()
     assert not same_bits(first.state_dict(), again.state_dict())
     assert same_bits(again.state_dict(), clients.model(0).state_dict())
+    for client, shard in run.worker.shards.items():
+        assert clients.class_counts(client) == tuple(torch.bincount(shard.y, minlength=10).tolist())
 
 
 def test_before_the_first_round_two_honest_clients_have_the_initial_model() -> None:
@@ -156,15 +151,6 @@ def test_before_the_first_round_two_honest_clients_have_the_initial_model() -> N
     assert clients.ids == clients.honest == (1, 2)
     assert all(same_bits(model, run.server.state) for model in models.values())
     assert same_bits(clients.fine_tuned(1, 5).state_dict(), run.server.state)
-
-
-def test_class_counts_are_the_clients_own() -> None:
-    seen: Seen = []
-    run = federation(seen)
-    run.play()
-    clients = seen[-1][1][0]
-    for client, shard in run.worker.shards.items():
-        assert clients.class_counts(client) == tuple(torch.bincount(shard.y, minlength=10).tolist())
 
 
 # --- fine-tuning ------------------------------------------------------------------------------------------------------
@@ -221,15 +207,6 @@ def test_a_client_of_a_group_is_tuned_by_its_groups_recipe() -> None:
         assert same_bits(tuned(grouped, client, 2), unpack_update(wire, 1).state)
 
 
-def test_across_silos_nobody_is_tuned(snapshot: TextSnapshot) -> None:
-    run = scaffold()
-    server = Server(run.server.experiment, run.server.dataset, CPU, RunObserver())
-    clients = server._clients({0: server.state})
-    assert clients is not None
-    with snapshot.raises(PluginError):
-        clients.class_counts(0)
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -269,14 +246,17 @@ def test_a_run_that_ends_earlier_than_it_was_asked_to_lacks_its_clients(snapshot
 # --- who may look, and where ------------------------------------------------------------------------------------------
 
 
-def test_clients_are_for_entries_that_say_so(snapshot: TextSnapshot) -> None:
-    registry = builtin_registry(watching([], uses_clients=False))
-    run = Federation(tiny_experiment(registry, evaluators=["watch"]))
+def test_who_may_not_look_is_told(snapshot: TextSnapshot) -> None:
+    """An entry that does not say that it does; across silos, who tunes clients or asks for their classes."""
+    run = Federation(tiny_experiment(builtin_registry(watching([], uses_clients=False)), evaluators=["watch"]))
     with snapshot.raises(PluginError):
         run.server.begin(None)
-
-
-def test_across_silos_personalised_is_refused_and_internal_is_not(snapshot: TextSnapshot) -> None:
+    run = scaffold()
+    server = Server(run.server.experiment, run.server.dataset, CPU, RunObserver())
+    clients = server._clients({0: server.state})
+    assert clients is not None
+    with snapshot.raises(PluginError):
+        clients.class_counts(0)
     silos = {"common_args__training_type": "cross_silo", "comm_args__backend": "GRPC"}
     assert experiment("fedpgd", calfat__evaluators=["internal"], **silos).evaluators[0].entry.uses_clients
     with snapshot.raises(RecipeError, "calfat.evaluators[0]"):

@@ -141,20 +141,14 @@ def test_deaths_in_a_row_end_the_run_and_a_trained_client_ends_the_row(snapshot:
     assert [executor.clients for executor in room.executors] == [[1, 2], [1, 2], [1, 2], [2], [2], []]
 
 
-def test_another_error_of_an_executor_is_said_as_it_is(snapshot: TextSnapshot) -> None:
-    room = Room(lambda client: TimeoutError("no worker has come"))
-    with room.workers as workers:
-        workers.submit(2, [1], DOWNLINK, {})
-        with snapshot.raises(HostError):
-            workers.result(1)
-
-
-def test_threads_of_the_leading_process_are_refused(snapshot: TextSnapshot) -> None:
-    """They would share random generators with it, so the bits would depend on who comes first."""
-    with Workers("mine:threads", lambda: ThreadPoolExecutor(2), start, RunObserver(), pytest.fail) as workers:
-        workers.submit(1, [1, 2], DOWNLINK, {})
-        with snapshot.raises(HostError):
-            workers.result(1)
+def test_another_error_of_an_executor_and_threads_of_the_leading_process_are_said(snapshot: TextSnapshot) -> None:
+    """Such threads would share random generators with it, so the bits would depend on who comes first."""
+    threads = Workers("mine:threads", lambda: ThreadPoolExecutor(2), start, RunObserver(), pytest.fail)
+    for open_now in (Room(lambda client: TimeoutError("no worker has come")).workers, threads):
+        with open_now as workers:
+            workers.submit(2, [1, 2], DOWNLINK, {})
+            with snapshot.raises(HostError):
+                workers.result(1)
 
 
 def test_threads_of_another_process_train_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

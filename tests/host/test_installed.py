@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 
 import pytest
@@ -64,13 +65,8 @@ SILO = [*RUN, "--set", "common_args.training_type=cross_silo", "--set", "comm_ar
 def test_nothing_is_begun_without_a_host(words: list[str], without_fedml: pytest.MonkeyPatch) -> None:
     ended = calfat(*words)
     assert (ended.code, ended.err) == (2, f"error: {_refusal()}\n")
-    assert list(Path().iterdir()) == []
-
-
-def test_the_python_face_says_the_same(without_fedml: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HostError) as refused:
+    with pytest.raises(HostError, match=f"^{re.escape(_refusal())}$"):
         calfat_plugin.run(RECIPES / "calfat_digits.yaml", progress=False)
-    assert str(refused.value) == _refusal()
     assert list(Path().iterdir()) == []
 
 

@@ -28,10 +28,7 @@ def test_a_peak_is_of_the_time_since_it_began() -> None:
     after = peak.of_process()
     peak.begin()
     again = peak.of_process()
-    assert before is not None
-    assert high is not None
-    assert after is not None
-    assert again is not None
+    assert before is not None and high is not None and after is not None and again is not None  # noqa: PT018
     assert 190 < high - before < 250
     assert after > high - 10  # the mark, not what is in use now; the kernel counts in batches of pages
     assert abs(again - before) < 50

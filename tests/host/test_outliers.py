@@ -33,6 +33,7 @@ from calfat_plugin.runs.writer import RunWriter
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation
 from tests.report.made import evaluation, record
+from tests.snapshot import TextSnapshot
 
 
 def history(clients: int = 20, groups: Any = (), **settings: Any) -> UpdateHistory:
@@ -236,7 +237,7 @@ def test_a_loss_that_no_client_can_have(losses: dict[int, float], left_out: list
     assert f"loss {mean:.3f}" in scores_of(record)
 
 
-def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path) -> None:
+def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path, snapshot: TextSnapshot) -> None:
     """2^53 examples take the average; a loss of -1e17 is in the record, and not in the round's."""
     federation = Federation(experiment(train_args__client_num_in_total=3))
     downlink = federation.server.downlink()
@@ -260,18 +261,8 @@ def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path) -> None:
     (row,) = read_rounds(file.path)
     assert [row[f"num_examples_{client}"] for client in range(3)] == ["30", "9007199254740992", "30"]
     assert [float(row[f"weight_{client}"]) for client in range(3)] == list(record.weights.values())
-    assert [(alarm.code, alarm.text) for alarm in alarms_of(file.path)] == [
-        (
-            "dominant-client",
-            "round 1: client 1 has 100 % of the weight of its round (it claims 9007199254740992 examples). It is "
-            "nearly the whole average: check its number of examples, or use weights: uniform.",
-        ),
-        (
-            "implausible-loss",
-            "round 1: client 1 claims a loss of -1e+17. The round's loss leaves it out, the average has its update: "
-            "look at that client.",
-        ),
-    ]
+    assert [alarm.code for alarm in alarms_of(file.path)] == ["dominant-client", "implausible-loss"]
+    snapshot("\n".join(alarm.text for alarm in alarms_of(file.path)))
 
 
 def scaled_round(run: Experiment, factor: float) -> Any:
@@ -287,23 +278,19 @@ def scaled_round(run: Experiment, factor: float) -> Any:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_an_update_scaled_by_100_is_used_and_found(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_scaled_by_100_is_used_and_reported_everywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
-    record, _ = scaled_round(experiment(train_args__client_num_in_total=3), 100.0)
-    assert record.clients == (0, 1, 2)
+    run = experiment(train_args__client_num_in_total=3)
+    record, snapshot = scaled_round(run, 100.0)
     (alarm,) = record.alarms
+    assert record.clients == (0, 1, 2)
     assert alarm.startswith(
         f"large-update: the update of client 1 has the norm {record.update_norms[1]:.3g}, per local"
     )
     assert (record.attackers_named, record.others_named) == (None, 1 / 3)
-    assert f"round 1: {record.alarms[0]}" in caplog.messages
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_an_update_scaled_by_100_is_reported_everywhere(tmp_path: Path) -> None:
-    run = experiment(train_args__client_num_in_total=3)
-    record, snapshot = scaled_round(run, 100.0)
-    (alarm,) = record.alarms
+    assert f"round 1: {alarm}" in caplog.messages
 
     stream, errors = io.StringIO(), io.StringIO()
     ShownProgress(Lines(stream, errors)).round_finished(record)

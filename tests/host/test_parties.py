@@ -6,6 +6,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,6 @@ from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation
 from tests.snapshot import TextSnapshot
-
-
-class Plugin:
-    """Offers what the tests need."""
-
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [
-            TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
-            TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
-        ]
-
-    @hookimpl
-    def calfat_aggregators(self) -> list[AggregatorEntry]:
-        return [AggregatorEntry("transposing", build=Transposing), AggregatorEntry("drawing", build=Drawing)]
-
-    @hookimpl
-    def calfat_models(self) -> list[ModelEntry]:
-        return [ModelEntry("dropping", build=dropping)]
 
 
 class Diverging(CalFAT):
@@ -92,44 +74,55 @@ def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) ->
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(pixels, num_classes))
 
 
+class Gambler(LocalTrainer):
+    """Draws from every global generator, as a careless author would."""
+
+    draws: dict[tuple[int, int], tuple[float, float, float]]
+
+    def __init__(self, options: Any, modifier: Any) -> None:
+        pass
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        self.draws[task.round, task.client] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return LocalUpdate(task.model.state_dict(), len(task.data))
+
+
+OFFERED = (
+    TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
+    TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
+    TrainerEntry("gambler", build=Gambler),
+)
+RULES = AggregatorEntry("transposing", build=Transposing), AggregatorEntry("drawing", build=Drawing)
+PLUGIN = SimpleNamespace(
+    calfat_local_trainers=hookimpl(lambda: OFFERED),
+    calfat_aggregators=hookimpl(lambda: RULES),
+    calfat_models=hookimpl(lambda: [ModelEntry("dropping", build=dropping)]),
+)
+
+
 # --- a client that has no update --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(caplog: pytest.LogCaptureFixture) -> None:
-    ran = run(experiment(Plugin(), calfat__trainer="diverging"))
-    first, second = ran.records
-    assert first.clients == (0, 2, 3, 4)
-    reason = (
-        "client 1, round 1, epoch 1: the training loss is nan by batch 1 of 1. "
-        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
-    )
-    assert first.refused == {1: reason}
-    assert f"client 1 has no update in round 1: {reason}" in caplog.messages
+def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(
+    caplog: pytest.LogCaptureFixture, snapshot: TextSnapshot
+) -> None:
+    first, second = run(experiment(PLUGIN, calfat__trainer="diverging")).records
+    assert (first.clients, list(first.refused)) == ((0, 2, 3, 4), [1])
+    snapshot(first.refused[1])
+    assert f"client 1 has no update in round 1: {first.refused[1]}" in caplog.messages
     assert sorted(first.losses) == sorted(first.update_norms) == [0, 2, 3, 4]
-    assert second.clients == (0, 1, 2, 3, 4)
-    assert second.refused == {}
+    assert (second.clients, second.refused) == ((0, 1, 2, 3, 4), {})
 
 
-def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
-    diverging = experiment(Plugin(), calfat__trainer="diverging", train_args__comm_round=3)
-    with pytest.raises(UpdateError) as raised:
-        run(diverging)
-    reasons = [
-        f"  client {client}, round 3, epoch 1: the training loss is nan by batch 1 of 1. "
-        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
-        for client in range(5)
-    ]
-    told = "round 3: not one client delivered a usable update."
-    assert str(raised.value) == "\n".join([told, *reasons])
-
-
-def test_where_no_update_is_usable_the_error_names_what_to_change(snapshot: TextSnapshot) -> None:
-    with snapshot.raises(UpdateError):
-        run(experiment(Plugin(), calfat__trainer="misshapen", train_args__client_num_in_total=1))
+def test_a_round_without_any_update_ends_the_run_with_the_reasons(snapshot: TextSnapshot) -> None:
+    with snapshot.raises(UpdateError, "round 3: not one client delivered a usable update.", "client 4"):
+        run(experiment(PLUGIN, calfat__trainer="diverging", train_args__comm_round=3))
+    with snapshot.raises(UpdateError, "round 1"):
+        run(experiment(PLUGIN, calfat__trainer="misshapen", train_args__client_num_in_total=1))
 
 
 def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
-    ran = run(experiment(Plugin(), calfat__trainer="misshapen"))
+    ran = run(experiment(PLUGIN, calfat__trainer="misshapen"))
     for record in ran.records:
         assert record.clients == (1, 3, 4)
         assert record.refused == {
@@ -140,12 +133,8 @@ def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
 
 
 def test_an_aggregator_that_returns_wrong_shapes_is_refused_by_name() -> None:
-    with pytest.raises(UpdateError) as raised:
-        run(experiment(Plugin(), calfat__aggregator="transposing"))
-    told = str(raised.value)
-    assert told.startswith("aggregator 'transposing': tensor '")
-    assert " has shape (" in told
-    assert "), expected (" in told
+    with pytest.raises(UpdateError, match=r"^aggregator 'transposing': tensor '.* has shape \(.*\), expected \("):
+        run(experiment(PLUGIN, calfat__aggregator="transposing"))
 
 
 # --- messages that no client of ours would send -----------------------------------------------------------------------
@@ -215,39 +204,17 @@ def test_a_refusal_may_hold_anything() -> None:
 
 @pytest.mark.parametrize("name", ["metric/loss", "refused/reason"])
 def test_an_extra_does_not_take_a_name_that_means_something(name: str) -> None:
-    for pack in (
-        lambda: pack_update(LocalUpdate({}, 1, extras={name: torch.ones(1)})),
-        lambda: pack_downlink({}, {name: torch.ones(1)}),
-    ):
-        with pytest.raises(UpdateError) as raised:
+    extras = {name: torch.ones(1)}
+    for pack in (lambda: pack_update(LocalUpdate({}, 1, extras=extras)), lambda: pack_downlink({}, extras)):
+        with pytest.raises(UpdateError, match=f"^the extra '{name}' is misnamed: metric/, refused/reason are reserved"):
             pack()
-        assert str(raised.value) == (f"the extra '{name}' is misnamed: metric/, refused/reason are reserved.")
 
 
 # --- randomness of others ---------------------------------------------------------------------------------------------
 
 
-class Gambler(LocalTrainer):
-    """Draws from every global generator, as a careless author would."""
-
-    draws: dict[tuple[int, int], tuple[float, float, float]]
-
-    def __init__(self, options: Any, modifier: Any) -> None:
-        pass
-
-    def fit(self, task: LocalTask) -> LocalUpdate:
-        self.draws[task.round, task.client] = random.random(), float(np.random.rand()), float(torch.rand(()))
-        return LocalUpdate(task.model.state_dict(), len(task.data))
-
-
-class Gambling:
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [TrainerEntry("gambler", build=Gambler)]
-
-
 def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own() -> None:
-    gambling = experiment(Gambling(), calfat__trainer="gambler", train_args__comm_round=3)
+    gambling = experiment(PLUGIN, calfat__trainer="gambler", train_args__comm_round=3)
     Gambler.draws = {}
     whole = run(gambling)
     drawn = dict(Gambler.draws)
@@ -260,7 +227,7 @@ def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own
     assert Gambler.draws == {place: draws for place, draws in drawn.items() if place[0] > 1}
 
     Gambler.draws = {}
-    run(experiment(Gambling(), calfat__trainer="gambler", common_args__random_seed=1))
+    run(experiment(PLUGIN, calfat__trainer="gambler", common_args__random_seed=1))
     assert not set(Gambler.draws.values()) & set(drawn.values())
 
 
@@ -271,7 +238,7 @@ def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own
 )
 def test_a_resume_repeats_what_was_drawn_from_global_generators(values: dict[str, Any]) -> None:
     def weights(resume: bool) -> list[float]:
-        drawing = experiment(Plugin(), train_args__comm_round=3, **values)
+        drawing = experiment(PLUGIN, train_args__comm_round=3, **values)
         whole = run(drawing)
         random.random(), np.random.rand(), torch.rand(1)
         last = run(drawing, resume_from=whole.snapshots[0]) if resume else whole

@@ -76,20 +76,13 @@ def two_outputs(in_channels: int, image_size: tuple[int, int], num_classes: int)
     return Two()
 
 
-class Plugin:
-    """Offers what the tests need."""
-
-    @hookimpl
-    def calfat_aggregators(self) -> list[AggregatorEntry]:
-        return [AggregatorEntry("overflowing", build=Overflowing), AggregatorEntry("kept", build=Kept)]
-
-    @hookimpl
-    def calfat_evaluators(self) -> list[EvaluatorEntry]:
-        return [EvaluatorEntry("attentive", build=Attentive)]
-
-    @hookimpl
-    def calfat_models(self) -> list[ModelEntry]:
-        return [ModelEntry("two_outputs", build=two_outputs)]
+PLUGIN = SimpleNamespace(
+    calfat_aggregators=hookimpl(
+        lambda: [AggregatorEntry("overflowing", build=Overflowing), AggregatorEntry("kept", build=Kept)]
+    ),
+    calfat_evaluators=hookimpl(lambda: [EvaluatorEntry("attentive", build=Attentive)]),
+    calfat_models=hookimpl(lambda: [ModelEntry("two_outputs", build=two_outputs)]),
+)
 
 
 class Noting(RunObserver):
@@ -165,7 +158,7 @@ def test_the_update_that_moves_furthest_is_refused(
     aggregator: str, by: float, extra: float, furthest: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Client 0 moves every number by 1; client 1 by ``by``, with an extra ``extra`` times that long."""
-    federation = Federation(experiment(Plugin(), calfat__aggregator=aggregator))
+    federation = Federation(experiment(PLUGIN, calfat__aggregator=aggregator))
     server = federation.server
     length = math.sqrt(sum(tensor.numel() for tensor in server.state.values()))
     _, wire = moved(federation, by)
@@ -183,27 +176,20 @@ def test_the_update_that_moves_furthest_is_refused(
     assert list({**server.broadcast, **server.server_state}) == ["overflowing/sum"]
 
 
-def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     monkeypatch.setattr(Overflowing, "enough", 0)
-    federation = Federation(experiment(Plugin(), calfat__aggregator="overflowing"))
+    federation = Federation(experiment(PLUGIN, calfat__aggregator="overflowing"))
     before = federation.server.state
-    with pytest.raises(UpdateError) as error:
+    with snapshot.raises(UpdateError, "round 1: not one client delivered a usable update.", "client 0", "client 1"):
         federation.server.finish_round(1, {0: moved(federation, 1.0), 1: moved(federation, 2.0)})
-    problem = "which moves furthest, the aggregate's 'overflowing/sum' holds 1 nan or inf among 2 values"
-    assert str(error.value) == "\n".join(
-        [
-            "round 1: not one client delivered a usable update.",
-            f"  client 0: with its update, {problem}",
-            f"  client 1: with its update, {problem}",
-            "  If training diverged, lower train_args.learning_rate.",
-        ]
-    )
     assert (federation.server.state, federation.server.round) == (before, 0)
 
 
 def test_a_model_that_returns_no_tensor_is_refused_before_the_first_round(snapshot: TextSnapshot) -> None:
     with snapshot.raises(ModelError):
-        Federation(experiment(Plugin(), model_args__model="two_outputs"))
+        Federation(experiment(PLUGIN, model_args__model="two_outputs"))
 
 
 # --- what is measured, and what is kept -------------------------------------------------------------------------------
@@ -213,7 +199,7 @@ def test_evaluators_are_given_what_the_recipe_says(tmp_path: Path) -> None:
     Attentive.tasks = []
     federation = Federation(
         experiment(
-            Plugin(),
+            PLUGIN,
             calfat__evaluators=["attentive"],
             calfat__monitor={"evaluators": ["attentive"], "max_examples": 7},
             calfat__evaluation__batch_size=3,
@@ -240,7 +226,7 @@ def test_evaluators_are_given_what_the_recipe_says(tmp_path: Path) -> None:
 def test_rounds_are_monitored_on_the_validation_split_and_the_test_split_is_for_the_end() -> None:
     Attentive.tasks = []
     picked = experiment(
-        Plugin(),
+        PLUGIN,
         calfat__evaluators=["attentive"],
         calfat__monitor={"evaluators": ["attentive"]},
         data_args__validation_share=0.3,

@@ -59,6 +59,7 @@ def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyP
     names = [name for name, _ in calls]
     # The host's runner calls the API's run, which calls the host's train: two methods are called "train".
     assert names == ["run", "train", *(["start_round", *["train", "fit"] * per_round, "aggregate_round"] * 3)]
+    assert all(isinstance(arguments[2], OrderedDict) for name, arguments in calls if name == "fit")  # no map per client
     fits = [arguments[:2] for name, arguments in calls if name == "fit"]
     assert fits == [(client, record.round) for record in ran.records for client in record.clients]
     assert [record.round for record in ran.records] == [1, 2, 3]
@@ -82,16 +83,14 @@ class Drifter(LocalTrainer):
         return LocalUpdate(dict(task.model.state_dict()), len(task.data))  # not copied, on purpose
 
 
-class DrifterPlugin:
-    @hookimpl
-    def calfat_local_trainers(self) -> list[TrainerEntry]:
-        return [TrainerEntry("drifter", build=Drifter)]
+DRIFTER = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [TrainerEntry("drifter", build=Drifter)]))
+DRIFTER.__name__ = "drifter"
 
 
 def test_every_client_starts_from_the_global_weights() -> None:
     """Defect 5: in its first round the host hands client k the weights that client k-1 ended with."""
     Drifter.starts = []
-    drift = experiment(DrifterPlugin(), calfat__trainer="drifter")
+    drift = experiment(DRIFTER, calfat__trainer="drifter")
     ran = run(drift)
     dataset = drift.load_dataset()
     initial = drift.build_model(dataset, drift.build_trainer())
@@ -126,15 +125,9 @@ def test_clients_are_drawn_by_the_runs_seed_and_round() -> None:
     """Defect 7: the host draws by the round alone, whatever the seed, and alike in its rounds 0 and 1."""
 
     def drawn(seed: int) -> list[tuple[int, ...]]:
-        ran = run(
-            experiment(
-                common_args__random_seed=seed,
-                train_args__client_num_in_total=10,
-                train_args__client_num_per_round=3,
-                train_args__comm_round=4,
-            )
-        )
-        return [record.clients for record in ran.records]
+        settings = {"client_num_in_total": 10, "client_num_per_round": 3, "comm_round": 4}
+        train = {f"train_args__{key}": value for key, value in settings.items()}
+        return [record.clients for record in run(experiment(common_args__random_seed=seed, **train)).records]
 
     one, other = drawn(0), drawn(1)
     assert one == drawn(0)
@@ -173,12 +166,9 @@ def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeyp
 def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     """The host evaluates data sets called ``stackoverflow...`` in another place, on a data loader we do not have."""
 
-    class Plugin:
-        @hookimpl
-        def calfat_datasets(self) -> list[DatasetEntry]:
-            return [DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")]
-
-    ran = run(experiment(Plugin(), data_args__dataset="stackoverflow-tags"))
+    entry = DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")
+    plugin = SimpleNamespace(calfat_datasets=hookimpl(lambda: [entry]), __name__="tags")
+    ran = run(experiment(plugin, data_args__dataset="stackoverflow-tags"))
     assert [record.round for record in ran.records] == [1, 2]
 
 
@@ -194,22 +184,17 @@ def test_resuming_from_a_snapshot_gives_the_same_rounds(aggregator: str) -> None
         assert torch.equal(rest.snapshots[-1].global_state[name], tensor)
 
 
-def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
+def test_the_hosts_flat_arguments_have_what_it_acts_on_and_nothing_of_ours() -> None:
     """Defect 9: all sections become attributes of one object, where an attack's epsilon would be read as privacy's."""
-    args = vars(host_arguments(experiment(calfat__threat={"eps": "8/255"})))
+    wandb = {"enable_wandb": True, "wandb_project": "fat", "run_name": "mine"}
+    own = {"calfat__threat": {"eps": "8/255"}, "train_args__server_lr": 0.5, "dp_args": {"enable_dp": False}}
+    args = vars(host_arguments(experiment(tracking_args=wandb, **own)))
     assert not {"calfat", "trainer", "threat", "eps", "epsilon", "aggregator", "evaluators", "monitor"} & set(args)
+    assert not {"server_lr", "enable_dp", "wandb_group_id"} & set(args)  # the host asks whether the last is there
     assert args["learning_rate"] == 0.05
     assert args["client_num_per_round"] == args["worker_num"] == 5
     assert args["using_mlops"] is False
-
-
-def test_keys_on_which_only_the_host_acts_reach_it_and_no_others() -> None:
-    wandb = {"enable_wandb": True, "wandb_project": "fat", "run_name": "mine"}
-    args = vars(
-        host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}, tracking_args=wandb))
-    )
     assert {key: args[key] for key in wandb} == wandb
-    assert not {"server_lr", "enable_dp", "wandb_group_id"} & set(args)  # the host asks whether the last is there
 
 
 def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
@@ -223,25 +208,13 @@ def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, sn
         run(experiment())
 
 
-def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host takes a plain dict for one model per client."""
-    received = []
-    fit = Worker.fit
-    monkeypatch.setattr(Worker, "fit", lambda *a: received.append(type(a[3])) or fit(*a))
-    run(experiment())
-    assert received and all(issubclass(kind, OrderedDict) for kind in received)  # noqa: PT018
-
-
-def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
+def test_another_host_version_and_a_backend_that_carries_no_simulation_are_refused(snapshot: TextSnapshot) -> None:
     launch.check_version("0.9.6")
     with snapshot.raises(HostError):
         launch.check_version("0.9.7")
-
-
-@pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
-def test_a_backend_that_carries_no_simulation(backend: str, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(RecipeError):
-        supported_runtime(experiment(comm_args__backend=backend))
+    for backend in ("GRPC", "MQTT_S3"):
+        with snapshot.raises(RecipeError, backend):
+            supported_runtime(experiment(comm_args__backend=backend))
 
 
 def test_the_hosts_events_are_not_logged_and_their_function_is_put_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,21 +67,17 @@ def unharmed() -> Iterator[None]:
     assert set(threading.enumerate()) <= threads
 
 
-class Plugin:
-    """A model that trains in no time."""
-
-    @hookimpl
-    def calfat_models(self) -> list[ModelEntry]:
-        return [ModelEntry("linear", build=linear)]
-
-
 def linear(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size[0] * image_size[1], num_classes))
 
 
+#: A model that trains in no time.
+PLUGIN = SimpleNamespace(calfat_models=hookimpl(lambda: [ModelEntry("linear", build=linear)]))
+
+
 def run(tmp_path: Path) -> None:
     threads = 1 if torch.get_num_threads() > 1 else 2  # other than now
-    tiny = experiment(Plugin(), model_args__model="linear", calfat__runtime={"threads": threads})
+    tiny = experiment(PLUGIN, model_args__model="linear", calfat__runtime={"threads": threads})
     directory = RunDirectory.create(tiny, tmp_path / "run")
     run_session(Request(tiny, tmp_path / "run", False, []), directory, RunObserver(), lambda text: None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -63,14 +64,11 @@ def test_of_a_long_reason_only_what_may_be_shown_is_decoded() -> None:
     assert str(error.value) == "h\ufffdi!"
 
 
-@pytest.mark.parametrize("count", [1, 2**53])
-def test_any_number_of_examples_that_can_be_weighed_is_taken(count: int) -> None:
-    assert unpack_update({"w": W}, count).num_examples == count
-
-
 @pytest.mark.parametrize(
     ("count", "reason"),
     [
+        (1, ""),
+        (2**53, ""),
         (0, "it claims 0 training examples; expected 1 or more"),
         (-(2**53), f"it claims -{2**53} training examples; expected 1 or more"),
         (2**53 + 1, "it claims an absurd number of training examples; expected 1 to 2^53"),
@@ -78,31 +76,33 @@ def test_any_number_of_examples_that_can_be_weighed_is_taken(count: int) -> None
         ("7", "it claims 7 training examples; expected 1 or more"),
     ],
 )
-def test_any_other_number_of_examples_is_refused(count: Any, reason: str) -> None:
-    with pytest.raises(UpdateError) as error:
-        unpack_update({"w": W}, count)
-    assert str(error.value) == reason
-
-
-@pytest.mark.parametrize("value", [1e18, -1e18, 0.0])
-def test_a_metric_is_any_number_that_can_be_summed(value: float) -> None:
-    assert unpack_update({"metric/loss": torch.tensor([value], dtype=torch.float64)}, 5).metrics == {"loss": value}
-    assert math.isnan(unpack_update({"metric/loss": torch.tensor(math.nan)}, 5).metrics["loss"])
+def test_a_number_of_examples_that_cannot_be_weighed_is_refused(count: Any, reason: str) -> None:
+    if reason:
+        with pytest.raises(UpdateError, match=f"^{re.escape(reason)}$"):
+            unpack_update({"w": W}, count)
+    else:
+        assert unpack_update({"w": W}, count).num_examples == count
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
+        (torch.tensor([1e18], dtype=torch.float64), ""),
+        (torch.tensor([-1e18], dtype=torch.float64), ""),
+        (torch.tensor([0.0]), ""),
+        (torch.tensor(math.nan), ""),
         (torch.tensor(-1.5e18), "its 'metric/loss' is -1.5e+18; expected a number up to 1e+18"),
         (torch.tensor(math.inf), "its 'metric/loss' is inf; expected a number up to 1e+18"),
         (torch.zeros(0), "its 'metric/loss' has shape (0,) and type torch.float32; expected a number"),
         (torch.tensor(1j), "its 'metric/loss' has type torch.complex64; expected a common real or integer type"),
     ],
 )
-def test_another_metric_is_refused(value: torch.Tensor, reason: str) -> None:
-    with pytest.raises(UpdateError) as error:
-        unpack_update({"metric/loss": value}, 5)
-    assert str(error.value) == reason
+def test_a_metric_is_any_number_that_can_be_summed(value: torch.Tensor, reason: str) -> None:
+    if reason:
+        with pytest.raises(UpdateError, match=f"^{re.escape(reason)}$"):
+            unpack_update({"metric/loss": value}, 5)
+    else:
+        assert unpack_update({"metric/loss": value}, 5).metrics["loss"] == pytest.approx(float(value), nan_ok=True)
 
 
 COMMON = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -133,6 +133,5 @@ def test_a_servers_message_that_does_not_fit_is_refused() -> None:
     downlink = federation.server.downlink()
     federation.worker.check_downlink(downlink)  # extras are no part of the model
     downlink["classifier.bias"] = torch.zeros(3)
-    with pytest.raises(UpdateError) as error:
+    with pytest.raises(UpdateError, match=r"^server: tensor 'classifier\.bias' has shape \(3,\), expected \(10,\)$"):
         federation.worker.check_downlink(downlink)
-    assert str(error.value) == "server: tensor 'classifier.bias' has shape (3,), expected (10,)"

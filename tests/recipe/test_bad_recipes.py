@@ -89,27 +89,22 @@ def test_junk_is_refused(name: str, tmp_path: Path, snapshot: TextSnapshot) -> N
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_a_missing_file_is_refused(command: str, tmp_path: Path) -> None:
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / "calfat_digits.yaml").write_text(GOOD)
-    assert calfat(command, "recipes/calfat_digit.yaml") == refused(
-        "recipes/calfat_digit.yaml: no such file. Did you mean 'recipes/calfat_digits.yaml'?"
-    )
-    assert calfat(command, "elsewhere/calfat_digits.yaml") == refused(
-        "elsewhere/calfat_digits.yaml: no such file. "
-        "The one that comes with the package is called 'calfat_digits', without a folder and an ending."
-    )
-    assert calfat(command, "elsewhere/mine.yaml") == refused("elsewhere/mine.yaml: no such file.")
-
-
-def test_a_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "recipes").mkdir()
-    Path("recipes/folder.yaml").mkdir()
-    assert calfat("check", "recipes") == refused("recipes: this is a directory, expected a recipe file.")
-    (tmp_path / "recipes" / "mine.yml").write_text(GOOD)
-    assert calfat("check", "recipes") == refused(
-        "recipes: this is a directory, expected a recipe file. Did you mean recipes/mine.yml?"
+def test_a_file_that_is_missing_or_a_directory_is_refused(command: str, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    Path("recipes/folder.yaml").mkdir(parents=True)
+    Path("one").mkdir()
+    for path in ("recipes/calfat_digits.yaml", "one/mine.yml"):
+        Path(path).write_text(GOOD)
+    for path in (
+        "recipes/calfat_digit.yaml",
+        "elsewhere/calfat_digits.yaml",
+        "elsewhere/mine.yaml",
+        "recipes/folder.yaml",
+    ):
+        ended = calfat(command, path)
+        assert (ended.code, ended.out) == (2, "")
+        snapshot(ended.err)
+    assert calfat(command, "one") == refused(
+        "one: this is a directory, expected a recipe file. Did you mean one/mine.yml?"
     )
 
 
@@ -132,10 +127,7 @@ def test_as_a_process_of_its_own_it_imports_nothing_heavy(content: str | bytes, 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (
-            "epochs: 1 -> federated_optimizer: FedProx",
-            "r.yaml:8: train_args.federated_optimizer: 'FedProx' has",
-        ),
+        ("epochs: 1 -> federated_optimizer: FedProx", "r.yaml:8: train_args.federated_optimizer: 'FedProx' has"),
         ("threat: -> reported: {pgd2: 40}\\n  threat:", "r.yaml:16: calfat.reported.pgd2: no evaluator"),
     ],
 )
@@ -157,14 +149,6 @@ def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> No
     ended = calfat("check", "r.yaml")
     assert ended.code == 2
     assert f"the label '{column}' is the name of a column" in ended.err
-
-
-def test_no_label_takes_the_place_of_the_worst_case(tmp_path: Path) -> None:
-    labelled = "evaluators: [natural, {name: pgd2, label: worst-case}]"
-    (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural, pgd20]", labelled))
-    ended = calfat("check", "r.yaml")
-    assert ended.code == 2
-    assert "calfat.evaluators[1]: 'worst-case' is what all attacks together are called" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from calfat_plugin.errors import RecipeError
@@ -31,12 +33,9 @@ def resolved(threat: str, *overrides: str, groups: str = "[]") -> Experiment:
     ],
 )
 def test_a_norm_without_an_eps_of_its_own_is_refused(threat: str, overrides: list[str], place: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        resolved(threat, *overrides)
     norm = "linf" if threat == L2 else "l1" if "l1" in place else "l2"
-    assert str(caught.value) == (
-        f"{place}: calfat.threat.norm: {norm} needs an eps beside it; the same eps is another budget in each norm."
-    )
+    with pytest.raises(RecipeError, match=f"^{re.escape(place)}: calfat.threat.norm: {norm} needs an eps beside it; "):
+        resolved(threat, *overrides)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +69,8 @@ def test_a_later_change_may_bring_the_eps() -> None:
 
 
 def test_a_group_with_another_norm_has_an_eps_of_its_own() -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(RecipeError, match=r"^r\.yaml:4: calfat\.clients\[0\]: calfat\.threat\.norm: l2 needs an eps "):
         resolved(LINF, groups="[{ids: 0, threat: {norm: l2}}]")
-    assert str(caught.value) == (
-        "r.yaml:4: calfat.clients[0]: calfat.threat.norm: l2 needs an eps beside it; the same eps is another budget in "
-        "each norm."
-    )
     (group,) = resolved(LINF, groups="[{ids: 0, threat: {norm: l2, eps: 1}}]").clients
     assert (group.recipe.threat.norm, group.recipe.threat.eps) == ("l2", 1)
     (group,) = resolved(L2, groups="[{ids: 0, threat: {norm: l2, steps: 3}}]").clients

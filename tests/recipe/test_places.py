@@ -52,8 +52,7 @@ def test_a_long_tail_that_cannot_be_dealt_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "place"),
-    [((), "r.yaml:4"), (("model_args.model=vgg8",), "--set model_args.model=vgg8")],
+    ("overrides", "place"), [((), "r.yaml:4"), (("model_args.model=vgg8",), "--set model_args.model=vgg8")]
 )
 def test_a_model_that_cannot_be_built(overrides: tuple[str, ...], place: str) -> None:
     with pytest.raises(ModelError) as raised:

@@ -46,10 +46,6 @@ def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
     assert_runs_again(experiment)
 
 
-def test_recipes_are_shipped() -> None:
-    assert {"calfat_digits.yaml", "calfat_cifar10.yaml"} <= {file.name for file in SHIPPED}
-
-
 @pytest.mark.parametrize("data", ["digits", "fmnist"])
 def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(data: str) -> None:
     chosen = rates(ROOT / "studies" / "short" / f"study_{data}_runs.csv")["0.1/CalFAT, the paper's constants"]
@@ -85,18 +81,11 @@ def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
 
 def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
     def setting(preset: str) -> tuple[object, ...]:
-        experiment = assemble_text(
-            f"data_args: {{dataset: cifar10}}\ncalfat: {{trainer: {{name: calfat, preset: {preset}}}}}\n"
-        )
-        trainer = experiment.trainer.options
-        return (
-            trainer.prior,
-            trainer.prior_weight,
-            trainer.scale,
-            experiment.partition.name,
-            experiment.aggregator.options.weights,
-            experiment.train.weight_decay,
-        )
+        text = f"data_args: {{dataset: cifar10}}\ncalfat: {{trainer: {{name: calfat, preset: {preset}}}}}\n"
+        made = assemble_text(text)
+        own = made.trainer.options
+        weights, decay = made.aggregator.options.weights, made.train.weight_decay
+        return own.prior, own.prior_weight, own.scale, made.partition.name, weights, decay
 
     assert setting("paper") == ("frequencies", 1.0, 1.0, "dirichlet_plain", "examples", 0.002)
     assert setting("release") == ("counts", 0.1, 10.0, "dirichlet", "uniform", 0.002)
@@ -119,20 +108,15 @@ calfat:
 """
 
 
-def test_a_run_may_be_resumed_without_the_download_it_began_with() -> None:
-    def downloading(answer: str) -> dict[str, object]:
-        text = f"data_args: {{dataset: cifar10}}\ncalfat: {{dataset: {{download: {answer}}}}}\n"
+def test_of_a_data_sets_options_all_but_the_download_are_the_runs() -> None:
+    def with_data(dataset: str, option: str) -> dict[str, object]:
+        text = f"data_args: {{dataset: {dataset}}}\ncalfat: {{dataset: {{{option}}}}}\n"
         return assemble_text(text).as_run()
 
-    assert same_but_rounds(downloading("true"), downloading("false")) == []
-
-
-def test_a_run_is_not_resumed_with_another_option_of_its_data_set() -> None:
-    def cropping(padding: int) -> dict[str, object]:
-        text = f"data_args: {{dataset: image_folder}}\ncalfat: {{dataset: {{crop_padding: {padding}}}}}\n"
-        return assemble_text(text).as_run()
-
-    assert same_but_rounds(cropping(4), cropping(2)) == ["calfat.dataset.crop_padding"]
+    cifar = [with_data("cifar10", f"download: {answer}") for answer in ("true", "false")]
+    folder = [with_data("image_folder", f"crop_padding: {padding}") for padding in (4, 2)]
+    assert same_but_rounds(*cifar) == []
+    assert same_but_rounds(*folder) == ["calfat.dataset.crop_padding"]
 
 
 def test_a_name_of_its_own_makes_no_other_run() -> None:

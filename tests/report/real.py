@@ -56,9 +56,5 @@ def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``calfat`` in a process of its own, with figures on the page and none beside it."""
     environment = bare(HOME=str(home), LANG="C.UTF-8", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        env=environment,
-        cwd=home.parent,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", PROGRAM, *arguments], env=environment, cwd=home.parent, capture_output=True, text=True
     )

@@ -171,7 +171,7 @@ def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: P
 def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(
     tmp_path: Path, charts: dict[str, tuple[str, str]]
 ) -> None:
-    other = [[3, 3, 3, 3, 3, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 3, 3, 3, 3, 3]]
+    other = [[3] * 5 + [0] * 5, [0] * 5 + [3] * 5]
     made_run(tmp_path / "study" / "0", SEEDS[0], final=FINAL)
     made_run(tmp_path / "study" / "1", SEEDS[1], final=FINAL, counts=other)
     assert "One partition" not in Page.read(write_comparison([tmp_path / "study"])).text

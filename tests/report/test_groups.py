@@ -61,22 +61,12 @@ def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> N
 
 
 def test_names_tell_settings_apart(tmp_path: Path) -> None:
-    found = runs(
-        tmp_path,
-        (),
-        ("data_args.partition_alpha=0.3",),
-        ("train_args.client_num_in_total=3",),
-        ("calfat.trainer.scale=5", "data_args.partition_alpha=0.3"),
-    )
+    alpha, clients = "data_args.partition_alpha=0.3", "train_args.client_num_in_total=3"
+    found = runs(tmp_path, (), (alpha,), (clients,), ("calfat.trainer.scale=5", alpha))
     assert [group.name for group in group_runs(found)] == [
-        "data_args.partition_alpha 0.1 · train_args.client_num_in_total 2 · "
-        "train_args.client_num_per_round 2 · calfat.trainer.scale 10.0",
-        "data_args.partition_alpha 0.3 · train_args.client_num_in_total 2 · "
-        "train_args.client_num_per_round 2 · calfat.trainer.scale 10.0",
-        "data_args.partition_alpha 0.1 · train_args.client_num_in_total 3 · "
-        "train_args.client_num_per_round 3 · calfat.trainer.scale 10.0",
-        "data_args.partition_alpha 0.3 · train_args.client_num_in_total 2 · "
-        "train_args.client_num_per_round 2 · calfat.trainer.scale 5.0",
+        f"data_args.partition_alpha {alpha} · train_args.client_num_in_total {clients} · "
+        f"train_args.client_num_per_round {clients} · calfat.trainer.scale {scale}"
+        for alpha, clients, scale in ((0.1, 2, 10.0), (0.3, 2, 10.0), (0.1, 3, 10.0), (0.3, 2, 5.0))
     ]
 
 
@@ -115,15 +105,9 @@ def test_what_measures_a_model_is_no_part_of_its_name_unless_nothing_else_differ
     (tmp_path / "methods").mkdir()
     plain, fgsm = "calfat.aggregator.weights=examples", "calfat.monitor.evaluators=[natural, fgsm, pgd20]"
     found = runs(tmp_path / "methods", (plain,), (plain, "calfat.trainer=fedpgd", fgsm))
-    assert [group.name for group in group_runs(found)] == [
-        "calfat.trainer calfat",
-        "calfat.trainer fedpgd",
-    ]
+    assert [group.name for group in group_runs(found)] == ["calfat.trainer calfat", "calfat.trainer fedpgd"]
     same = group_runs(runs(tmp_path, (), ("calfat.monitor.max_examples=32",)))
-    assert [group.name for group in same] == [
-        "calfat.monitor.max_examples null",
-        "calfat.monitor.max_examples 32",
-    ]
+    assert [group.name for group in same] == ["calfat.monitor.max_examples null", "calfat.monitor.max_examples 32"]
 
 
 def test_differences_lists_the_settings_that_differ_and_no_others(tmp_path: Path) -> None:

@@ -127,12 +127,8 @@ def test_rounds_done_again_after_a_resume_are_shown_once(tmp_path: Path) -> None
         again.calfat_round_finished(record(number, {"natural": 0.7}))
     again.calfat_run_finished(RunResult((evaluation("natural", 0.75),), 4, 1.0))
     found = scalars(tmp_path / "tensorboard")
-    assert [(step, round(value, 6)) for step, value in found["accuracy/natural"]] == [
-        (1, 0.1),
-        (2, 0.1),
-        (3, 0.7),
-        (4, 0.7),
-    ]
+    shown = [(step, round(value, 6)) for step, value in found["accuracy/natural"]]
+    assert shown == [(1, 0.1), (2, 0.1), (3, 0.7), (4, 0.7)]
     assert found["final/natural"] == [(4, 0.75)]
 
 
@@ -180,15 +176,8 @@ def test_wandb_is_reported_what_may_be_known(tmp_path: Path, begun: list[FakeRun
     logger.calfat_round_finished(record(1, {"natural": 0.5}))
     logger.calfat_run_finished(RunResult((evaluation("natural", 0.75),), 4, 1.0))
     (run,) = begun
-    told = {key: run.arguments[key] for key in ("project", "entity", "mode", "dir", "config", "save_code")}
-    assert told == {
-        "project": "fat",
-        "entity": "us",
-        "mode": "offline",
-        "dir": str(tmp_path),
-        "config": {"train_args": {"epochs": 1}},
-        "save_code": False,
-    }
+    told = {"project": "fat", "entity": "us", "mode": "offline", "dir": str(tmp_path), "save_code": False}
+    assert {**told, "config": {"train_args": {"epochs": 1}}}.items() <= run.arguments.items()
     assert "hunter2" not in repr(run.arguments)
     assert [(step, numbers["accuracy/natural"]) for step, numbers in run.logged] == [(1, 0.5)]
     assert run.summary == {"final/natural": 0.75, "final/natural_release": 0.76}

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from calfat_plugin.report.numbers import (
-    bare_percent,
-    counted,
-    duration,
-    on_page,
-    percent,
-    points,
-    unbroken_percent,
-)
+from calfat_plugin.report.numbers import bare_percent, counted, duration, on_page, percent, points, unbroken_percent
 
 
 def test_percent() -> None:

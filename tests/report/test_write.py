@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -38,13 +39,6 @@ def calfat(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_one_run_gets_its_page_where_it_is(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a", final=FINAL)
-    assert calfat("report", str(run)) == (0, f"report: {run / 'report.html'}\n")
-    assert "<h1>" in (run / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -65,23 +59,18 @@ def test_a_run_can_be_read_whatever_its_recipes_file_is_called(file: str, name: 
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_folder_of_runs_gets_a_comparison(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        made_run(tmp_path / "study" / str(seed), f"common_args.random_seed={seed}", final=FINAL)
-    assert calfat("report", str(tmp_path / "study")) == (0, f"report: {tmp_path / 'study' / 'report.html'}\n")
-    assert "1 setting, 2 runs" in (tmp_path / "study" / "report.html").read_text()
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_several_runs_go_to_the_working_directory_or_where_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_goes_beside_its_runs_or_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, trainer in (("a", "calfat"), ("b", "fedpgd")):
+    for name, trainer in (("all/a", "calfat"), ("all/b", "fedpgd")):
         made_run(Path(name), f"calfat.trainer={trainer}", final=FINAL)
-    assert calfat("report", "a", "b") == (0, "report: report.html\n")
-    assert "<h1>calfat.trainer calfat and calfat.trainer fedpgd</h1>" in Path("report.html").read_text()
-    assert calfat("report", "a", "b", "--out", "pages/two.html") == (0, "report: pages/two.html\n")
+    for words, page, shown in (
+        (["all/a"], "all/a/report.html", "<h1>"),
+        (["all"], "all/report.html", "2 settings, 2 runs"),
+        (["all/a", "all/b"], "report.html", "<h1>calfat.trainer calfat and calfat.trainer fedpgd</h1>"),
+        (["all/a", "all/b", "--out", "pages/two.html"], "pages/two.html", "2 settings, 2 runs"),
+    ):
+        assert calfat("report", *words) == (0, f"report: {page}\n")
+        assert shown in Path(page).read_text()
     assert sorted(path.name for path in Path("pages").iterdir()) == ["two.html", "two_figures"]
 
 
@@ -89,15 +78,11 @@ def test_several_runs_go_to_the_working_directory_or_where_asked(
 def test_a_page_that_is_not_ours_is_kept(tmp_path: Path, snapshot: TextSnapshot) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     (run / "report.html").write_text("<h1>my thesis</h1>")
-    code, said = calfat("report", str(run))
-    assert code == 2
-    snapshot(said)
+    for words in ((), ("--out", str(tmp_path))):  # a directory
+        code, said = calfat("report", str(run), *words)
+        assert code == 2
+        snapshot(said)
     assert (run / "report.html").read_text() == "<h1>my thesis</h1>"
-    code, said = calfat("report", str(run), "--out", str(tmp_path))
-    assert (code, said) == (
-        2,
-        f"error: {tmp_path}: is a directory; name a file, such as {tmp_path / 'report.html'}.\n",
-    )
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -128,11 +113,7 @@ def test_a_report_that_fails_leaves_the_older_one(
 ) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     before = write_run_report(run).read_bytes()
-
-    def breaks(*_: object) -> str:
-        raise ValueError("broken")
-
-    monkeypatch.setattr(run_page_module, "run_page", breaks)
+    monkeypatch.setattr(run_page_module, "run_page", Mock(side_effect=ValueError("broken")))
     with pytest.raises(ValueError, match="broken"):
         write_run_report(run)
     assert (run / "report.html").read_bytes() == before
@@ -147,10 +128,8 @@ def test_a_link_in_the_place_of_the_figures_is_not_followed(tmp_path: Path, lead
     if leads_somewhere:
         elsewhere.mkdir()
     (run / "figures").symlink_to(elsewhere)
-    assert calfat("report", str(run)) == (
-        2,
-        f"error: {run / 'figures'}: is a link, and figures are written to no other place. Remove the link.\n",
-    )
+    code, said = calfat("report", str(run))
+    assert (code, said.startswith(f"error: {run / 'figures'}: is a link")) == (2, True)
     assert elsewhere.exists() == leads_somewhere
     assert not leads_somewhere or list(elsewhere.iterdir()) == []
     assert not (run / "report.html").exists()

@@ -37,11 +37,20 @@ def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Pop
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda: _listens(port), f"someone listens on port {port}")
+            wait_for(lambda: process.poll() is not None or _listens(port), f"someone listens on port {port}")
+            assert process.poll() is None, f"it ended at once; was port {port} taken?\n{log.read_text()}"
             yield process
         finally:
             process.terminate()
             process.wait(PATIENCE)
+
+
+@contextmanager
+def shut_port() -> Iterator[int]:
+    """A port where nobody listens, nor can begin to: one that is merely free may be another's a minute later."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextmanager

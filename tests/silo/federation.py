@@ -47,13 +47,7 @@ RECIPE: dict[str, Any] = {
     "common_args": {"training_type": "cross_silo", "random_seed": 3},
     "data_args": {"dataset": "digits", "partition_method": "dirichlet", "partition_alpha": 0.5},
     "model_args": {"model": "cnn_small"},
-    "train_args": {
-        "client_num_in_total": 2,
-        "comm_round": 3,
-        "epochs": 1,
-        "batch_size": 128,
-        "learning_rate": 0.05,
-    },
+    "train_args": {"client_num_in_total": 2, "comm_round": 3, "epochs": 1, "batch_size": 128, "learning_rate": 0.05},
     "comm_args": {"backend": "GRPC"},
     "calfat": {
         "trainer": {"name": "calfat"},

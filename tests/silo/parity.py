@@ -110,11 +110,7 @@ def mqtt_s3(case: Case, folder: Path, tools: Tools) -> Path:
 
 
 #: Name to a function that runs a case and returns the server's run directory.
-RUNTIMES: Mapping[str, Callable[[Case, Path, Tools], Path]] = {
-    "simulator": simulator,
-    "GRPC": grpc,
-    "MQTT_S3": mqtt_s3,
-}
+RUNTIMES: Mapping[str, Callable[[Case, Path, Tools], Path]] = {"simulator": simulator, "GRPC": grpc, "MQTT_S3": mqtt_s3}
 
 
 def model_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:

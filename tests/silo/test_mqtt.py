@@ -30,7 +30,7 @@ from calfat_plugin.host.transports.base import AnothersError, UnreachableError
 from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
-from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
+from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, shut_port, store
 from tests.silo.certificates import broker_settings, make_certificates
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.hostile import GIGABYTES, MODEL, STATUS, UPDATE, Payload, message
@@ -46,6 +46,19 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Broker and store of all tests that leave them as they are."""
+    with broker_and_store(tmp_path_factory.mktemp("services")) as found:
+        yield found
+
+
+@pytest.fixture
+def silo(services: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """What belongs below ``calfat.silo``, with a run of the test's own."""
+    return {**services, "mqtt": {**services["mqtt"], "run": tmp_path.name.replace("_", "-")}}
+
+
 def at(port: int) -> dict[str, Any]:
     return {"broker": f"127.0.0.1:{port}"}
 
@@ -53,14 +66,14 @@ def at(port: int) -> dict[str, Any]:
 class Stranger:
     """Someone at the broker who publishes what they like, and hears what is answered to the name they took."""
 
-    def __init__(self, port: int, name: str) -> None:
-        self.name = name
+    def __init__(self, port: int, name: str, run: str) -> None:
+        self.name, self._run = name, run
         self._said: set[str] = set()
         self._receipts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._client = mqtt.Client(protocol=mqtt.MQTTv5)
         self._client.on_message = self._listen
         self._client.connect("127.0.0.1", port)
-        self._client.subscribe(f"calfat/run/+/{name}", qos=1)
+        self._client.subscribe(f"calfat/{run}/+/{name}", qos=1)
         self._client.loop_start()
 
     def _listen(self, client: Any, userdata: Any, message: Any) -> None:
@@ -85,7 +98,7 @@ class Stranger:
         properties.UserProperty = ("calfat", kind)
         if more is not None:
             properties.UserProperty = more
-        topic = f"calfat/run/{as_ or self.name}/{to}"
+        topic = f"calfat/{self._run}/{as_ or self.name}/{to}"
         self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(PATIENCE)
 
     def verdict(self) -> list[str]:
@@ -102,7 +115,7 @@ class Stranger:
 
 @contextmanager
 def stranger_at(silo: dict[str, Any], name: str) -> Iterator[Stranger]:
-    stranger = Stranger(int(silo["mqtt"]["broker"].partition(":")[2]), name)
+    stranger = Stranger(int(silo["mqtt"]["broker"].partition(":")[2]), name, silo["mqtt"].get("run", "run"))
     try:
         yield stranger
     finally:
@@ -171,12 +184,15 @@ def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Pat
         assert not (tmp_path / "executed").exists()
         log = federation.log(0)
         left = [entry["Key"] for entry in objects.list_objects_v2(Bucket=BUCKET)["Contents"]]
-    assert "message from rank-1.calfat refused: it claims to come from rank 2" in log
-    assert "message from 'rank-1.calfat' refused: the broker has kept it from an earlier run" in log
-    assert "message from 'rank-9.calfat' refused: no peer of this party has that name" in log
-    assert "message from 'nobody' refused: no peer of this party has that name" in log
-    assert "refused: it is of no kind that we know" in log
-    assert "refused: it has no message id" in log
+    for said in (
+        "message from rank-1.calfat refused: it claims to come from rank 2",
+        "message from 'rank-1.calfat' refused: the broker has kept it from an earlier run",
+        "message from 'rank-9.calfat' refused: no peer of this party has that name",
+        "message from 'nobody' refused: no peer of this party has that name",
+        "refused: it is of no kind that we know",
+        "refused: it has no message id",
+    ):
+        assert said in log
     assert log.count(" refused: ") == 15
     assert left == [key + "longer", key + "other"], "all that the parties themselves stored is gone"
 
@@ -195,10 +211,10 @@ def status(sender: int) -> Message:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_message_that_the_library_cannot_read_deafens_nobody(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    silo: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread that reads dies of U+FEFF in a property, without a word."""
-    with broker_and_store(tmp_path) as silo, party(silo, 0) as server, party(silo, 2) as client:
+    with party(silo, 0) as server, party(silo, 2) as client:
         with stranger_at(silo, "rank-1.calfat") as stranger:
             stranger.say("rank-0.calfat", "message", b"", more=("\ufeff", "x"))
         wait_for(lambda: "it forwarded a message that cannot be read; trying again" in caplog.text, "it is noticed")
@@ -210,7 +226,7 @@ def test_a_message_that_the_library_cannot_read_deafens_nobody(
 
 
 def test_one_that_sends_too_much_delays_nobody_else_and_loses_no_message(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    silo: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 has four messages at work, which last until they are let go; what comes beside them comes later."""
     let_go = threading.Event()
@@ -222,7 +238,6 @@ def test_one_that_sends_too_much_delays_nobody_else_and_loses_no_message(
             assert let_go.wait(PATIENCE)
 
     with (
-        broker_and_store(tmp_path) as silo,
         party(silo, 0) as server,
         party(silo, 1) as one,
         party(silo, 2) as other,
@@ -282,14 +297,14 @@ def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
             objects.fetch("rank-1.calfat", "gone", 10, "")
 
 
-def test_a_second_process_of_a_rank_has_no_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_of_a_rank_has_no_last_word(silo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses what is for the first, which is still fetching it; alone, it is the one that answers."""
     refused = threading.Event()
 
     def refuse(envelope: Message) -> None:
         raise AnothersError("it does not answer this client's session")
 
-    with broker_and_store(tmp_path) as silo, party(silo, 0) as server, party(silo, 1) as second:
+    with party(silo, 0) as server, party(silo, 1) as second:
         second.admit = refuse
         with pytest.raises(RefusedError, match="it does not answer this client's session"):
             server.send_now(Message(MODEL, 0, 1), PATIENCE)
@@ -335,7 +350,7 @@ def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         objects.fetch("rank-1.calfat", "id", 1_000_000, "")
 
 
-def test_a_party_ends_although_the_store_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_ends_although_the_store_does_not_answer(silo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked, let_go = threading.Event(), threading.Event()
 
     def fetch(*arguments: object) -> bytes:
@@ -345,7 +360,7 @@ def test_a_party_ends_although_the_store_does_not_answer(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(transports, "_END", 0.2)
     monkeypatch.setattr(ObjectStore, "fetch", fetch)
-    with broker_and_store(tmp_path) as silo, ExitStack() as stack:
+    with ExitStack() as stack:
         stack.callback(let_go.set)
         with party(silo, 0) as server, stranger_at(silo, "rank-1.calfat") as stranger:
             stranger.say("rank-0.calfat", "object", json.dumps({"bytes": 9, "sha256": ""}).encode())
@@ -388,17 +403,18 @@ def last_words(folder: Path, rank: int, silo: dict[str, Any]) -> str:
 
 
 def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
-    nobody, at_store = free_ports(2)
-    silo = {"mqtt": at(nobody), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
-    assert last_words(tmp_path / "broker", 0, silo) == (
-        f"error: the MQTT broker 127.0.0.1:{nobody} (calfat.silo.mqtt.broker) did not let rank 0 in before "
-        "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
-        "certificates."
-    )
-    with broker(tmp_path, nobody):
-        found = last_words(tmp_path / "store", 0, silo)
-    assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
-    assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
+    with shut_port() as at_broker, shut_port() as at_store:
+        silo = {"mqtt": at(at_broker), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
+        assert last_words(tmp_path / "broker", 0, silo) == (
+            f"error: the MQTT broker 127.0.0.1:{at_broker} (calfat.silo.mqtt.broker) did not let rank 0 in before "
+            "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
+            "certificates."
+        )
+        (port,) = free_ports(1)
+        with broker(tmp_path, port):
+            found = last_words(tmp_path / "store", 0, {**silo, "mqtt": at(port), "start_deadline": 5})
+        assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
+        assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
 
 
 def test_a_host_that_cannot_be_one_is_said() -> None:
@@ -419,7 +435,8 @@ def test_a_password_that_cannot_be_read(tmp_path: Path, content: bytes | None, r
     assert str(raised.value) == f"calfat.silo.mqtt.password_file: {path} cannot be read ({reason})."
 
 
-def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
+def test_what_the_broker_or_the_store_refuses(tmp_path: Path, silo: dict[str, Any]) -> None:
+    """A password that the broker does not know, and a bucket that is not there."""
     (port,) = free_ports(1)
     (tmp_path / "passwords").write_text("")
     (tmp_path / "secret").write_text("t0p-s3cret\n")
@@ -429,20 +446,13 @@ def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
     )
     mine = {**at(port), "username": "party-{rank}", "password_file": str(tmp_path / "secret")}
     with broker(tmp_path, port, config):
-        assert last_words(tmp_path / "run", 1, {"mqtt": mine}) == (
+        assert last_words(tmp_path / "run", 1, {"mqtt": mine}).startswith(
             f"error: the MQTT broker 127.0.0.1:{port} (calfat.silo.mqtt.broker) refuses rank 1: Not authorized. Check "
-            "its access rules, and this party's certificate or password."
         )
-
-
-def test_bucket_that_is_not_there(tmp_path: Path) -> None:
-    with broker_and_store(tmp_path / "services") as silo:
-        silo["s3"]["bucket"] = "elsewhere"
-        assert last_words(tmp_path / "run", 0, silo) == (
-            f"error: calfat.silo.s3: the store ({silo['s3']['endpoint']}, bucket elsewhere) says NoSuchBucket. "
-            "Check bucket and endpoint, and the credentials that boto3 finds (AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or a profile)."
-        )
+    store = {**silo["s3"], "bucket": "elsewhere"}
+    assert last_words(tmp_path / "bucket", 0, {**silo, "s3": store}).startswith(
+        f"error: calfat.silo.s3: the store ({store['endpoint']}, bucket elsewhere) says NoSuchBucket. Check bucket and"
+    )
 
 
 @pytest.mark.slow
@@ -526,12 +536,9 @@ def test_two_processes_of_a_rank_both_have_a_connection(tmp_path: Path) -> None:
         wait_for(lambda: heard == {"first": ["rank-0.calfat"], "second": ["rank-0.calfat"]}, "both hear it")
 
 
-def test_idle_parties_sleep(tmp_path: Path) -> None:
+def test_idle_parties_sleep(tmp_path: Path, silo: dict[str, Any]) -> None:
     """Under 5 % of a core each, server and client, while they wait for a third party."""
-    with (
-        broker_and_store(tmp_path / "services") as silo,
-        Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation,
-    ):
+    with Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation:
         federation.start(0, 1)
         wait_for(lambda: "waiting for the server" in federation.output(1), "the client waits")
         wait_for(lambda: "running 3 rounds" in federation.output(0), "the server waits")

@@ -117,12 +117,19 @@ def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
     request = Request(silos, None, True, [])
     with pytest.raises(RunError, match=r"\(none at all\)"):
         PartyDirectory.open(request, tmp_path)
-    for name in ("0-20261121-120000", "0-20261121-130000"):
-        directory = PartyDirectory.create(silos, tmp_path / name)
+    first, last = (tmp_path / name for name in ("0-20261121-120000", "0-20261121-130000"))
+    for path in (first, last):
+        directory = PartyDirectory.create(silos, path)
         directory.write_json(directory.results, {"rounds": silos.num_rounds})
-    assert PartyDirectory.open(request, tmp_path).path == directory.path
-    PartyDirectory(tmp_path / "0-20261121-120000").results.unlink()
-    assert PartyDirectory.open(request, tmp_path).path.name == "0-20261121-120000"
+    assert PartyDirectory.open(request, tmp_path).path == last
+    PartyDirectory(first).results.unlink()
+    assert PartyDirectory.open(request, tmp_path).path == first
+    # One that downloads its data runs the same as the others.
+    recipe = read_document("recipes/calfat_cifar10.yaml")
+    party, downloading = checked_experiment(recipe), checked_experiment(recipe, download=True)
+    assert (
+        fingerprint(party) == fingerprint(downloading) != fingerprint(checked_experiment(recipe, seed=party.seed + 1))
+    )
 
 
 def test_a_client_is_overwritten_with_the_run_that_finished_no_round(
@@ -154,10 +161,3 @@ def test_a_client_is_overwritten_with_the_run_that_finished_no_round(
     client.last_checkpoint.with_name("round-2.safetensors").touch()
     with pytest.raises(RunError, match=r"has checkpoints/round-2\.safetensors"):
         PartyDirectory.create(silos, Path("run/rank-1"), overwrite=True)
-
-
-def test_a_party_that_downloads_its_data_runs_the_same_as_the_others() -> None:
-    recipe = read_document("recipes/calfat_cifar10.yaml")
-    party, downloading = checked_experiment(recipe), checked_experiment(recipe, download=True)
-    assert fingerprint(party) == fingerprint(downloading)
-    assert fingerprint(party) != fingerprint(checked_experiment(recipe, seed=party.seed + 1))

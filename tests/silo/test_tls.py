@@ -94,19 +94,12 @@ def test_messages_arrive_whole_in_both_directions(certificates: Path, host: str)
         assert arrived(client).get_sender_id() == 0
 
 
-def test_the_port_of_the_recipe_is_the_only_one_that_listens(certificates: Path) -> None:
+@pytest.mark.parametrize("bind", [None, "127.0.0.2"])
+def test_the_port_of_the_recipe_is_the_only_one_that_listens(certificates: Path, bind: str | None) -> None:
     """A second port without TLS, if only on the loopback, would be open to every user of the machine."""
     before, place = listening(), silo(certificates)
-    with party(0, place):
-        assert listening() - before == {place.addresses[0]}
-
-
-def test_another_address_to_listen_on(certificates: Path) -> None:
-    place = silo(certificates)
-    bound = replace(place, bind="127.0.0.2")
-    before = listening()
-    with party(0, bound):
-        assert listening() - before == {("127.0.0.2", place.addresses[0].port)}
+    with party(0, replace(place, bind=bind) if bind else place):
+        assert listening() - before == {(bind or place.addresses[0].host, place.addresses[0].port)}
 
 
 def is_closed(stranger: socket.socket, patience: float = 20) -> bool:
@@ -223,15 +216,13 @@ def test_nothing_else_in_a_certificate_does(
     assert any(line.startswith("message from 127.0.0.1:") for line in caplog.messages)
 
 
-def test_an_expired_certificate_is_refused(server: Parties) -> None:
+@pytest.mark.parametrize("foreign", [True, False], ids=["of another authority", "expired"])
+def test_another_certificate_is_refused(server: Parties, foreign: bool) -> None:
     yesterday = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=1)
     with pytest.raises(UnreachableError):
-        server[1]("rank-1.calfat", not_after=yesterday).send_now(update(), 5)
-
-
-def test_a_certificate_of_another_authority_is_refused(server: Parties) -> None:
-    with pytest.raises(UnreachableError):
-        server[1]("rank-1.calfat", signed_by=trustme.CA()).send_now(update(), 5)
+        server[1]("rank-1.calfat", **{"signed_by": trustme.CA()} if foreign else {"not_after": yesterday}).send_now(
+            update(), 5
+        )
 
 
 def test_a_party_sends_nothing_to_who_is_not_the_server(tmp_path: Path, authority: trustme.CA) -> None:
@@ -261,23 +252,17 @@ def test_the_lines_of_the_page_make_certificates_of_parties(tmp_path: Path) -> N
 
 def test_files_that_do_not_belong_together(certificates: Path) -> None:
     ca, cert, key = (f"{certificates}/{name}" for name in ("ca.pem", "rank-0.pem", "rank-1.key"))
-    with pytest.raises(HostError) as caught:
+    with pytest.raises(HostError, match=f"^calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: "):
         Certificates.read(TLSSettings(ca=ca, cert=cert, key=key), 0)
-    assert str(caught.value).startswith(f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: ")
-    assert str(caught.value).endswith("docs/cross_silo.md has the lines that make them.")
 
 
 @pytest.mark.parametrize("name", ["ca", "cert", "key"])
-@pytest.mark.parametrize(
-    ("content", "complaint"), [(None, "cannot be read (No such file or directory)."), (b"x", "is not a PEM file.")]
-)
+@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read (No such "), (b"x", "is not a PEM file.")])
 def test_files_that_are_missing_or_not_pem(
-    certificates: Path, tmp_path: Path, name: str, content: bytes | None, complaint: str
+    certificates: Path, tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
     if content is not None:
         (tmp_path / "party-1").write_bytes(content)
     with pytest.raises(HostError) as caught:
         Certificates.read(replace(tls_of(certificates), **{name: f"{tmp_path}/party-{{rank}}"}), 1)
-    assert str(caught.value) == (
-        f"calfat.silo.tls.{name}: {tmp_path}/party-1 {complaint} docs/cross_silo.md has the lines that make them."
-    )
+    assert str(caught.value).startswith(f"calfat.silo.tls.{name}: {tmp_path}/party-1 {said}")
