@@ -21,6 +21,7 @@ from tests.snapshot import TextSnapshot
 BYTES = np.round(load_digits().images[:60, None] / 16 * 255).astype(np.uint8)
 X = torch.from_numpy(BYTES).float() / 255
 Y = torch.from_numpy(load_digits().target[:60])
+TARGETS = (Y + 1) % 10
 AUTOATTACK = {"name": "autoattack", "version": "custom", "attacks": "apgd-ce, square", "iterations": 3, "queries": 20}
 
 
@@ -71,20 +72,13 @@ def test_autoattack_returns_what_it_broke(model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("x", "y"),
-    [
-        (X.numpy(), Y.numpy()),
-        (X.double(), Y.int()),
-        (BYTES, Y.tolist()),
-        (torch.from_numpy(BYTES), Y),
-    ],
+    [(X.numpy(), Y.numpy()), (X.double(), Y.int()), (BYTES, Y.tolist()), (torch.from_numpy(BYTES), Y)],
     ids=["arrays", "other widths", "bytes", "byte tensors"],
 )
 def test_tensors_and_arrays_of_any_width_do(model: nn.Module, x: Any, y: Any) -> None:
     found = calfat.evaluate(model, x, y, ["natural", "fgsm"], eps=0.05)
     expected = calfat.evaluate(model, X, Y, ["natural", "fgsm"], eps=0.05)
-    assert {label: result.per_class for label, result in found.items()} == {
-        label: result.per_class for label, result in expected.items()
-    }
+    assert [result.per_class for result in found.values()] == [result.per_class for result in expected.values()]
     assert found["natural"].accuracy == pytest.approx(accuracy(model, X))
 
 
@@ -162,10 +156,14 @@ def test_progress_is_reported(model: nn.Module) -> None:
         ({"model": max}, "the model is a builtin_function_or_method; expected a torch.nn.Module."),
         ({"model": nn.Linear(3, 3)}, "the model is in training mode (module 'Linear')"),
         ({"model": nn.Linear(3, 3).eval()}, "the model cannot take images of shape (1, 8, 8) (RuntimeError: "),
-        (
-            {"model": nn.Identity().eval()},
-            "the model returned (60, 1, 8, 8) for 60 images of shape (1, 8, 8); expected",
-        ),
+        ({"model": nn.Identity().eval()}, "the model returned (60, 1, 8, 8) for 60 images of shape (1, 8, 8); expec"),
+        ({"evaluators": None}, "evaluators: name at least one, such as natural or pgd20."),
+        ({"eps": []}, "eps: there is no budget in the list."),
+        ({"targets": TARGETS[:5]}, "targets are (5,) torch.int64; expected a label for each image, (60,) integers."),
+        ({"targets": TARGETS.float()}, "targets are (60,) torch.float32; expected a label for each image, (60,) integ"),
+        ({"targets": TARGETS + 1}, "targets run from 1 to 10; the model knows 0 to 9."),
+        ({"targets": torch.where(torch.arange(60) < 3, Y, TARGETS)}, "targets: 3 of 60 are the images' own labels; "),
+        ({"targets": "three"}, "targets must be a tensor or an array of whole numbers: "),
     ],
 )
 def test_what_does_not_fit_is_an_error_that_says_what(model: nn.Module, changes: dict[str, Any], error: str) -> None:
@@ -248,16 +246,6 @@ def test_evaluators_in_the_place_of_labels(model: nn.Module, third: Any, snapsho
             calfat.evaluate(model, images, third, eps=0.1)
 
 
-def test_something_to_measure_has_to_be_named(model: nn.Module) -> None:
-    for arguments, error in (
-        ({}, "evaluators: name at least one, such as natural or pgd20."),
-        ({"evaluators": "fgsm", "eps": []}, "eps: there is no budget in the list."),
-    ):
-        with pytest.raises(calfat.OptionError) as caught:
-            calfat.evaluate(model, X, Y, **arguments)
-        assert str(caught.value) == error
-
-
 def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
     digits = calfat.load_dataset("digits")
     assert (digits.name, len(digits.train) + len(digits.test), digits.validation) == ("digits", 1797, None)
@@ -289,7 +277,6 @@ def test_a_data_set_that_cannot_be_loaded(arguments: dict[str, Any], error: str)
 
 # --- targets ----------------------------------------------------------------------------------------------------------
 
-TARGETS = (Y + 1) % 10
 TAKES_TARGETS = ("fgsm", "bim", "pgd", "mi-fgsm", "cw")
 
 
@@ -345,22 +332,3 @@ def test_only_attacks_that_can_aim_take_targets(model: nn.Module, snapshot: Text
 def takes_targets(entry: calfat.EvaluatorEntry) -> bool:
     build: Any = entry.load()
     return bool(getattr(build, "takes_targets", False))
-
-
-@pytest.mark.parametrize(
-    ("targets", "error"),
-    [
-        (TARGETS[:5], "targets are (5,) torch.int64; expected a label for each image, (60,) integers."),
-        (TARGETS.float(), "targets are (60,) torch.float32; expected a label for each image, (60,) integers."),
-        (TARGETS + 1, "targets run from 1 to 10; the model knows 0 to 9."),
-        (
-            torch.where(torch.arange(60) < 3, Y, TARGETS),
-            "targets: 3 of 60 are the images' own labels; leave these images out, or aim elsewhere.",
-        ),
-        ("three", "targets must be a tensor or an array of whole numbers: "),
-    ],
-)
-def test_targets_that_do_not_fit(model: nn.Module, targets: Any, error: str) -> None:
-    with pytest.raises(calfat.DataError) as caught:
-        calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1, targets=targets)
-    assert str(caught.value).startswith(error)

@@ -107,6 +107,10 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(content))
 
 
+def changed(path: Path, **values: object) -> None:
+    edited(path, lambda content: content.update(values))
+
+
 def recipes(board: Path, old: str, new: str) -> None:
     """Replace a text in the recipes of all seeds."""
     for path in folder_of(board).glob("seed-*/recipe.yaml"):
@@ -181,85 +185,43 @@ def test_the_distance_is_a_share_of_the_way() -> None:
 # --- files that cannot be ---------------------------------------------------------------------------------------------
 
 
-def missing(folder: Path) -> None:
-    (folder / "seed-1" / "trust.json").unlink()
+def linked(path: Path) -> None:
+    """What was there is a link to it."""
+    elsewhere = path.parents[len(path.parts) - path.parts.index("board") - 2] / "elsewhere"
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
 
 
-def one_more(folder: Path) -> None:
-    (folder / "seed-1" / "setup.py").write_text("raise SystemExit")
-
-
-def one_more_named(folder: Path) -> None:
-    one_more(folder)
-    signed(folder.parents[2])
-
-
-def missing_and_not_named(folder: Path) -> None:
-    missing(folder)
-    signed(folder.parents[2])
-
-
-def a_byte(folder: Path) -> None:
-    (folder / "seed-1" / "rounds.csv").write_bytes(b"round\n")
-
-
-def a_link(folder: Path) -> None:
-    (folder / "seed-1" / "results.json").unlink()
-    os.symlink("/etc/passwd", folder / "seed-1" / "results.json")
-
-
-def a_linked_folder(folder: Path) -> None:
-    shutil.move(folder / "seed-1", folder.parents[2] / "elsewhere")
-    os.symlink(folder.parents[2] / "elsewhere", folder / "seed-1")
-
-
-def a_pipe(folder: Path) -> None:
-    (folder / "seed-1" / "results.json").unlink()
-    os.mkfifo(folder / "seed-1" / "results.json")
-
-
-def out_of_the_folder(folder: Path) -> None:
-    edited(folder / ENTRY, lambda facts: facts["files"].update({"../../../board.yaml": "0" * 64}))
-
-
-def a_seed_twice(folder: Path) -> None:
-    edited(folder / ENTRY, lambda facts: facts.update(seeds=[0, 1, 2, 3, 4, 4]))
-
-
-def another_name(folder: Path) -> None:
-    edited(folder / ENTRY, lambda facts: facts.update(name="other"))
-
-
-def huge_text(folder: Path) -> None:
-    with (folder / "seed-1" / "results.json").open("r+b") as file:
-        file.truncate(10**8)
-
-
-def no_numbers(folder: Path) -> None:
-    edited(folder / "seed-1" / "partition.json", lambda facts: facts.update(class_counts=[[float("nan")]]))
-    signed(folder.parents[2])
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 @pytest.mark.parametrize(
-    ("damage", "text"),
+    ("damage", "is_signed", "text"),
     [
-        (missing, "seed-1/trust.json: is missing"),
-        (missing_and_not_named, "seed-1/trust.json: is missing"),
-        (one_more, "setup.py: is not named in entry.json"),
-        (one_more_named, "setup.py: has no place in an entry"),
-        (a_byte, "rounds.csv: is not the file that entry.json names"),
-        (a_link, "results.json: is a link"),
-        (a_linked_folder, "seed-1: is a link"),
-        (a_pipe, "results.json: is no file"),
-        (out_of_the_folder, "board.yaml: is missing"),
-        (a_seed_twice, "names a seed twice"),
-        (another_name, "is about 'main/other'"),
-        (huge_text, "100,000,000 bytes"),
-        (no_numbers, "class_counts[0][0]"),
+        (lambda seed: (seed / "trust.json").unlink(), False, "seed-1/trust.json: is missing"),
+        (lambda seed: (seed / "trust.json").unlink(), True, "seed-1/trust.json: is missing"),
+        (lambda seed: (seed / "setup.py").touch(), False, "setup.py: is not named in entry.json"),
+        (lambda seed: (seed / "setup.py").touch(), True, "setup.py: has no place in an entry"),
+        (lambda seed: (seed / "rounds.csv").write_text("round"), False, "rounds.csv: is not the file that entry.json"),
+        (lambda seed: linked(seed / "results.json"), False, "results.json: is a link"),
+        (linked, False, "seed-1: is a link"),
+        (lambda seed: a_pipe(seed / "results.json"), False, "results.json: is no file"),
+        (lambda seed: os.truncate(seed / "results.json", 10**8), False, "100,000,000 bytes"),
+        (lambda seed: changed(seed / "partition.json", class_counts=[[float("nan")]]), True, "class_counts[0][0]"),
+        (lambda seed: changed(seed.parent / ENTRY, seeds=[0, 1, 2, 3, 4, 4]), False, "names a seed twice"),
+        (lambda seed: changed(seed.parent / ENTRY, name="other"), False, "is about 'main/other'"),
+        (lambda seed: edited(seed.parent / ENTRY, lambda of: of["files"].update({"../../../board.yaml": "0" * 64})),
+         False, "board.yaml: is missing"),
     ],
-)
-def test_a_damaged_entry_does_not_stand(board: Path, damage: Callable[[Path], None], text: str) -> None:
-    damage(folder_of(board))
+)  # fmt: skip
+def test_a_damaged_entry_does_not_stand(
+    board: Path, damage: Callable[[Path], None], is_signed: bool, text: str
+) -> None:
+    damage(folder_of(board) / "seed-1")
+    if is_signed:
+        signed(board)
     done = call("board", "verify", board, "--json")
     (found,) = json.loads(done.stdout)
     assert done.exit_code == 1

@@ -103,6 +103,10 @@ def test_the_page_of_the_run_is_made_anew(run_dir):
     assert (code, err) == (0, "")
     assert out.endswith("results: run/attacks/last.json\nreport: run/report.html\n")
     assert "Attacked afterwards" in page.read_text(encoding="utf-8")
+    (run_dir / "results.json").mkdir()  # a page that cannot be made is no failed attack, and brackets are no markup
+    code, out, err = call(run_dir, "--attacks", "fgsm", "--output", "with[l2]:dog:.json", "--examples", 20)
+    assert (code, out.endswith("\nresults: with[l2]:dog:.json\n")) == (0, True)
+    assert err.startswith("warning: the report was not written (RunError: run/results.json: cannot be read (")
 
 
 def test_results_are_kept_equal_calls_give_equal_numbers_and_a_checkpoint_is_found_by_name_and_path(run_dir):

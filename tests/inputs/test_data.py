@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 import numpy as np
 import pytest
@@ -86,22 +85,18 @@ DATA_ERRORS = [
     lambda: Dataset("d", floats(0, 1), floats(-1.5, 2.25), 1),
     lambda: Dataset("d", floats(0, float("nan")), image_data(), 1),
     lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
+    lambda: Augmentation(crop_padding=-1),
 ]
 
 
 @pytest.mark.parametrize("build", DATA_ERRORS)
 def test_wrong_data_is_refused(build, snapshot):
-    with snapshot.raises(DataError):
+    with snapshot.raises((DataError, OptionError)):
         build()
 
 
-def test_negative_padding_is_refused():
-    text = "augmentation: crop_padding is -1; expected 0 or more."
-    with pytest.raises(OptionError, match=f"^{re.escape(text)}$"):
-        Augmentation(crop_padding=-1)
-
-
 def test_digits_are_real_whole_and_split_by_class():
+    """Every result on digits rests on the same 359 images; the digest was taken when they were chosen."""
     digits = load_digits()
     assert (digits.name, digits.num_classes, digits.in_channels) == ("digits", 10, 1)
     assert digits.image_size == (8, 8)
@@ -114,9 +109,5 @@ def test_digits_are_real_whole_and_split_by_class():
     assert torch.equal(x * 16, (x * 16).round())
     assert torch.bincount(digits.train.y).tolist() == [*(142, 146, 142, 146, 145), *(146, 145, 143, 139, 144)]
     assert torch.bincount(digits.test.y).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
-
-
-def test_the_digits_split_is_always_the_same():
-    """Every result on digits rests on these 359 images; the digest was taken when it was made."""
-    grey_levels = (load_digits().test.x * 16).to(torch.uint8).numpy().tobytes()
+    grey_levels = (digits.test.x * 16).to(torch.uint8).numpy().tobytes()
     assert hashlib.sha256(grey_levels).hexdigest()[:16] == "71754d7643190cf7"

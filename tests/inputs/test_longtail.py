@@ -48,10 +48,7 @@ def test_the_seed_chooses_the_examples() -> None:
     rare = [set(np.concatenate(parts)[CIFAR10[np.concatenate(parts)] == 9]) for parts in (first, other)]
     assert rare[0] != rare[1]
     assert rare[0] != set(range(45000, 45100))  # not the first ones
-
-
-def test_too_few_are_left_is_said_before_the_draw() -> None:
-    with pytest.raises(DataError, match=r"at least 1 each of 9 training examples"):
+    with pytest.raises(DataError, match=r"at least 1 each of 9 training examples"):  # and too few are no draw
         longtail(np.repeat([0, 1], [8, 8]), 12, alpha=0.5, seed=0, imbalance=100)
 
 

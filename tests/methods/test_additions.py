@@ -72,11 +72,6 @@ def test_it_acts_on_every_method_after_its_warm_up(name: str) -> None:
     assert not same_bits(trained(71, awp), trained(71, None))
 
 
-def test_statistics_count_one_pass_a_batch() -> None:
-    update = build_method("fedawp", warmup=0).fit(local_task(TinyNet(norm=True), tiny_data(count=8)))
-    assert [int(of) for name, of in update.state.items() if name.endswith("num_batches_tracked")] == [2]
-
-
 @pytest.mark.parametrize(
     ("gradient", "gamma", "expected"),
     [
@@ -91,6 +86,9 @@ def test_the_length_is_gamma_times_the_weights(gradient: list[float], gamma: flo
 
 
 def test_added_to_fedpgd_it_is_fedawp() -> None:
+    """And statistics count one pass a batch."""
+    update = build_method("fedawp", warmup=0).fit(local_task(TinyNet(norm=True), tiny_data(count=8)))
+    assert [int(of) for name, of in update.state.items() if name.endswith("num_batches_tracked")] == [2]
     runs = [{"name": "fedawp", "warmup": 1}, {"name": "fedpgd", "awp": {"warmup": 1}}]
     one, other = (Federation(experiment(trainer)) for trainer in runs)
     for _ in range(2):

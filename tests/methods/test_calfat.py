@@ -62,8 +62,5 @@ def test_what_the_recipe_says_wins_over_the_preset() -> None:
     assert experiment.train.learning_rate == 0.5
     assert experiment.train.momentum == 0.9
     assert (experiment.trainer.options.scale, experiment.trainer.options.prior) == (3.0, "counts")
-
-
-def test_repro_lets_the_losses_be_chosen() -> None:
     options = preset("repro", parameterisation="release").trainer.options
     assert {key: getattr(options, key) for key in RELEASE} == RELEASE

@@ -12,19 +12,12 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import assemble, defined_modifiers
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import LossModifier
-from calfat_plugin.options import describe_options
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from tests.methods.helpers import experiment, registry
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 METHODS = [method.name for method, _ in registry().offers(entries.TrainerEntry)]
-
-
-def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
-    with pytest.raises(RecipeError) as error:
-        experiment(trainer, aggregator, **settings)
-    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +68,8 @@ def test_a_method_that_would_begin_after_the_run_draws_a_warning(name, late, fir
 
 
 def test_gairat_needs_two_attack_steps(snapshot):
-    snapshot(refusal("fedgairat", calfat__threat__steps=1))
+    with snapshot.raises(RecipeError):
+        experiment("fedgairat", calfat__threat__steps=1)
     discrete = {"name": "fedgairat", "weighting": "discrete"}
     assert experiment(discrete, calfat__threat__steps=1).trainer.name == "fedgairat"
 
@@ -107,19 +101,13 @@ def recipe_of(method, dataset):
 
 
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])
-@pytest.mark.parametrize("method", METHODS)
-def test_each_method_has_a_recipe_of_its_own(method, dataset):
-    settings = assemble(read_document(recipe_of(method, dataset)), registry())
-    assert settings.trainer.name == method
-    assert settings.dataset.name == dataset
-    assert settings.warnings == ()
-
-
-@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
 def test_recipes_of_one_data_set_differ_in_the_method_and_its_learning_rate_only(dataset):
+    """And each method has one."""
     written = {}
     for method in METHODS:
-        settings = assemble(read_document(recipe_of(method, dataset)), registry()).as_run()
+        found = assemble(read_document(recipe_of(method, dataset)), registry())
+        assert (found.trainer.name, found.dataset.name, found.warnings) == (method, dataset, ())
+        settings = found.as_run()
         del settings["calfat"]["trainer"]
         del settings["train_args"]["learning_rate"]
         del settings["calfat"]["reported"]  # the paper's numbers for that method
@@ -127,16 +115,8 @@ def test_recipes_of_one_data_set_differ_in_the_method_and_its_learning_rate_only
     assert all(settings == written["calfat"] for settings in written.values())
 
 
-# --- entries as documentation -----------------------------------------------------------------------------------------
-
-KINDS = (entries.TrainerEntry, entries.ModifierEntry, entries.AggregatorEntry)
-ENTRIES = [entry for kind in KINDS for entry, _ in registry().offers(kind)]
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind} {entry.name}".replace(" ", "-"))
-def test_entries_explain_themselves(entry):
-    assert entry.summary
-    assert entry.formula
-    assert entry.name == "plain" or entry.citation is not None
-    for info in describe_options(entry.config):
-        assert info.help, info.name
+@pytest.mark.parametrize("kind", [entries.TrainerEntry, entries.ModifierEntry, entries.AggregatorEntry])
+def test_entries_have_a_formula_and_a_paper(kind):
+    for entry, _ in registry().offers(kind):
+        assert entry.formula, entry.name
+        assert entry.name == "plain" or entry.citation is not None, entry.name

@@ -66,15 +66,6 @@ def test_an_attack_of_one_step(name: str) -> None:
     assert counted(build_method("calfat"), inner=inner) == 3
 
 
-def test_replays_take_a_pass_each() -> None:
-    assert counted(build_method("fedpgd"), inner=build_inner("free", replays=5)) == 5
-
-
-def test_a_full_gradient_costs_as_much_as_an_epoch() -> None:
-    correction = build_aggregator("scaffold", variant="I").correction()
-    assert counted(build_method("fedpgd"), correction=correction) == 2 * counted(build_method("fedpgd"))
-
-
 class Taught(AdversarialTrainer):
     """A third party's method that asks a teacher about each image."""
 
@@ -93,7 +84,11 @@ class Taught(AdversarialTrainer):
         return (batch.logits_nat - wanted).square().mean() + 0.1 * batch.logits_nat.square().mean()
 
 
-def test_a_teacher_counts() -> None:
+def test_replays_a_full_gradient_and_a_teacher_count() -> None:
+    """A pass each, an epoch, and a pass."""
+    assert counted(build_method("fedpgd"), inner=build_inner("free", replays=5)) == 5
+    correction = build_aggregator("scaffold", variant="I").correction()
+    assert counted(build_method("fedpgd"), correction=correction) == 2 * counted(build_method("fedpgd"))
     assert counted(Taught(None, build_modifier("plain"))) == 2
 
 

@@ -103,13 +103,6 @@ def test_images_are_attacked_as_the_model_sees_them() -> None:
     assert torch.equal(stored.x, before)
 
 
-def test_a_method_without_an_attack_gets_clean_examples() -> None:
-    method = Watched(attacks=False)
-    method.fit(local_task())
-    assert method.attack_modes == []
-    assert all(torch.equal(batch.x_adv, batch.x_nat) and batch.kappa is None for batch in method.batches)
-
-
 def test_rows_that_are_not_attacked_stay_clean() -> None:
     method = Watched(attacked_rows=lambda index, task, generator: index % 2 == 0)
     method.fit(local_task())
@@ -120,8 +113,11 @@ def test_rows_that_are_not_attacked_stay_clean() -> None:
     assert sum(int(batch.attacked.sum()) for batch in method.batches if batch.attacked is not None) == 5
 
     none = Watched(attacked_rows=lambda index, task, generator: torch.zeros(len(index), dtype=torch.bool))
-    none.fit(local_task())
-    assert none.attack_modes == []
+    without = Watched(attacks=False)
+    for method in (none, without):
+        method.fit(local_task())
+        assert method.attack_modes == []
+    assert all(torch.equal(batch.x_adv, batch.x_nat) and batch.kappa is None for batch in without.batches)
 
 
 def test_a_last_batch_of_one_joins_its_neighbour_where_statistics_need_it() -> None:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from calfat_plugin.aggregators.scaffold import divisor
 from calfat_plugin.datasets.batches import Batch, batches
-from calfat_plugin.errors import PluginError, RecipeError
+from calfat_plugin.errors import PluginError, RecipeError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainSettings
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.seeds import generator
@@ -228,16 +228,13 @@ def test_an_own_optimiser_may_follow_the_recipe_and_replace_its_defaults() -> No
 def test_a_correction_of_plain_steps_is_refused_beside_others(
     asked: dict[str, Any], found: str, snapshot: TextSnapshot
 ) -> None:
+    """And before the run."""
     correction = build_aggregator("scaffold").correction()
     with snapshot.raises(PluginError, found):
         trained(settings(**asked), "fedpgd", correction=correction)
+    with snapshot.raises(RecipeError, *asked):
+        experiment("fedpgd", "scaffold", **{f"train_args__{key}": value for key, value in asked.items()})
     trained(settings(nesterov=True, has_schedule=True), "fedpgd", correction=correction)  # in both, variates know it
-
-
-@pytest.mark.parametrize(("key", "value", "said"), [("client_optimizer", "adamw", "adamw"), ("max_grad_norm", 2, "2")])
-def test_scaffold_is_refused_before_the_run(key: str, value: Any, said: str, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(RecipeError, key, said):
-        experiment("fedpgd", "scaffold", **{f"train_args__{key}": value})
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -250,3 +247,6 @@ def test_scaffolds_divisor_is_how_far_sgd_walks(steps: int, nesterov: bool) -> N
         place.grad = torch.ones_like(place)
         optimizer.step()
     assert -float(place.detach()) / 0.1 == pytest.approx(divisor(steps, 0.9, "gradient", nesterov=nesterov))
+    assert divisor(steps, 0.9, "after_step", nesterov=nesterov) == divisor(steps, 0.0, "gradient") == steps
+    with pytest.raises(UpdateError, match=r"^SCAFFOLD needs at least one local step to measure a variate; got 0$"):
+        divisor(0, 0.9, "gradient")

@@ -90,23 +90,18 @@ def test_krum_and_multi_krum_by_their_scores(f: int) -> None:
     assert vector_of(two) == pytest.approx(expected)
 
 
-def test_nu_is_the_smallest_distance() -> None:
-    """From 0: distances 0 (taken as 2) and 4, so shares 2/3 and 1/3."""
-    assert vector_of(combine("geometric_median", [(0.0,), (4.0,)], iterations=1, nu=2.0)) == pytest.approx([4 / 3])
-
-
-def test_norm_clipping_without_a_bound_clips_at_the_median() -> None:
+def test_bounds_of_norms_and_distances() -> None:
+    """Without a bound norms are clipped at the median."""
     found = combine("norm_clipping", [(1.0, 0.0), (0.0, 2.0), (-30.0, 40.0)], start=torch.zeros(2))
     assert vector_of(found) == pytest.approx([(1 - 1.2) / 3, (2 + 1.6) / 3])
     assert found.metrics == {"clipped": 1}
     bounded = combine("norm_clipping", [(1.0, 0.0), (0.0, 2.0), (-30.0, 40.0)], bound=0.5)
     assert vector_of(bounded) == pytest.approx([(0.5 - 0.3) / 3, (0.5 + 0.4) / 3])
     assert bounded.metrics == {"clipped": 3}
-
-
-def test_displacements_are_from_the_global_model() -> None:
     found = combine("norm_clipping", [(11.0, 5.0), (10.0, 9.0)], start=torch.tensor([10.0, 5.0]), bound=2.0)
-    assert vector_of(found) == pytest.approx([10.5, 6.0])
+    assert vector_of(found) == pytest.approx([10.5, 6.0])  # displacements are from the global model
+    nu = combine("geometric_median", [(0.0,), (4.0,)], iterations=1, nu=2.0)
+    assert vector_of(nu) == pytest.approx([4 / 3])  # the smallest distance: 0 is taken as 2, so shares 2/3 and 1/3
 
 
 def test_centered_clipping_begins_where_the_last_round_ended() -> None:
@@ -124,30 +119,6 @@ def test_centered_clipping_begins_where_the_last_round_ended() -> None:
 
 
 # --- attackers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
-@pytest.mark.parametrize("attack", ["far", "turned around", "one coordinate"])
-def test_two_of_eleven_do_not_carry_it_away(rule: str, options: dict[str, Any], attack: str) -> None:
-    stream = torch.Generator().manual_seed(1)
-    honest = torch.randn(9, 4, generator=stream, dtype=torch.float64) + 3
-    sent = {
-        "far": honest[:2] * 1e6,
-        "turned around": -5 * honest[:2],
-        "one coordinate": honest[:2] + torch.tensor([0.0, 1e6, 0.0, 0.0]),
-    }[attack]
-    found = torch.tensor(vector_of(combine(rule, torch.cat([sent, honest]), **options)))
-    mean = honest.mean(0)
-    assert (found - mean).norm() < mean.norm()  # FedAvg is further away than that
-    assert (torch.cat([sent, honest]).mean(0) - mean).norm() > 1.03 * mean.norm()
-
-
-@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
-def test_clients_who_agree_are_followed(rule: str, options: dict[str, Any]) -> None:
-    far = {"radius": 10.0} if rule == "centered_clipping" else {}
-    found = combine(rule, [(1.0, -2.0)] * 11, start=torch.tensor([1.0, 1.0]), **options, **far)
-    assert vector_of(found) == pytest.approx([1.0, -2.0])
-    assert sum(found.weights.values()) == pytest.approx(1) or not found.weights
 
 
 @pytest.mark.parametrize("rule", ["multi_krum", "geometric_median", "centered_clipping", "norm_clipping"])
@@ -232,18 +203,12 @@ def test_buffers_follow_no_single_client(rule: str, options: dict[str, Any]) -> 
     }  # fmt: skip
     start = {"w": torch.tensor([0.5]), "mean": torch.tensor([0.0]), "count": torch.tensor(3)}
     state = build_aggregator(rule, **options).combine(AggregationTask(start, updates, {}, ["w"], 7, 1)).state
-    median = {"mean": 4.0, "count": 13}
-    if rule == "trimmed_mean":  # without 1e9 and 1; without 0 and 16: the rule's own
-        median = {"mean": 4.0, "count": 13}
-    assert state["mean"].item() == pytest.approx(median["mean"])
-    assert state["count"].item() == median["count"]
+    assert state["mean"].item() == pytest.approx(4.0)  # without 1e9 and 1, or the median
+    assert state["count"].item() == 13
     assert state["count"].dtype == torch.int64
     assert list(state) == list(start)
-
-
-def test_whole_numbers_are_rounded_and_shapes_kept() -> None:
     updates = {c: LocalUpdate({"w": torch.full((2, 3), float(c)), "count": torch.tensor(c)}, 1) for c in (2, 5)}
-    start = {"w": torch.ones(2, 3), "count": torch.tensor(0)}
-    found = build_aggregator("median").combine(AggregationTask(start, updates, {}, ["w"], 2, 1)).state
+    task = AggregationTask({"w": torch.ones(2, 3), "count": torch.tensor(0)}, updates, {}, ["w"], 2, 1)
+    found = build_aggregator("median").combine(task).state
     assert found["count"].item() == 4  # 3.5, to the even number
     assert torch.equal(found["w"], torch.full((2, 3), 3.5))

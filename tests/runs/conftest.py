@@ -27,13 +27,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process leave out drawing their report, as the saboteur makes processes do."""
-    monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_page: None) -> Path:
     """The current folder, with the recipe of ``mortals.py`` in it."""
     from tests.runs.mortals import MORTAL, RECIPE
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ import pytest
 
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.report import write_run_report
-from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests.contract.distributions import install
 from tests.runs.mortals import MORTAL, go, outcome
 from tests.runs.mortals import RECIPE as BASE
@@ -42,7 +40,7 @@ METHODS = {"teacher-fat": ["train/gap"], "adamw-fat": [], "memory-fat": ["train/
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_page: None) -> Path:
     """The current folder: the recipe, and the methods to be found."""
     install_methods(tmp_path / "site")
     monkeypatch.syspath_prepend(str(MORTAL))
@@ -78,19 +76,6 @@ def test_resumed_it_ends_with_the_same_bits(folder: Path, method: str) -> None:
     for name in METHODS[method]:
         assert all(float(row[name]) > 0 for row in rows)
         assert len({row[name] for row in rows}) == len(rows)
-
-
-def test_what_a_client_keeps_is_used(folder: Path) -> None:
-    """Else the tests above would pass for a state that nobody reads."""
-    whole, _ = go("whole", 0)
-    stopped("bare")
-    checkpoint = Path("bare") / "checkpoints" / "last.safetensors"
-    snapshot, notes = load_checkpoint(checkpoint)
-    assert snapshot.client_states
-    save_checkpoint(checkpoint, dataclasses.replace(snapshot, client_states={}), notes)
-    forgetful, _ = go("bare", 0, resume=True)
-    assert outcome(forgetful)[1][:2] == outcome(whole)[1][:2]
-    assert outcome(forgetful)[1][2] != outcome(whole)[1][2]
 
 
 @pytest.mark.usefixtures("no_figures")

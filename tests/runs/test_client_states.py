@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
@@ -23,6 +23,7 @@ from calfat_plugin.runs.checkpoints import (
 )
 from calfat_plugin.runs.party import _States
 from tests.runs.processes import WarmServer, sabotage
+from tests.runs.test_refusals import contents
 from tests.runs.test_resume import everything
 
 AGAIN = "Restore it from a copy, or start the run again in another directory."
@@ -130,17 +131,6 @@ def test_a_round_touches_the_states_of_its_own_clients_only(tmp_path: Path, monk
     assert len(load_checkpoint(tmp_path / "last.safetensors")[0].client_states) == 100
 
 
-def test_what_was_written_is_handed_out_once_with_its_folder(tmp_path: Path) -> None:
-    states = store(tmp_path)
-    assert states.take_written() == []
-    states[4], states[0] = state(4), state(0)
-    assert [path.name for path in states.take_written()] == [*names(tmp_path / "clients"), "clients"]
-    assert states.take_written() == []
-    close_round(states, tmp_path, 1)
-    states[4] = state(5)
-    assert [path.name for path in states.take_written()] == ["client-4-round-2.safetensors", "clients"]
-
-
 def test_the_states_of_a_round_under_way_stay_when_the_one_before_is_on_disk(tmp_path: Path) -> None:
     states = store(tmp_path)
     states[0] = state(0)
@@ -233,17 +223,6 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_keeps_a_file_for_each_client_that_trained(whole: Path) -> None:
-    snapshot, _ = load_checkpoint(whole / "checkpoints" / "last.safetensors")
-    assert isinstance(snapshot.client_states, ClientStateFiles)
-    assert len({file.round for file in snapshot.client_states.named.values()}) > 1  # not all written every round
-    assert all("client/" not in name for name in load_file(whole / "checkpoints" / "last.safetensors"))
-    for client in snapshot.client_states:
-        assert snapshot.client_states[client].keys() == {
-            f"scaffold/c/{name}" for name in snapshot.global_state if "num_batches" not in name
-        }
-
-
 @pytest.mark.parametrize(
     ("at", "round"),
     [("training", 4), ("state", 1), ("state", 5), ("row", 5), ("written", 3), ("best", 1), ("last", 4), ("last", 6)],
@@ -269,11 +248,10 @@ def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, reci
     client, file = next(iter(snapshot.client_states.named.items()))
     gone = Path("run") / "checkpoints" / "clients" / f"client-{client}-round-{file.round}.safetensors"
     (recipe.parent / gone).unlink()
-    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
+    before = contents(run)
     done = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
     assert (done.code, done.err) == (2, f"error: {gone}: no such file, but the checkpoint names it. {AGAIN}\n")
-    after = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
-    assert after == before
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("round", [2, 6])

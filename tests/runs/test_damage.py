@@ -103,29 +103,20 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
     (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
     (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
-    (
-        RESUME,
-        "rounds.csv",
-        emptied,
-        "the rows of rounds 1 to 3, which the checkpoint continues from, are not all there",
-    ),
+    *((RESUME, "rounds.csv", how, "the rows of rounds 1 to 3, which the checkpoint continues from, are not all there")
+      for how in (emptied, Path.unlink, cut_short)),
     (RESUME, "partition.json", truncated, "cannot be read ("),
     (RESUME, "partition.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
     (RESUME, "environment.json", replaced, "cannot be written (Is a directory). Make room, or choose another --run-"),
     (RESUME, "log.txt", replaced, "cannot be used (Is a directory). Check this path and its permissions.\n"),
     (RESUME, "recipe.yaml", replaced, "this is a directory, expected a recipe file.\n"),
-    (
-        RESUME,
-        "recipe.yaml",
-        emptied,
-        "the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml.\n",
-    ),
+    (RESUME, "recipe.yaml", emptied, "the file is empty. Start from a recipe in recipes/, such as calfat_digits"),
     (REPORT, "partition.json", a_list, f"holds no JSON mapping; it was changed by hand. {RESTORE}\n"),
     (REPORT, "environment.json", linked_to_itself, f"cannot be read (Too many levels of symbolic links). {RESTORE}\n"),
     (REPORT, "results.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
     (ATTACK, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
     (RESUME, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

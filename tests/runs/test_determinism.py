@@ -13,7 +13,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
 from tests.runs.processes import SABOTEUR, WarmServer
 
@@ -26,7 +26,7 @@ def last(run: Path) -> bytes:
 
 
 def test_same_recipe_same_bits_whatever_else_differs(
-    warm: WarmServer, recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
+    warm: WarmServer, recipe: Path, monkeypatch: pytest.MonkeyPatch, no_page: None
 ) -> None:
     """Another process, another folder, a machine of more threads, another state of the global generators."""
     for name, more in (("one", ()), ("other", ()), ("third", ("--seed", "1"))):
@@ -48,15 +48,11 @@ def test_same_recipe_same_bits_whatever_else_differs(
     assert last(recipe.parent / "here") == one
 
 
-def test_the_split_follows_the_seed_unless_it_has_one_of_its_own(warm: WarmServer, recipe: Path) -> None:
-    from calfat_plugin.rounds_csv import read_rounds
-
-    fixed = ("--set", "calfat.partition.seed=0")
-    for name, more in (("a", ()), ("b", ("--seed", "1")), ("c", ("--seed", "1", *fixed))):
-        arguments = ("run", "tiny.yaml", *SETS, *more, "--run-dir", name)
-        assert warm.run(*arguments, cwd=recipe.parent).code == 0
-    partitions = [(recipe.parent / name / "partition.json").read_text() for name in ("a", "b", "c")]
-    assert partitions[0] != partitions[1]
-    assert partitions[0] == partitions[2]
-    losses = [read_rounds(recipe.parent / name / "rounds.csv")[0]["loss_0"] for name in ("a", "b", "c")]
-    assert len(set(losses)) == 3
+def test_the_split_follows_the_seed_unless_it_has_one_of_its_own(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    labels = np.arange(200) % 10
+    found = []
+    for seed, fixed in ((0, []), (1, []), (1, ["calfat.partition.seed=0"])):
+        shares = checked_experiment(read_document(recipe), fixed, seed).split(labels)
+        found.append([share.tolist() for share in shares])
+    assert found[0] == found[2] != found[1]

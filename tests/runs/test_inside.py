@@ -74,13 +74,10 @@ def test_workers_measure_the_same(warm: WarmServer, whole: Path, recipe: Path) -
     assert found(recipe.parent / "run") == found(whole)
 
 
-def test_a_finished_run_has_no_clients(warm: WarmServer, whole: Path, snapshot: TextSnapshot) -> None:
+def test_a_finished_run_and_a_model_have_no_clients(warm: WarmServer, whole: Path, snapshot: TextSnapshot) -> None:
     refused = warm.run("attack", "run", "--attacks", "internal", cwd=whole.parent)
     assert (refused.code, refused.out) == (2, "")
     snapshot(refused.err)
     assert warm.run("attack", "run", "--attacks", "fgsm", cwd=whole.parent).code == 0
-
-
-def test_a_model_alone_has_no_clients(snapshot: TextSnapshot) -> None:
     with snapshot.raises(OptionError):
         calfat_plugin.evaluate(TinyModel().eval(), tiny_images(), None, "personalised", eps=0.1)

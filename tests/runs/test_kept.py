@@ -17,10 +17,8 @@ from torch import Tensor
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment.resuming import same_but_rounds
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds_of
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.tensor_files import read_facts, write_tensors
-from tests.report.made import record
 from tests.snapshot import TextSnapshot
 
 AGAIN = "Restore it from a copy, or start the run again in another directory."
@@ -70,11 +68,6 @@ def test_a_checkpoint_is_a_state_dict_with_more_beside_it(tmp_path: Path) -> Non
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "last.safetensors").read_bytes()
 
 
-def test_a_checkpoint_that_is_not_there_is_reported(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(RunError):
-        load_checkpoint(tmp_path / "last.safetensors")
-
-
 def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
     """The digest of a checkpoint, from the description of its format alone."""
     content = json.dumps(facts).encode()
@@ -102,12 +95,11 @@ def test_parameters_that_are_being_trained_are_saved_by_value(tmp_path: Path) ->
     assert same(loaded.server_state, {})
 
 
-@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"calfat": '{"format": 3, "round": 1}'}])
-def test_another_safetensors_file_is_no_checkpoint(
-    tmp_path: Path, metadata: dict[str, str] | None, snapshot: TextSnapshot
-) -> None:
+@pytest.mark.parametrize("metadata", ["no file", None, {"format": "pt"}, {"calfat": '{"format": 3, "round": 1}'}])
+def test_another_safetensors_file_is_no_checkpoint(tmp_path: Path, metadata: Any, snapshot: TextSnapshot) -> None:
     path = tmp_path / "weights.safetensors"
-    save_file({"w": C}, path, metadata)
+    if metadata != "no file":
+        save_file({"w": C}, path, metadata)
     with snapshot.raises(RunError):
         load_checkpoint(path)
 
@@ -130,46 +122,25 @@ def test_facts_of_another_shape_are_reported(tmp_path: Path, facts: str, reason:
     assert str(error.value) == f"{path}: the checkpoint cannot be read ({reason}). {AGAIN}"
 
 
-def rounds_file(folder: Path, count: int) -> RoundsFile:
-    file = RoundsFile(folder / "rounds.csv", ["natural"], 2)
-    for round in range(1, count + 1):
-        file.append(record(round, {"natural": round / 10}, clients=2))
-    return file
-
-
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path, kept: int) -> None:
-    file = rounds_file(tmp_path, 3)
-    lines = file.path.read_text().splitlines(keepends=True)
-    file.keep_until(kept)
-    assert file.path.read_text() == "".join(lines[: kept + 1])
-
-
-def test_half_a_row_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
-    file = rounds_file(tmp_path, 2)
-    whole = file.path.read_text()
-    file.path.write_text(whole + "3,0.")
-    file.keep_until(2)
-    assert file.path.read_text() == whole
-
-
-def test_without_rows_nothing_was_spent_or_used(tmp_path: Path) -> None:
-    assert seconds_of(tmp_path / "rounds.csv") == 0
-    assert last_used(tmp_path / "rounds.csv") == {}
-    assert read_rounds(tmp_path / "rounds.csv") == []
-
-
-THEN = {"train_args": {"comm_round": 5, "epochs": 1}, "calfat": {"runtime": {"threads": 1}, "loggers": ["wandb"]}}
+SPLIT = {"dataset": "digits", "partition_alpha": 0.3, "partition_method": "iid"}
+OURS = {"runtime": {"threads": 1}, "loggers": ["wandb"], "partition": {"seed": 0}}
+THEN = {"train_args": {"comm_round": 5, "epochs": 1}, "data_args": SPLIT, "calfat": OURS}
 
 
 def test_keys_that_a_resume_may_not_change() -> None:
     now = json.loads(json.dumps(THEN))
     now["train_args"] |= {"comm_round": 9, "batch_size": 8}
     now["device_args"] = {"using_gpu": True}
-    now["calfat"] |= {"loggers": [], "silo": {"port": 1}, "runtime": {"threads": 2}}
+    now["data_args"] = {"dataset": "svhn", "partition_alpha": 0.5, "partition_method": "dirichlet"}
+    now["calfat"] |= {"loggers": [], "silo": {"port": 1}, "runtime": {"threads": 2}, "partition": {"seed": 1}}
     assert same_but_rounds(THEN, THEN) == []
     assert (
-        same_but_rounds(THEN, now) == same_but_rounds(now, THEN) == ["calfat.runtime.threads", "train_args.batch_size"]
+        same_but_rounds(THEN, now)
+        == same_but_rounds(now, THEN)
+        == [
+            *("calfat.partition.seed", "calfat.runtime.threads", *(f"data_args.{key}" for key in sorted(SPLIT))),
+            "train_args.batch_size",
+        ]
     )
     with_null: dict[str, Any] = {"a": {"x": None}}  # null is a value
     assert same_but_rounds(with_null, {"a": {}}) == same_but_rounds({"a": {}}, with_null) == ["a.x"]

@@ -56,7 +56,7 @@ class Listener:
 
 
 @pytest.fixture
-def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
+def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, no_page: None) -> Any:
     """Builds the tests' experiment with a plugin."""
     monkeypatch.syspath_prepend(str(SABOTEUR))
 

@@ -116,12 +116,9 @@ def test_a_network_gets_what_it_asks_for(folder: Path, content: str) -> None:
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
-def test_a_file_without_hooks_is_still_no_plugin(folder: Path) -> None:
+def test_a_file_may_have_a_network_and_hooks(folder: Path) -> None:
     done = calfat("check", "tiny.yaml", "--plugin", str(FILE), "--set", "model_args.model=my_net:MyNet")
     assert (done.code, "my_net.py: it implements no hook; is @hookimpl missing" in done.err) == (2, True)
-
-
-def test_a_file_may_have_a_network_and_hooks(folder: Path) -> None:
     hooks = "from calfat_plugin import TrainerEntry, hookimpl\nfrom calfat_plugin.trainers.standard import Standard\n"
     hook = "@hookimpl\ndef calfat_local_trainers():\n    yield TrainerEntry('plain-fl', build=Standard)\n"
     FILE.write_text(f"{hooks}{NET}\n{hook}")
@@ -179,8 +176,8 @@ def test_attack_and_trust_take_a_file_with_weights(folder: Path, command: str, m
 
 
 def test_a_suite_passes_it_on_to_every_run(folder: Path) -> None:
-    Path("grid.yaml").write_text("base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\naxes: {size: {a: {}, b: {}}}\n")
-    Path("grid.yaml").write_text(Path("grid.yaml").read_text().replace("b: {}", "b: {train_args.batch_size: 64}"))
+    grid = "base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\naxes: "
+    Path("grid.yaml").write_text(f"{grid}{{size: {{a: {{}}, b: {{train_args.batch_size: 64}}}}}}\n")
     file, model = model_overrides(str(FILE))
     done = calfat("suite", "grid.yaml", "--model-file", str(FILE), "--dry-run")
     assert done.code == 0, done.err
@@ -192,8 +189,8 @@ def test_a_suite_passes_it_on_to_every_run(folder: Path) -> None:
     recipe["calfat"]["plugins"] = {"my_net": {"file": str(folder / FILE), "model": True}}
     Path("tiny.yaml").write_text(yaml.safe_dump(recipe))
     FILE.write_text(TWO)
-    axes = "axes: {net: {a: {model_args.model: 'my_net:MyNet'}, b: {model_args.model: 'my_net:Wide'}}}\n"
-    Path("grid.yaml").write_text(f"base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\n{axes}")
+    nets = "{net: {a: {model_args.model: 'my_net:MyNet'}, b: {model_args.model: 'my_net:Wide'}}}\n"
+    Path("grid.yaml").write_text(grid + nets)
     done = calfat("suite", "grid.yaml", "--dry-run")
     assert done.code == 0, done.err
     assert "calfat.plugins.my_net={" in done.out

@@ -36,8 +36,7 @@ def calfat_local_trainers():
     yield TrainerEntry("my-fat", build=MyFAT)
 """
 MORE = """\
-from calfat_plugin import BudgetedAttack, BudgetOptions, EvaluatorEntry, TrainerEntry, hookimpl
-from calfat_plugin.trainers.standard import Standard
+from calfat_plugin import BudgetedAttack, BudgetOptions, EvaluatorEntry, hookimpl
 
 class Corner(BudgetedAttack):
     def settings(self, task):
@@ -49,10 +48,6 @@ class Corner(BudgetedAttack):
 @hookimpl
 def calfat_evaluators():
     yield EvaluatorEntry("corner", build=Corner, config=BudgetOptions)
-
-@hookimpl
-def calfat_local_trainers():
-    yield TrainerEntry("clean", build=Standard)
 """
 FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
 SMALL = "train_args.comm_round=3"
@@ -122,22 +117,16 @@ def forgotten() -> Iterator[None]:
         sys.modules.pop(module, None)
 
 
-def test_its_model_is_loaded_without_naming_the_file(
-    finished: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(SABOTEUR))
-    model = calfat_plugin.load_model(finished / "run", trust_plugins=True)
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
 def test_a_run_in_python_takes_files(
-    finished: Path, forgotten: None, undrawn: None, monkeypatch: pytest.MonkeyPatch
+    finished: Path, forgotten: None, no_page: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SABOTEUR))
     monkeypatch.chdir(finished)
     few = {"train_args.comm_round": 1}
     run = calfat_plugin.run("tiny.yaml", plugins=[FILE], set=few, run_dir="python", progress=False)
     assert rows(run.directory) == rows(finished / "run")[:1]
+    model = calfat_plugin.load_model(finished / "run", trust_plugins=True)  # which needs no name of the file
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_the_recipe_that_other_processes_get_has_the_file(
@@ -211,15 +200,9 @@ def test_a_changed_or_missing_file_is_not_resumed_with(warm: WarmServer, folder:
     then = hashlib.sha256(METHOD.encode()).hexdigest()
     (folder / FILE).write_text(METHOD + "\n")
     now = hashlib.sha256((METHOD + "\n").encode()).hexdigest()
-    assert refusal(warm, folder, *RUN[:-2]) == (
-        "error: run: the recipe is not the one this run was started with. calfat.plugins.my_fat.sha256: "
-        f"'{then}' when started, '{now}' now. Rounds with different versions of a plugin would make a model of "
-        "neither. Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
-    )
-    assert refusal(warm, folder, "run", "run/recipe.yaml") == (
-        f"error: HERE/{FILE}: this plugin has changed: its SHA-256 was {then[:12]}…, it is {now[:12]}… "
-        "now. Restore it, or start a new run with it as it is.\n"
-    )
+    assert f"my_fat.sha256: '{then}' when started, '{now}' now. Rounds" in refusal(warm, folder, *RUN[:-2])
+    changed = f"error: HERE/{FILE}: this plugin has changed: its SHA-256 was {then[:12]}…, it is {now[:12]}"
+    assert refusal(warm, folder, "run", "run/recipe.yaml").startswith(changed)
     (folder / FILE).unlink()
     snapshot(refusal(warm, folder, "run", "run/recipe.yaml"))
 

@@ -12,10 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from calfat_plugin.profiling import Profile, begin_part, profiling, timed, timed_each
-from calfat_plugin.report import write_run_report
 from calfat_plugin.report.profile_table import ELSE, spending, spending_text
 from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
-from tests.report.pages import Page
 from tests.runs.processes import RECIPE, Finished, WarmServer, sabotage
 
 ARGUMENTS = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--set", "train_args.epochs=2")
@@ -88,19 +86,11 @@ def test_each_border_of_a_round_is_measured(runs: tuple[Path, Finished, Finished
     assert [span["path"] for span in final["spans"] if len(span["path"]) == 1] == [["evaluation"]]
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_stopped_run_keeps_what_it_measured_and_the_page_shows_it(
-    warm: WarmServer, recipe: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_run_keeps_what_it_measured(warm: WarmServer, recipe: Path) -> None:
     arguments = ("run", "tiny.yaml", "--run-dir", "run", "--profile")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 2, "SIGTERM")).code == 130
-    run = tmp_path / "run"
-    assert [part["name"] for part in json.loads((run / "profile.json").read_text())["parts"]] == ["round 1", "round 2"]
-    page = Page.read(write_run_report(run))
-    assert page.errors == []
-    assert "Where the time went" in page.text
-    assert "a round of calfat, mean of 2 rounds" in page.text
-    assert "outer step" in page.text
+    parts = json.loads((recipe.parent / "run" / "profile.json").read_text())["parts"]
+    assert [part["name"] for part in parts] == ["round 1", "round 2"]
 
 
 # --- the timers -------------------------------------------------------------------------------------------------------

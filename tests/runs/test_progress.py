@@ -16,7 +16,7 @@ from rich.console import Console
 
 from calfat_plugin.cli import run
 from calfat_plugin.cli.progress import Bars, Lines, ShownProgress
-from calfat_plugin.cli.results import results_table, show_final
+from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
@@ -106,6 +106,13 @@ def test_a_picture_of_a_round(seconds: FakeTime) -> None:
     ]
     filled = picture[1].split()[2].partition("╺")[0].rstrip("╸")
     assert len(filled) == 12  # one and a half of three clients
+    seconds.now = 100.0
+    _, picture = live(lambda progress: in_round_28(progress, seconds), columns=40)  # on a narrow one the figures stay
+    assert picture == [
+        "run      27/40 rounds  0:54  ETA 0:26",
+        "round 28 client 2 (2 of 3)  loss 1.112",
+        "after round 27:  natural 94.1 %  pgd20 …",
+    ]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -123,15 +130,6 @@ def test_no_line_is_wider_than_the_terminal(columns: int, seconds: FakeTime) -> 
     _, picture = live(events, columns)
     assert len(picture) == 3
     assert max(map(cell_len, picture)) <= columns
-
-
-def test_where_the_terminal_is_narrow_the_figures_stay(seconds: FakeTime) -> None:
-    _, picture = live(lambda progress: in_round_28(progress, seconds), columns=40)
-    assert picture == [
-        "run      27/40 rounds  0:54  ETA 0:26",
-        "round 28 client 2 (2 of 3)  loss 1.112",
-        "after round 27:  natural 94.1 %  pgd20 …",
-    ]
 
 
 def test_a_picture_before_the_run_and_at_its_end(seconds: FakeTime) -> None:
@@ -189,6 +187,9 @@ def test_plain_lines(seconds: FakeTime, snapshot: TextSnapshot) -> None:
         progress.round_finished(record(2))
     assert err.getvalue() == "warning: no GPU here\n"
     snapshot(out.getvalue())
+    for rounds in ((1, 1), (40, 7), (40, 41)):
+        ShownProgress(Lines(begun := io.StringIO(), err)).run_started(info(*rounds))
+        snapshot(begun.getvalue())
 
 
 def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime, snapshot: TextSnapshot) -> None:
@@ -207,35 +208,6 @@ def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime, 
         progress.evaluation_progress("autoattack", 1436, 1436, 359)  # done: the table says so
         progress.round_finished(record(1))
     snapshot(out.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "start_round", "told"),
-    [
-        (1, 1, "running 1 round"),
-        (40, 7, "resuming at round 7 of 40 rounds"),
-        (40, 41, "all 40 rounds are done, resuming at the final evaluation"),
-    ],
-)
-def test_the_first_line_says_where_the_run_begins(num_rounds: int, start_round: int, told: str) -> None:
-    out = io.StringIO()
-    ShownProgress(Lines(out, out)).run_started(info(num_rounds, start_round))
-    assert out.getvalue() == f"digits: {told} in runs/digits/0-1\n"
-
-
-def test_results_table_says_how_each_number_was_made() -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=80, _environ={})
-    evaluations = (result("natural", 0.9632), result("pgd20", 0.7345, norm="linf", eps="8/255"))
-    console.print(results_table(evaluations, title="final"))
-    table = stream.getvalue()
-    rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in table.splitlines() if line.startswith("│")]
-    assert table.startswith("final")
-    assert rows == [
-        ["natural", "96.3 %", "[93.8, 97.8]", "48.2 %", "359", "1.2"],
-        ["pgd20 (linf 8/255)", "73.5 %", "[68.7, 77.8]", "36.7 %", "359", "1.2"],
-    ]
-    assert max(map(cell_len, table.splitlines())) <= 80
 
 
 def test_many_figures_are_lines_below_the_table_and_few_are_columns() -> None:
@@ -266,13 +238,6 @@ def test_brackets_in_the_path_of_a_run_and_in_a_label_are_no_markup(
     assert f"\nresults: {directory.path}\n" in out
 
 
-def test_a_run_without_a_final_evaluation_says_so_and_names_no_test_split() -> None:
-    """Such as a choice run of a suite, which must never see it."""
-    stream = io.StringIO()
-    show_final(Console(file=stream, width=80, _environ={}), [], [])
-    assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"
-
-
 def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_suspicious() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, _environ={})
@@ -281,7 +246,16 @@ def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_sus
     show_final(console, results, find_alarms(results))
     title, *rest = stream.getvalue().splitlines()
     assert title.strip() == "global model after the final round, test split"
+    assert max(map(cell_len, rest[:6])) <= 80
+    rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in rest if line.startswith("│")]
+    assert rows == [
+        ["natural", "50.0 %", "[44.9, 55.1]", "25.0 %", "359", "1.2"],
+        ["pgd20 (linf 8/255)", "75.0 %", "[70.3, 79.2]", "37.5 %", "359", "1.2"],
+    ]
     after = rest[rest.index(next(line for line in rest if line.startswith("└"))) + 1 :]
     assert after[:2] == ["worst class: natural 25.0 % (1)", "1 finding about these numbers:"]
     assert after[2].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 75.0 % right")
     assert len(after) == 3
+    stream.truncate(stream.seek(0))
+    show_final(console, [], [])  # such as of a choice run of a suite, which must never see the test split
+    assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"

@@ -78,22 +78,6 @@ def test_another_recipe(warm: WarmServer, folder: Path, snapshot: TextSnapshot) 
     assert json.loads((folder / "run" / "results.json").read_text())["recipe"] == "tiny"
 
 
-@pytest.mark.parametrize(
-    ("override", "change"),
-    [
-        ("data_args.partition_alpha=0.5", "data_args.partition_alpha: 0.3 when started, 0.5 now"),
-        ("calfat.partition.seed=1", "calfat.partition.seed: None when started, 1 now"),
-        ("data_args.partition_method=iid", "data_args.partition_method: 'dirichlet' when started, 'iid' now"),
-        ("data_args.dataset=cifar10", "data_args.dataset: 'digits' when started, 'cifar10' now"),
-    ],
-)
-def test_another_data_set_or_partition(warm: WarmServer, folder: Path, override: str, change: str) -> None:
-    error = refused(warm, folder, *RUN, "--resume", "--set", override)
-    assert error.startswith("error: run: the recipe is not the one this run was started with. ")
-    assert change in error
-    assert error.endswith("Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n")
-
-
 @pytest.mark.parametrize("key", ["class_counts", "dataset_sha256", "partition_sha256"])
 def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: str) -> None:
     """A data set of the same name may hold other images on another machine, or a plugin may split it another way."""
@@ -232,11 +216,7 @@ def test_a_run_that_was_killed_in_its_first_round_is_overwritten(warm: WarmServe
     assert "so --overwrite replaces it" in warm.run(*changed, cwd=recipe.parent).err
     done = warm.run(*changed, "--overwrite", cwd=recipe.parent)
     assert (done.code, done.err) == (0, "")
-    before = contents(recipe.parent)
-    again = warm.run(*changed, "--overwrite", cwd=recipe.parent)
-    assert (again.code, again.out) == (2, "")
-    assert "but this directory has checkpoints/last.safetensors, results.json" in again.err
-    assert contents(recipe.parent) == before
+    assert "but this directory has" in refused(warm, recipe.parent, *changed, "--overwrite")
 
 
 def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnapshot) -> None:
@@ -277,15 +257,11 @@ def test_more_rounds_after_one_that_would_have_drawn_anew(
 
 @pytest.mark.parametrize(
     "change",
-    ["calfat.runtime.threads=2", "calfat.runtime.precision=bf16", "train_args.comm_round=1"],
-    ids=["threads", "arithmetic", "fewer rounds than are done"],
+    ["calfat.runtime.threads=2", "calfat.runtime.precision=bf16", "train_args.comm_round=1", "data_args.dataset=svhn"],
+    ids=["threads", "arithmetic", "fewer rounds than are done", "data set"],
 )
 def test_another_setting(warm: WarmServer, folder: Path, snapshot: TextSnapshot, change: str) -> None:
     snapshot(refused(warm, folder, *RUN, "--resume", "--set", change))
-
-
-def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
-    snapshot(refused(warm, folder, *RUN))
 
 
 def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
@@ -306,19 +282,6 @@ def test_a_finished_run_that_cannot_go_further(warm: WarmServer, folder: Path, s
     said = refused(warm, folder, *cosine, "--resume")
     assert "--set" not in said
     snapshot(said)
-
-
-def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
-    rounds = folder / "run" / "rounds.csv"
-    header, first, *_ = rounds.read_text().splitlines(keepends=True)
-    told = (
-        "error: run/rounds.csv: the rows of rounds 1 to 2, which the checkpoint continues from, are not all there; "
-        "the file was changed by hand. Start the run again without --resume.\n"
-    )
-    rounds.write_text(header + first)
-    assert refused(warm, folder, *RUN, "--resume") == told
-    rounds.unlink()
-    assert refused(warm, folder, *RUN, "--resume") == told
 
 
 def test_a_recipe_yaml_changed_by_hand(warm: WarmServer, folder: Path) -> None:

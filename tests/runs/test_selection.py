@@ -49,12 +49,13 @@ def test_best_robust_is_by_the_last_attack(
     assert load_checkpoint(run / "checkpoints/best-robust.safetensors")[0].round == round
 
 
-BOTH = [{label: row[label] for label in ("natural", "pgd20")} for row in ROUNDS[:2]]
-
-
 @pytest.mark.usefixtures("no_figures")
-def test_what_a_validation_split_selected_is_called_so(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", "data_args.validation_share=0.1", rounds=BOTH, final={"natural": 0.6})
+def test_what_a_validation_split_selected_is_called_so_and_the_test_splits_is_no_fair_result(tmp_path: Path) -> None:
+    both = [{label: row[label] for label in ("natural", "pgd20")} for row in ROUNDS[:2]]
+    page = write_run_report(made_run(tmp_path / "plain", rounds=both, final={"natural": 0.6})).read_text()
+    assert "Best rounds, selected on the test split and so no fair result: natural 70.0 % in round 2" in plain(page)
+    assert "alidation split" not in page
+    run = made_run(tmp_path / "run", "data_args.validation_share=0.1", rounds=both, final={"natural": 0.6})
     results = json.loads((run / "results.json").read_text())
     assert "test_selected" not in results
     assert results["validation_selected"]["best-natural"]["round"] == 2
@@ -64,14 +65,6 @@ def test_what_a_validation_split_selected_is_called_so(tmp_path: Path) -> None:
     assert "Best rounds on the validation split: natural 70.0 % in round 2 and pgd20 20.0 % in round 2." in plain(page)
     assert "no fair result" not in page
     assert "On the validation split." in page
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_what_the_test_split_selected_is_no_fair_result(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", rounds=BOTH, final={"natural": 0.6})
-    page = write_run_report(run).read_text()
-    assert "Best rounds, selected on the test split and so no fair result: natural 70.0 % in round 2" in plain(page)
-    assert "alidation split" not in page
 
 
 def plain(page: str) -> str:

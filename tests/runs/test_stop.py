@@ -36,17 +36,8 @@ def test_importing_what_runs_need_starts_no_thread_and_no_gpu(warm: WarmServer) 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, name: str) -> None:
-    arguments = (
-        "run",
-        "tiny.yaml",
-        "--seed",
-        "3",
-        "--set",
-        "train_args.comm_round=3",
-        "--set",
-        "calfat.threat.steps=3",
-    )
-    stopped = warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 2, name))
+    changes = ("--set", "train_args.comm_round=3", "--set", "calfat.threat.steps=3")
+    stopped = warm.run("run", "tiny.yaml", "--seed", "3", *changes, cwd=recipe.parent, **sabotage("training", 2, name))
     (run,) = (recipe.parent / "runs" / "tiny").iterdir()
     shown = run.relative_to(recipe.parent)
     assert stopped.code == 130
@@ -177,10 +168,8 @@ def test_a_folder_that_was_there_keeps_what_is_not_the_runs(warm: WarmServer, re
     (results / "checkpoints").mkdir(parents=True)
     (results / "thesis.tex").write_text("years of work")
     (results / "checkpoints" / "other.pt").write_text("weeks of work")
-    stopped = warm.run(
-        "run", "tiny.yaml", "--run-dir", "results", cwd=recipe.parent, **sabotage("training", 1, "SIGTERM")
-    )
-    assert stopped.code == 130
+    words = ("run", "tiny.yaml", "--run-dir", "results")
+    assert warm.run(*words, cwd=recipe.parent, **sabotage("training", 1, "SIGTERM")).code == 130
     left = sorted(str(path.relative_to(results)) for path in results.rglob("*"))
     assert left == ["checkpoints", "checkpoints/other.pt", "thesis.tex"]
 

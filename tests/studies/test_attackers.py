@@ -60,12 +60,3 @@ def test_the_mean_over_methods_and_the_change_to_no_attack() -> None:
     assert tables.means(4, other, pd.Series([0.25, 0.5, 0.0])) == "66.7 / 25.0 (3 of 4)"
     assert tables.change(one, other) == "-15.0 [-78.5, 48.5]"  # -10 and -20; t of one degree is 12.7
     assert tables.change(one, made({("C", 0): 0.5})) == "-"
-
-
-def test_a_run_that_diverged_counts_as_nothing_right() -> None:
-    """And says nothing about who was named."""
-    record = read_record(tables.HERE / "attackers_digits.csv")
-    (cell, _, seed) = next(key for key, row in record.items() if row.state == "lost")
-    beta, method, attack, rule = cell.split("/")
-    assert tables.values("pgd20", beta, attack, rule)[method, seed] == 0
-    assert (method, seed) not in tables.values("others_named", beta, attack, rule).index

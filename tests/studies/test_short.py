@@ -63,16 +63,6 @@ def test_fresh_pairs_lie_where_the_published_ones_predict(name: str) -> None:
         assert sum(counts) >= 9
 
 
-def test_a_family_is_corrected_for_all_that_was_planned_in_it() -> None:
-    """Seven arms times five endpoints, also where arms were not run: on Fashion-MNIST one of them was."""
-    found = {each.endpoint: each for each in study("fmnist").family("0.1")}
-    assert len(found) == 5
-    smallest = min(found.values(), key=lambda each: each.p_value or 1)
-    gain = study("fmnist").values(f"0.1/{PAPER}", WORST) - study("fmnist").values(f"0.1/{REFERENCE}", WORST)
-    assert (smallest.endpoint, smallest.p_value) == (WORST, pytest.approx(stats.ttest_1samp(gain, 0).pvalue))
-    assert smallest.adjusted == pytest.approx(35 * smallest.p_value)
-
-
 def made(**rows: tuple[list[float], list[float]]) -> tables.Study:
     """A study of four pairs: row to natural and AutoAttack accuracies."""
     methods = {"CalFAT": PAPER, "FedPGD": REFERENCE, "standard": STANDARD}
@@ -89,11 +79,12 @@ def made(**rows: tuple[list[float], list[float]]) -> tables.Study:
 
 def test_endpoints_of_hand_made_pairs() -> None:
     """In pair 1, 0.10 more natural and 0.01 less robust accuracy; one point of it is worth 0.2 / 0.5 points natural."""
-    of = made(
-        CalFAT=([0.8, 0.8, 0.81, 0.82], [0.50, 0.49, 0.50, 0.51]),
-        FedPGD=([0.7, 0.7, 0.15, 0.72], [0.50, 0.50, 0.50, 0.50]),
-        standard=([0.9, 0.9, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]),
-    )
+    rows = {
+        "CalFAT": ([0.8, 0.8, 0.81, 0.82], [0.50, 0.49, 0.50, 0.51]),
+        "FedPGD": ([0.7, 0.7, 0.15, 0.72], [0.5] * 4),
+        "standard": ([0.9] * 4, [0.0] * 4),
+    }
+    of = made(**rows)
     found = {each.endpoint: each for each in of.family("0.1")}
     gain = [0.1, 0.1 - 0.01 * 0.2 / 0.5, 0.66, 0.1 + 0.01 * 0.18 / 0.5]
     assert found[tables.AT_EQUAL].difference.mean == pytest.approx(sum(gain) / 4)
@@ -102,15 +93,8 @@ def test_endpoints_of_hand_made_pairs() -> None:
     assert (fell.difference.mean, fell.difference.interval, fell.p_value) == (-0.25, None, 1.0)
     assert (found["autoattack"].word, found[WORST].word) == ("level", "not clear")
     assert of.exchanged().mean == pytest.approx(sum(gain) / 4)  # where standard training has no robustness
-
-
-def test_a_pair_that_is_left_to_run_leaves_a_test_undone() -> None:
-    of = made(
-        CalFAT=([0.8, 0.9, 0.8], [0.5, 0.6, 0.5]),
-        FedPGD=([0.7, 0.7, 0.7], [0.5, 0.5, 0.5]),
-        standard=([0.9, 0.9, 0.9], [0.1, 0.1, 0.1]),
-    )
-    assert {each.word for each in of.family("0.1")} == {"not all pairs yet"}
+    fewer = made(**{row: (natural[:3], robust[:3]) for row, (natural, robust) in rows.items()})
+    assert {each.word for each in fewer.family("0.1")} == {"not all pairs yet"}  # one is left to run
 
 
 def test_what_the_text_claims_follows_from_the_records() -> None:

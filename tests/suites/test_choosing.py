@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +18,16 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import digits
 from calfat_plugin.experiment import assemble
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
-from tests.suites.files import BASE, CHOOSING, write_suite
-from tests.suites.test_cli import kill_the_suite_in
+from calfat_plugin.runs.session import run
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
 
 TEXT = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.05, 0.1]").replace("[100, 101]", "[100]").replace("[0, 1]", "[0]")
 HOW = (
@@ -134,9 +145,41 @@ def test_a_run_that_is_killed_is_not_lost(monkeypatch):
     assert content()["cells"][1]["seeds_left"] == [0]
 
 
-def test_killed_hard_while_choosing_it_repeats_nothing(monkeypatch):
+KILLED = "import sys; from calfat_plugin.suites import runner; runner.PROGRAM = {program!r}; "
+KILLED += "from calfat_plugin.cli.suite import suite; suite()"
+
+
+def kill_the_suite_in(output: Path) -> None:
+    """Start the suite, and kill it while the run that writes ``output`` is in a round."""
+    words = [sys.executable, "-c", KILLED.format(program=FAKE_RUN), "tiny.yaml"]
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while not (output.exists() and "in round" in output.read_text()):
+        assert first.poll() is None
+        time.sleep(0.02)
+    (run,) = (run for child in children(first.pid) for run in children(child))
+    left = [*children(first.pid), run]
+    first.kill()
+    first.wait()
+    while any(map(is_there, left)):
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    """Other than as a zombie, which has no command line."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_killed_hard_in_the_middle_it_repeats_nothing(monkeypatch):
+    """The run that the killed suite leaves behind ends by itself; then it is resumed, not run beside it."""
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
-    kill_the_suite_in(Path("runs/suites/tiny/fedpgd/choose/learning_rate=0.05/seed-100.txt"))
+    output = Path("runs/suites/tiny/fedpgd/choose/learning_rate=0.05/seed-100.txt")
+    kill_the_suite_in(output)
     finished = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("results.json")}
     assert len(finished) == 2
 
@@ -146,20 +189,13 @@ def test_killed_hard_while_choosing_it_repeats_nothing(monkeypatch):
     assert "tiny: 2 of 4 choice runs to do" in done.stdout
     assert "resuming FedPGD, learning_rate 0.05, seed 100 in " in done.stdout
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert output.read_text().count("resuming with 1 threads") == 1
     assert "| FedPGD | learning_rate 0.1, upper edge of the grid" in done.stdout
 
 
 def choice_run(folder: Path) -> tuple[str, list[object], str]:
     """Make the first choice run of the suite in this process: (its rounds without costs, its final evaluations, the
     digest of its data)."""
-    from calfat_plugin.observer import RunObserver
-    from calfat_plugin.registry import Registry
-    from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
-    from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.session import run
-    from calfat_plugin.suites import load_suite
-    from calfat_plugin.suites.plan import make_plan
-
     planned = make_plan(load_suite("tiny.yaml"), Registry.load(entry_points=False)).choosing.runs[0]
     document = read_document("base.yaml")
     for setting in planned.cell.settings:
@@ -182,8 +218,6 @@ def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
     load = digits.load_digits
 
     def other(root, **options):
-        import dataclasses
-
         dataset = load(root, **options)
         x, y = dataset.test.x.flip(0).roll(3, -1), (dataset.test.y + 1) % 10
         return dataclasses.replace(dataset, test=dataclasses.replace(dataset.test, x=x, y=y))

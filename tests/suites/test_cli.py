@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,9 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
-from tests.suites.files import FAKE_RUN, SUITE, write_suite
+from tests.suites.files import write_suite
 
-ROOT = Path(__file__).resolve().parents[2]
 PLACES = "tables: runs/suites/tiny\nreport: runs/suites/tiny/report.html\n"
 
 
@@ -139,14 +137,6 @@ def test_bad_seeds(seeds):
     assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
 
 
-def test_a_changed_suite_is_refused_before_anything_runs(tmp_path, finished, snapshot):
-    write_suite(tmp_path, SUITE.replace("train_args.comm_round: 1", "calfat.threat.steps: 3"))
-    done = call()
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    snapshot(done.stderr)
-
-
 def test_download_reads_each_data_set_once():
     done = call("--download", "--seeds", "0", "--only", "CalFAT")
     assert done.exit_code == 0, done.output
@@ -157,54 +147,6 @@ def test_runs_draw_a_page_only_if_asked(tmp_path):
     for asked, pages in (((), 0), (("--pages", "--seeds", "7"), 2)):
         assert call(*asked).exit_code == 0
         assert len(list(Path("runs/suites/tiny").glob("*/*/report.html"))) == pages
-
-
-KILLED = "import sys; from calfat_plugin.suites import runner; runner.PROGRAM = {program!r}; "
-KILLED += "from calfat_plugin.cli.suite import suite; suite()"
-
-
-def kill_the_suite_in(output: Path) -> None:
-    """Start the suite, and kill it while the run that writes ``output`` is in a round."""
-    words = [sys.executable, "-c", KILLED.format(program=FAKE_RUN), "tiny.yaml"]
-    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    while not (output.exists() and "in round" in output.read_text()):
-        assert first.poll() is None
-        time.sleep(0.02)
-    (run,) = (run for child in children(first.pid) for run in children(child))
-    left = [*children(first.pid), run]
-    first.kill()
-    first.wait()
-    while any(map(is_there, left)):
-        time.sleep(0.02)
-
-
-def is_there(pid: int) -> bool:
-    """Other than as a zombie, which has no command line."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    return False
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
-    """The run that the killed suite leaves behind ends by itself; then it is resumed, not run beside it."""
-    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
-    output = Path("runs/suites/tiny/fedpgd/seed-0.txt")
-    kill_the_suite_in(output)
-    results = Path("runs/suites/tiny/calfat/seed-0/results.json")
-    before = results.stat().st_mtime_ns
-
-    monkeypatch.setenv("FAKE_RUN", "{}")
-    done = call()
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("tiny: 3 of 4 runs to do")
-    assert "resuming FedPGD seed 0 in runs/suites/tiny/fedpgd/seed-0\n" in done.stdout
-    assert done.stdout.endswith(shown())
-    assert results.stat().st_mtime_ns == before
-    assert output.read_text().count("resuming with 1 threads") == 1
 
 
 @pytest.mark.slow

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import tuning
-from calfat_plugin.suites.tuning import chosen_text
-from tests.suites.files import CHOOSING, write_suite
+from calfat_plugin.suites.tuning import chosen_text, how_chosen
+from tests.suites.files import CHOOSING
 from tests.suites.test_choices import finish
 
 EXTEND = "  extend: {train_args.learning_rate: 1.7}\n"
@@ -43,6 +39,15 @@ def test_the_grid_of_a_cell_grows_until_the_best_value_has_a_neighbour_on_both_s
     assert (plan.waiting, plan.choosing.left) == ((), ())
     assert {run.experiment.train.learning_rate for run in plan.runs} == {0.17}
     assert chosen_text(plan.choices["FedPGD"]) == "learning_rate 0.17"
+
+
+def test_rows_may_have_different_numbers_of_tries(plan_of):
+    for _ in range(3):
+        for run in plan_of(TEXT).choosing.left:
+            rate = run.experiment.train.learning_rate
+            finish(run, {"pgd20": 0.5 - abs(rate - (0.17 if run.cell.name == "CalFAT" else 0.05))})
+    plan = plan_of(TEXT)
+    assert "numbers of tries: CalFAT 5, FedPGD 3." in how_chosen(plan.suite.choose, plan.choices)
 
 
 def test_below_the_grid_and_of_equal_values_the_first(plan_of):
@@ -90,22 +95,6 @@ def test_where_the_next_value_cannot_be_the_end_is_chosen(key, values, best, cho
     assert plan.waiting == ()
     assert chosen_text(plan.choices["CalFAT"]) == f"learning_rate 0.1; {chosen}"
     assert len(plan.choices["CalFAT"].tries) == 4 * len(values)
-
-
-def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, monkeypatch, stand_in):
-    monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.29, "fedpgd": 0.05}))
-    write_suite(tmp_path, TEXT.replace("[100, 101]", "[100]").replace("[0, 1]", "[0]"))
-    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
-    assert done.exit_code == 0, done.output
-    started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
-    assert started[6:] == [
-        *(f"running CalFAT, learning_rate {rate}, seed 100" for rate in (0.17, 0.29, 0.49)),
-        *("running CalFAT seed 0", "running FedPGD seed 0"),
-    ]
-    assert "| CalFAT | learning_rate 0.29 " in done.stdout
-    assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in done.stdout
-    again = CliRunner().invoke(main, ["suite", "tiny.yaml"])
-    assert "tiny: no choice run to do" in again.stdout
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,7 @@ PLUGIN = SimpleNamespace(
 )
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 
 def plan(folder: Path, text: str = SUITE) -> SuitePlan:
@@ -93,11 +91,8 @@ def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
     assert (margin["seeds"], margin["values_percent"], margin["values"]) == ("0 1", "", "1.5 2.5")
 
 
-def test_one_that_no_plugin_declares_is_refused(tmp_path: Path, snapshot: TextSnapshot) -> None:
+def test_one_that_no_plugin_declares_or_that_is_reported_is_refused(tmp_path: Path, snapshot: TextSnapshot) -> None:
     with snapshot.raises(CalfatError):
         plan(tmp_path, SUITE.replace("fog/ece", "fog/ecc"))
-
-
-def test_published_numbers_are_accuracies(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(CalfatError):
+    with snapshot.raises(CalfatError):  # published numbers are accuracies
         plan(tmp_path, SUITE + "reported: {source: nowhere, percent: {small: {fog/ece: 3}}}\n")

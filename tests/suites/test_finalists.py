@@ -64,6 +64,11 @@ def test_only_a_finalist_is_chosen(plan_of):
     assert plan_of(TEXT).choices["FedPGD"].best.name == "learning_rate 0.05"
 
 
+def test_of_equal_values_the_first_are_finalists(plan_of):
+    end(plan_of(TEXT), 100, 0.5, 0.5, 0.5)
+    assert left(plan_of(TEXT))[:2] == ["learning_rate 0.02 seed 101", "learning_rate 0.05 seed 101"]
+
+
 def test_a_lost_value_is_no_finalist(plan_of):
     end(plan_of(TEXT), 100, None, 0.5, None)
     assert left(plan_of(TEXT)) == ["learning_rate 0.05 seed 101", "learning_rate 0.05 seed 102"]

@@ -159,12 +159,9 @@ def test_a_changed_recipe_is_refused_by_name_and_loses_nothing() -> None:
     before, then = RECORD.read_text(), rows()[0]["recipe"]
     write_suite(Path(), SUITE.replace("train_args.comm_round: 1", "train_args.comm_round: 1, train_args.momentum: 0.8"))
     ended = calfat("suite", "tiny.yaml", "--record", "runs.csv")
-    now = re.findall(r"([0-9a-f]{12}) now", ended.err)
     assert (ended.code, RECORD.read_text()) == (2, before)
-    assert ended.err == (
-        f"error: runs.csv: CalFAT seed 0 is recorded with another recipe than the suite has now (recipe {then} then, "
-        f"{now[0]} now; recorded by calfat-plugin 0.1.0). Undo the change, or remove that row to run it again.\n"
-    )
+    said = "error: runs.csv: CalFAT seed 0 is recorded with another recipe than the suite has now"
+    assert ended.err.startswith(f"{said} (recipe {then} then, ")
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -217,14 +214,10 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
 
     same = ["data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
     other = [
-        *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3"),
-        *("calfat.partition.seed=1", "calfat.partition.seed=2021"),
-        *(
-            "calfat.evaluators=[natural, {name: pgd20, batch_size: 7}]",
-            "calfat.model.norm=batch",
-            "train_args.comm_round=3",
-        ),
-        *("calfat.aggregator=fedprox", "calfat.runtime.precision=bf16"),
+        *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3", "calfat.partition.seed=1"),
+        *("calfat.partition.seed=2021", "calfat.evaluators=[natural, {name: pgd20, batch_size: 7}]"),
+        *("calfat.model.norm=batch", "train_args.comm_round=3", "calfat.aggregator=fedprox"),
+        "calfat.runtime.precision=bf16",
     ]
     assert {of(SUITE, override) for override in same} == {of()}
     found = [of(SUITE, override) for override in other]
@@ -242,6 +235,7 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
         (lambda text: text.replace("0.5", "nan"), "a value that is not finite"),
         (lambda text: text.replace("0.5", "inf"), "a value that is not finite"),
         (lambda text: text.replace("CalFAT,,", "CalFAT,a try,"), "a choice run without a value of 'choice'"),
+        (lambda text: text.replace(",2,,", ",1,,"), "its format is 1, and this version's is 2"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str], problem: str) -> None:
@@ -249,9 +243,8 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str],
     add_to_record(path, {("CalFAT", "", 7): ROW})
     damaged = change(path.read_text())
     path.write_text(damaged)
-    line = 3 if "second" in problem else 2
-    text = f"{path}:{line}: damaged row: {problem}. Restore the file from a copy."
-    with pytest.raises(RunError, match=f"^{re.escape(text)}$"):
+    start = f"{path}:{3 if 'second' in problem else 2}: {'' if 'format' in problem else 'damaged row: '}{problem}"
+    with pytest.raises(RunError, match=f"^{re.escape(start)}"):
         read_record(path)
     with pytest.raises(RunError):
         add_to_record(path, {("FedPGD", "", 7): ROW})
@@ -262,25 +255,9 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str],
 def test_a_file_of_something_else_is_no_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / "marks.csv"
     path.write_text(text)
-    with pytest.raises(RunError) as error:
+    with pytest.raises(RunError, match=r"marks\.csv: is there already, and calfat suite did not write it"):
         add_to_record(path, {("CalFAT", "", 7): ROW})
-    assert str(error.value) == (
-        f"{path}: is there already, and calfat suite did not write it: its first line does not begin with "
-        "cell,tried,seed,state. It is not overwritten: name another file with --record."
-    )
     assert path.read_text() == text
-
-
-def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv"
-    add_to_record(path, {("CalFAT", "", 7): ROW})
-    path.write_text(path.read_text().replace(",2,,", ",1,,"))
-    with pytest.raises(RunError) as error:
-        read_record(path)
-    assert str(error.value) == (
-        f"{path}:2: its format is 1, and this version's is 2, so its numbers cannot stand in one table with new ones. "
-        "Move the file away, and run the suite again."
-    )
 
 
 def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -13,13 +14,11 @@ import pytest
 from calfat_plugin.cli.progress import Lines
 from calfat_plugin.cli.suite_view import SuiteProgress
 from calfat_plugin.errors import RunError
-from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites import load_suite, runner
+from calfat_plugin.suites import runner
 from calfat_plugin.suites.cells import RunOutcome, mark_lost
-from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import SuiteObserver, run_all
-from tests.suites.files import SUITE, note_in, use_fake_run, write_suite
+from tests.suites.files import SUITE, note_in
 
 
 class Recorder(SuiteObserver):
@@ -36,23 +35,17 @@ class Recorder(SuiteObserver):
         if self.stop:
             raise KeyboardInterrupt
 
+    def run_said(self, run, text):
+        self.events.append(("said", run.name, text))
+
     def run_ended(self, outcome):
         self.events.append((outcome.status, outcome.run.name))
 
 
-@pytest.fixture(autouse=True)
-def _stand_in(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    use_fake_run(monkeypatch)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-
-
 @pytest.fixture
-def plan_of(tmp_path):
-    def make(text=SUITE, **asked):
-        return make_plan(load_suite(write_suite(tmp_path, text)), Registry.load(entry_points=False), **asked)
-
-    return make
+def plan_of(plan_of, stand_in, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    return functools.partial(plan_of, SUITE)
 
 
 def behave(monkeypatch, **trainers):
@@ -67,6 +60,7 @@ def test_all_runs_two_at_a_time(plan_of):
     ]
     assert heard.events[:2] == [("started", "CalFAT seed 0"), ("started", "FedPGD seed 0")]
     assert ("round", "CalFAT seed 0", 1, 1, "0:00") in heard.events
+    assert ("said", "CalFAT seed 0", "running with 2 threads") in heard.events
     output = Path("runs/suites/tiny/calfat/seed-0.txt").read_text(encoding="utf-8")
     assert output.startswith("running with 2 threads\nround   1/1  loss 1.0")
     assert all(run.state == "finished" for run in plan_of().runs)

@@ -8,7 +8,6 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.numbers import score_texts
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
@@ -89,7 +88,6 @@ def test_seeds_that_share_a_partition_are_said_to(text, whose, tmp_path, monkeyp
         assert whose is None or ONE.format(whose) in said
 
 
-UPDATE = "A newer calfat-plugin wrote it: update yours."
 NASTY = """<script>alert(1)</script> *b* _c_ `d` [e](f) ~~g~~ &lt; a|b
 # h"""
 ESCAPED = r"\<script>alert(1)\</script> \*b\* \_c\_ \`d\` \[e\](f) \~~g\~~ \&lt; a|b # h"
@@ -195,17 +193,6 @@ def test_a_damaged_results_file_is_reported(content, summary, snapshot):
 
 
 # --- maths ------------------------------------------------------------------------------------------------------------
-
-
-def test_scores_by_hand():
-    """81, 84, 87: mean 84, sample standard deviation 3 (the population's would be 2.449)."""
-    three = Score({0: 0.81, 1: 0.84, 2: 0.87}, reported=0.80, release=(0.82, 0.85, 0.88), tolerance=0.03)
-    assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
-    assert three.difference == pytest.approx(0.05)  # both by the release's count
-    assert three.beyond is True
-    assert score_texts(three)[:2] == ("84.00", "3.00")
-    assert score_texts(three)[3:5] == ("80.00", "+5.00")
-    assert score_texts(three).beyond
 
 
 @pytest.mark.parametrize(

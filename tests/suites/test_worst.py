@@ -26,9 +26,7 @@ TEXT = SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}", METRICS).repl
 COUNTS = [[30, 10], [10, 30]]
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 
 def plan(folder: Path, text: str = TEXT) -> SuitePlan:
