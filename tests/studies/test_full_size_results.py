@@ -12,6 +12,7 @@ from studies import pages
 from studies.full_size import tables
 from studies.full_size.curves import HEAD
 from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
+from tests.cli.runner import ROOT
 
 WORST = ("natural:worst-class", "pgd20:worst-class")
 SUITE = {
@@ -119,3 +120,14 @@ def test_statements_of_the_paper(robust: float | None, word: str, monkeypatch: p
         monkeypatch.setattr(tables, "study", lambda _, of=of: of)
         (row,) = (row for row in tables.agreements("cifar10")[1] if row[1] == "more under AutoAttack")
         assert (row[2], row[-1]) == (str(pairs), said)
+
+
+def test_the_readme_says_of_digits_what_the_results_say():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    pattern = r"with 61 pairs on digits, CalFAT keeps (\S+) % .*? FedPGD (\S+) % \((\S+ \[.*?\])\)"
+    (said,) = re.findall(pattern, readme)
+    results = (ROOT / "studies" / "full_size" / "results.md").read_text(encoding="utf-8")
+    for value, row in zip(said, ("CalFAT, the paper's constants", "FedPGD"), strict=False):
+        (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", results, re.MULTILINE)
+        assert value == f"{float(mean):.1f}"
+    assert f"| it is level under AutoAttack | {said[2]}, clear |" in results
