@@ -36,7 +36,7 @@ from calfat_plugin.runs.directory import RunDirectory
 _COMMAND = ["calfat", "board", "verify"]
 IMAGES = 64  # that `calfat trust` is asked about again
 #: How much farther from the entry's weights than from themselves in another arithmetic the rounds that are trained
-#: again may end: up to 1.6 times was measured of honest entries (docs/howto/board.md).
+#: again may end: up to 1.5 times was measured of honest entries (docs/howto/board.md).
 FARTHER = 2
 NEAR = 0.05  # of the way that the rounds moved the weights: so far apart nobody has gained anything
 #: Vector units of this processor, and those with which PyTorch computes otherwise on it.
