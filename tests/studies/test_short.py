@@ -14,6 +14,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
 from studies import pages
+from studies.full_size.tables import study as full_size
 from studies.short import tables
 from studies.short.tables import NAMES, PAPER, REFERENCE, STANDARD, study
 from tests.studies.figures import check_figure
@@ -115,6 +116,9 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
         f"differences are {fmnist.exchanged().text()} on Fashion-MNIST and, over the {exchanged.pairs} pairs in which "
         f"it has less than FedPGD, {exchanged.text()} on digits."
     )
+    finished = full_size("digits")
+    assert finished is not None
+    claims[tables.README].append(finished.claim("autoattack").rpartition(",")[0])
     for page, said in claims.items():
         text = " ".join(re.sub(r"^\|.*\n", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE).split())
         for claim in said:
