@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,16 @@ from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
+from calfat_plugin.report import table as tables
 from calfat_plugin.report.labels import WORST_DEFINED, partition_note
-from calfat_plugin.report.numbers import counted, paired_points, score_texts
+from calfat_plugin.report.numbers import counted, paired_points
+from calfat_plugin.report.table import NOTHING, Row, Table, csv_text, in_markdown, one_line, score_cell
 from calfat_plugin.results import WORST, evaluator_of
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
-NOTHING = "-"
 CHOSEN, TRUST = "chosen", "calfat trust"
 _PERCENT = "Accuracy in percent on the test split, mean"
 INTERVALS = (
@@ -39,18 +37,6 @@ PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
     "corrected) and p-values (paired t test), corrected after Holm within each family."
 )
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-# What Markdown would read as HTML, an entity, emphasis, code or a link.
-_MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -115,83 +101,74 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
 
 def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
     """(cell, remark) for whatever the numbers alone do not say; each on one line, whatever a run printed."""
-    return [(_line(cell.cell.name), _line(note)) for cell in summary.cells for note in cell.notes]
+    return [(one_line(cell.cell.name), one_line(note)) for cell in summary.cells for note in cell.notes]
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def markdown(summary: SuiteSummary) -> str:
-    """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
-    numbers = ["n", *headings(summary)]
-    rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
-    text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipes(columns(summary), numbers, rows)}\n"
-    text += f"{_in_markdown(caption(summary))}\n"
-    rows = [
-        [*cell.cell.labels, count(cell), *(score_texts(score).rival or NOTHING for score in cell.scores.values())]
-        for cell in summary.cells
-    ]
-    rows = [row for row in rows if set(row[len(summary.suite.axes) + 1 :]) - {NOTHING}]
-    text += f"\n{_pipes([*summary.suite.axes], numbers, rows)}\n{DIFFERENCES}\n" if rows else ""
-    text += _planned(summary)
-    remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
-    return text + (f"\n{remarks}" if remarks else "")
+def results(summary: SuiteSummary, name: str = "", notes: Sequence[str] = (), *, chosen: bool = True) -> Table:
+    """A row for each cell; those of one label of the first of several axes stand together."""
+    first, rows = columns(summary, chosen), list[Row]()
+    for row in summary.cells:
+        n = NOTHING if row.cell.skipped else str(row.ended)
+        rows.append((*names(summary, row, chosen), n, *map(score_cell, row.scores.values())))
+    groups = [row.cell.labels[0] for row in summary.cells] if len(summary.suite.axes) > 1 else ()
+    return Table(name, [*first, "n", *headings(summary)], rows, len(first), notes, groups)
 
 
-def _planned(summary: SuiteSummary) -> str:
-    """The comparisons that the suite plans, one table for each family; empty where it plans none."""
-    plan = summary.suite.compare
-    if plan is None:
-        return ""
-    level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
-    text = f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n"
+def differences(summary: SuiteSummary) -> Table:
+    """Each row that has a rival, and its differences to it."""
+    suite, rows = summary.suite, []
+    for row in summary.cells:
+        numbers = [paired_points(score.rival and score.rival.difference) for score in row.scores.values()]
+        if any(numbers):
+            rows.append([*row.cell.labels, str(row.ended), *numbers])
+    return Table("", [*suite.axes, "n", *headings(summary)], rows, len(suite.axes), [DIFFERENCES])
+
+
+def planned(summary: SuiteSummary) -> Iterator[Table]:
+    """The comparisons that the suite plans, one table for each family."""
     for family in comparisons(summary):
         rows = []
         for one in family:
-            n = NOTHING if one.difference is None else str(one.difference.seeds)
+            n = "" if one.difference is None else str(one.difference.seeds)
             p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
-            numbers = [n, paired_points(one.difference) or NOTHING, *p_values, one.word or "not all seeds yet"]
+            numbers = [n, paired_points(one.difference), *p_values, one.word or "not all seeds yet"]
             rows.append([one.row.cell.name, one.endpoint, *numbers])
-        text += f"\n{_pipes(['row', 'endpoint'], ['n', 'difference', 'p', 'p, corrected', 'result'], rows)}"
-    return text
+        yield Table("", ["row", "endpoint", "n", "difference", "p", "p, corrected", "result"], rows, 2)
 
 
-def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Rows of names under ``axes``, which are texts of others, then of numbers, which are Markdown of ours."""
-    left = len(axes)
-    rows = [[_in_markdown(text).replace("|", "\\|") for text in (*axes, *numbers)]]
-    rows += [[*(_in_markdown(text).replace("|", "\\|") for text in row[:left]), *row[left:]] for row in body]
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, [f"{'':-<{width - (n >= left)}}{':' * (n >= left)}" for n, width in enumerate(widths)])
-    lines = (" | ".join(f"{text:{'<' if n < left else '>'}{widths[n]}}" for n, text in enumerate(row)) for row in rows)
-    return "".join(f"| {line} |\n" for line in lines)
+def markdown(summary: SuiteSummary) -> str:
+    """The tables with caption and notes."""
+    parts = [f"# {in_markdown(summary.suite.title)}\n", tables.markdown(results(summary, notes=[caption(summary)]))]
+    if rivals := differences(summary):
+        parts.append(tables.markdown(rivals))
+    if (plan := summary.suite.compare) is not None:
+        level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
+        parts += [f"{in_markdown(PLANNED.format(plan.row) + level)}\n", *map(tables.markdown, planned(summary))]
+    remarks = "".join(f"- {in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
+    return "\n".join(filter(None, (*parts, remarks)))
 
 
 def latex(summary: SuiteSummary) -> str:
-    """A booktabs ``table`` with a short caption; the rest of what is said of the numbers is below it, in comments."""
-    axes, seeds = columns(summary, chosen=False), counted(len(summary.plan.seeds), "seed")
-    title = _line(summary.suite.title)
+    """A table with a short caption; the rest of what is said of the numbers is below it, in comments."""
+    title, seeds = one_line(summary.suite.title), counted(len(summary.plan.seeds), "seed")
     end = "" if title.endswith((".", "!", "?")) else "."
     numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval].{_one_partition(summary)}"
-    rows = [[*map(_escape, axes), "$n$", *map(_escape, headings(summary))]]
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}",
-        "  \\centering",
-        f"  \\caption{{{_escape(f'{title}{end} {numbers}')}}}",
-        f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
-        f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
-        "    \\toprule",
-    ]
-    for group in ([], *summary.groups()):
-        for cell in group:
-            texts = map(_escape, names(summary, cell, chosen=False))
-            rows.append([*texts, count(cell), *map(_in_latex, cell.scores.values())])
-        lines += [f"    {' & '.join(row)} \\\\" for row in rows] + ["    \\midrule"]
-        rows = []
-    lines[-1:] = ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
-    lines += [f"% {_line(caption(summary))}", *(f"% {cell}: {note}" for cell, note in notes(summary))]
-    return "\n".join(lines) + "\n"
+    comments = [one_line(caption(summary)), *(f"{cell}: {note}" for cell, note in notes(summary))]
+    table = results(summary, f"{title}{end} {numbers}", chosen=False)
+    return tables.latex(table, summary.suite.name.replace("_", "-"), comments)
+
+
+def as_csv(summary: SuiteSummary) -> str:
+    """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
+    scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
+    figures = any(not score.is_accuracy for _, _, score in scores)
+    rows = [_csv_row(cell, score, figures) for cell, _, score in scores]
+    head = [*columns(summary), "metric", "n", *rows[0]]
+    first = ([*names(summary, cell), label, len(score.values)] for cell, label, score in scores)
+    return csv_text([head, *([*texts, *row.values()] for texts, row in zip(first, rows, strict=True))])
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
@@ -209,47 +186,6 @@ def names(summary: SuiteSummary, cell: CellSummary, chosen: bool = True) -> list
     value = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
     verdict = [cell.verdict or NOTHING] if summary.judged else []
     return [*cell.cell.labels, *([value] if summary.suite.choose and chosen else []), *verdict]
-
-
-def count(cell: CellSummary) -> str:
-    """How many seeds a row's accuracies are over."""
-    return NOTHING if cell.cell.skipped else str(cell.ended)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _in_markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\g<0>", _line(text))
-
-
-def _in_text(score: Score) -> str:
-    """``**61.35 ± 0.42** [60.8, 61.9] (64.69, -3.34!)``."""
-    found = score_texts(score)
-    mean = f"{found.mean} ± {found.std}" if found.std else found.mean or NOTHING
-    known = _beside(score)
-    parts = (f"**{mean}**" if found.best else mean, found.interval, f"({known})" if known else "")
-    return " ".join(filter(None, parts))
-
-
-def _in_latex(score: Score) -> str:
-    found = score_texts(score)
-    mean = f"\\mathbf{{{found.mean}}}" if found.best else found.mean or "--"
-    text = f"${mean} \\pm {found.std}$" if found.std else mean
-    known = _beside(score).replace("+", "$+$").replace("-", "$-$")
-    small = " ".join(filter(None, (found.interval.replace("-", "$-$"), f"({known})" if known else "")))
-    return text + (f" {{\\scriptsize {small}}}" if small else "")
-
-
-def _beside(score: Score) -> str:
-    """``64.69, -3.34!``: the published number and the difference, marked when beyond the tolerance; empty for none."""
-    found = score_texts(score)
-    return ", ".join(filter(None, (found.reported, f"{found.difference}{'!' * found.beyond}")))
-
-
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -283,26 +219,8 @@ def write_tables(summary: SuiteSummary) -> Path:
     return folder
 
 
-def as_csv(summary: SuiteSummary) -> str:
-    """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
-    scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
-    figures = any(not score.is_accuracy for _, _, score in scores)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, (cell, label, score) in enumerate(scores):
-        row = _csv_row(cell, score)
-        if figures:
-            of = Score({}) if score.is_accuracy else score
-            row |= {name: "" if value is None else repr(value) for name, value in (("mean", of.mean), ("std", of.std))}
-            row["values"] = " ".join(map(repr, of.values))
-        if number == 0:
-            writer.writerow([*columns(summary), "metric", "n", *row])
-        writer.writerow([*names(summary, cell), label, len(score.values), *row.values()])
-    return text.getvalue()
-
-
-def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
-    """Column to text; the numbers of a figure have columns of their own."""
+def _csv_row(cell: CellSummary, score: Score, figures: bool) -> dict[str, str]:
+    """Column to text; the numbers of a figure have columns of their own, where there are ``figures``."""
     of = score if score.is_accuracy else Score({})
     low, high = of.interval or (None, None)
     rival = score.rival and score.rival.difference
@@ -325,7 +243,14 @@ def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
         # One value a seed, for paired comparisons.
         "seeds": " ".join(map(str, score.by_seed)),
         "values_percent": " ".join(map(_hundredths, of.values)),
+        **(_raw(Score({}) if score.is_accuracy else score) if figures else {}),
     }
+
+
+def _raw(score: Score) -> dict[str, str]:
+    """The numbers of a figure as they are."""
+    numbers = {name: "" if value is None else repr(value) for name, value in (("mean", score.mean), ("std", score.std))}
+    return {**numbers, "values": " ".join(map(repr, score.values))}
 
 
 def as_json(summary: SuiteSummary) -> dict[str, Any]:
