@@ -29,15 +29,10 @@ from calfat_plugin.report.labels import (
     problem_names,
     setting_names,
 )
-from calfat_plugin.report.numbers import (
-    NOTHING,
-    counted,
-    on_page,
-    points,
-    score_texts,
-)
+from calfat_plugin.report.numbers import NOTHING, counted, paired_points, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
+from calfat_plugin.report.table import Cell, Row, Table, score_cell
 from calfat_plugin.results import RELEASE, WORST, WORST_CASE, measured, release_of
 
 
@@ -49,7 +44,7 @@ class Group:
     runs: tuple[RunFiles, ...]  # ascending seeds
     reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, a fraction
     source: str  # the paper, table or figure that reports it
-    tolerable: Mapping[str, bool]
+    tolerance: Mapping[str, float]  # evaluator label to the difference from it that passes unmarked, a fraction
 
     @property
     def finished(self) -> int:
@@ -66,6 +61,7 @@ class Group:
             numbers.pop() if len(numbers) == 1 else None,
             metric not in self.runs[0].recipe.final_metrics,
             reported=self.reported.get(metric),
+            tolerance=self.tolerance.get(metric),
             release=[value for value in release if value is not None],
         )
 
@@ -117,11 +113,11 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
 
 
-def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none."""
+def differences(groups: Sequence[Group]) -> list[list[str]]:
+    """A row for every setting in which the groups differ: dotted key, and the value of each or a dash."""
     settings = [settings_of(group.runs[0].settings) for group in groups]
     return [
-        (key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in differing(settings)
+        [key, *(plain(values[key]) if key in values else NOTHING for values in settings)] for key in differing(settings)
     ]
 
 
@@ -134,12 +130,11 @@ def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
 def _suite_cells(root: Path) -> dict[Path, Group]:
     """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
     found: dict[Path, Group] = {}
-    for cell in read_suite(root).cells:
+    suite = read_suite(root)
+    for cell in suite.cells:
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
         reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
-        beyond = {label: score.get("beyond_tolerance") for label, score in scores.items()}
-        tolerable = {label: not is_beyond for label, is_beyond in beyond.items() if is_beyond is not None}
-        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), tolerable)
+        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), suite.tolerance)
         places = (listed_run(root, Path(run["directory"])) for run in cell.get("runs", ()))
         found |= {place.resolve(): group for place in places if place is not None}
     return found
@@ -148,54 +143,65 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
-    """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
-    and what was reported.
-    """
+def results_table(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, Table]:
+    """Means with intervals and what is reported, the clearly best in bold, under the problems that the settings solve;
+    and the differences of settings that solve the same one."""
     labels = dict.fromkeys((*suite.headings, *(label for group in groups for label in group.labels)))
-    scores = {group.name: {label: group.score(label) for label in labels} for group in groups}
-    known = [label for label in labels if any(of[label].values for of in scores.values())]
+    measured_by = {group.name: {label: group.score(label) for label in labels} for group in groups}
+    known = [label for label in labels if any(scores[label].values for scores in measured_by.values())]
     columns = {label: suite.headings.get(label, label) for label in known}
-    found = compared_alike({group.name: (group.runs[0].settings, scores[group.name]) for group in groups})
+    scores = compared_alike({group.name: (group.runs[0].settings, measured_by[group.name]) for group in groups})
     problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
-    blocks: dict[str, list[dict[str, Any]]] = {}  # what sets a problem apart from the others, to the rows that solve it
-    for problem, group in zip(problems, groups, strict=True):
-        row = {
-            "name": group.name,
-            "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
-            "scores": [
-                score_texts(score)._replace(beyond=group.tolerable.get(label) is False)
-                for label, score in found[group.name].items()
-                if label in columns
-            ],
-        }
-        blocks.setdefault(problem, []).append(row)
+    rows: list[Row] = []
+    rivals: list[Row] = []
+    for group in groups:
+        done, of = group.finished, [scores[group.name][label] for label in columns]
+        first = [group.name, str(done) if done == len(group.runs) else f"{done} of {len(group.runs)}"]
+        rows.append([*first, *map(score_cell, of)])
+        rivals.append([*first, *(paired_points(score.rival and score.rival.difference) for score in of)])
+    head = ["/".join(suite.axes) or "setting", "seeds", *columns.values()]
+    several = len(set(problems)) > 1
+    whole = "block" if several else "column"
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
-    measured_as = {
-        heading: [each for each in evaluations if each[1]["label"] == label]
+    examples = on_examples(
+        (heading, [each for each in evaluations if each[1]["label"] == label])
         for label, heading in columns.items()
         if any(one["label"] == label for _, one in evaluations)
-    }
+    )
     own = {metric for group in groups for metric in group.runs[0].recipe.final_metrics}
     figures = ", ".join(heading for label, heading in columns.items() if label in own)
+    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
     said = [
+        f"Accuracy of the final global models in percent: {examples}. ± is the sample standard deviation over seeds. "
+        "In brackets: its 95 % interval, over seeds Student's, of one run Wilson's over the test examples. Bold: the "
+        f"best mean of each {whole}, where the 95 % interval of its difference to each other one, paired over seeds, "
+        f"excludes zero{'; settings of different blocks do not compare' * several}.",
         f"Not in percent, but as measured: {figures}." if figures else "",
         WORST_DEFINED if any(label.endswith(tuple(WORST)) for label in columns) else "",
         partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}),
     ]
-    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
-    reported = any(group.reported for group in groups)
-    return {
-        "head": ["/".join(suite.axes) or "setting", "seeds", *columns.values()],
-        "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
-        "several": len(blocks) > 1,
-        "paired": any(score.rival for of in blocks.values() for row in of for score in row["scores"]),
-        "examples": on_examples(measured_as.items()),
-        "said": " ".join(filter(None, said)),
-        "abridged": any(group.name.endswith(MORE) for group in groups),
-        "reported": (listing(sources) or "as the recipe says") if reported else "",
-        "judged": any(group.tolerable for group in groups),
-    }
+    if any(group.reported for group in groups):
+        said.append(
+            f"In parentheses: reported ({listing(sources) or 'as the recipe says'}) and what is measured by the "
+            "release's convention, which the paper's tables follow, minus it, in points"
+            + (
+                ", with a ! where it is beyond the suite's tolerance."
+                if any(group.tolerance for group in groups)
+                else "."
+            )
+        )
+    if any(group.name.endswith(MORE) for group in groups):
+        said.append(f"Settings whose names end in {MORE} differ in more than their names say; see What differs.")
+    paired = (
+        "In points, with 95 % intervals, over the seeds that both settings have: of the best setting of a "
+        f"{whole} to the next best, and of each other one to the best."
+    )
+    if not columns:
+        return Table("Results", head, ()), Table("Differences", head, ())
+    return (
+        Table("Results", head, rows, notes=[" ".join(filter(None, said))], groups=problems),
+        Table("Differences, paired over seeds", head, rivals, notes=[paired], groups=problems),
+    )
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -217,7 +223,10 @@ def comparison_page(
     }
     differ, every, shown = differences(groups), list(map(highlights, runs)), groups[:_SIDE_BY_SIDE]
     strips = read_strips([group.runs[0].path for group in shown], runs[0].class_names)
-    images = some(rows=_image_by_image(groups), strips=strips)
+    images = some(table=_image_by_image(groups), strips=strips)
+    table, rivals = results_table(groups, suite)
+    has_rivals = any(any(row[2:]) for row in rivals.rows)
+    nothing = "" if table else "None of these runs is finished yet."
     return render_page(
         "comparison.html",
         title=title,
@@ -225,11 +234,17 @@ def comparison_page(
         alarms=[alarm for run in runs for alarm in alarms_of(run, whose[run.path])],
         figures=figures.name,
         sections={
-            "results": {**results_table(groups, suite), "notes": notes},
+            "results": {
+                "table": table,
+                "rivals": has_rivals and rivals,
+                "notes": [*filter(None, [nothing]), *notes],
+            },
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "images": images and {**images, "names": [group.name for group in shown]},
-            "settings": differ and {"names": [group.name for group in groups], "rows": differ},
+            "settings": Table(
+                "Settings that differ", ["key", *(group.name for group in groups)], differ, len(groups) + 1
+            ),
             "recipe": {term: value for term, value in every[0].items() if all(value == of.get(term) for of in every)},
             "versions": environment(runs[-1]),
             "citations": citations(runs),
@@ -237,13 +252,11 @@ def comparison_page(
     )
 
 
-def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]:
+def _image_by_image(groups: Sequence[Group]) -> Table:
     """Of two settings, a row an evaluator and seed: what the same test images say of the two models."""
-    if len(groups) != 2:
-        return []
-    rows = []
+    rows: list[Row] = []
     runs = [{run.recipe.seed: run for run in group.runs} for group in groups]
-    for seed in sorted(runs[0].keys() & runs[1].keys()):
+    for seed in sorted(runs[0].keys() & runs[1].keys()) if len(groups) == 2 else ():
         kept = [found for each in runs if (found := evidence_of(each[seed].path)) is not None]
         if len(kept) < 2 or kept[0].facts["data"] != kept[1].facts["data"]:
             continue
@@ -252,12 +265,17 @@ def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]
             tried, right = zip(*(each.verdicts(name) for each in kept), strict=True)
             both, (one, other) = tried[0] & tried[1], right
             only = int((both & one & ~other).sum()), int((both & other & ~one).sum())
-            number = int(both.sum())
-            difference = on_page(points((only[0] - only[1]) / number))
-            p = mcnemar(*only)
-            numbers = [f"{number:,}", str(only[0]), str(only[1]), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"]
-            rows.append((name, f"seed {seed}" if len(runs[0]) > 1 else "", numbers))
-    return rows
+            number, p = int(both.sum()), mcnemar(*only)
+            whose = Cell(name, beside=[f"seed {seed}"] if len(runs[0]) > 1 else [])
+            difference = points((only[0] - only[1]) / number)
+            rows.append([whose, f"{number:,}", *map(str, only), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"])
+    note = (
+        "Of the same test images: those that the first setting alone has right, those that the second alone has right, "
+        "first minus second in points, and the exact McNemar test of it. It says what these images show of two models; "
+        "what another seed gives is another question, which the intervals over seeds answer."
+    )
+    head = ["evaluator", "images", "first alone", "second alone", "difference", "p"]
+    return Table("Image by image", head, rows, notes=[note])
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
-from calfat_plugin.report.numbers import counted, on_page
+from calfat_plugin.report.numbers import counted, signed
 from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["on_page"] = on_page
+    environment.filters["signed"] = signed
     return environment.get_template(name)
 
 

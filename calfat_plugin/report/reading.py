@@ -172,6 +172,7 @@ class SuiteFiles:
     headings: Mapping[str, str]  # evaluator label to heading, in the order of the table's columns
     cells: Sequence[Mapping[str, Any]]  # as ``suites/tables.py`` writes them
     notes: Sequence[str] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)  # label to the difference that passes unmarked
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -195,6 +196,7 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=notes,
+        tolerance={label: points / 100 for label, points in (found.get("tolerance_points") or {}).items()},
     )
 
 

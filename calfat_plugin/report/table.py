@@ -102,12 +102,13 @@ def on_console(table: Table) -> ConsoleTable:
     """For a console of rich's."""
     from rich.table import Table as ConsoleTable
 
-    shown = ConsoleTable(title=table.name or None, title_justify="left")
+    shown = ConsoleTable(title=table.name or None, title_justify="left", show_edge=False, pad_edge=False)
     for index, heading in enumerate(table.head):
         place = index - table.texts
         shown.add_column(heading, justify="left" if place < 0 else "right", no_wrap=0 <= place < _UNBROKEN)
     for row in table.cells:
-        shown.add_row(*(_plain(cell, "", "{}") for cell in row))
+        names = ("\n".join((cell.text, *cell.beside)) for cell in row[: table.texts])
+        shown.add_row(*names, *(_plain(cell, "", "{}") for cell in row[table.texts :]))
     return shown
 
 

@@ -12,7 +12,6 @@ from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing
 from calfat_plugin.report.comparison import group_runs, results_table
 from calfat_plugin.report.labels import WORST_DEFINED
-from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
 from tests.report.made import made_run
@@ -163,9 +162,9 @@ def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: P
             content = json.loads((path / "results.json").read_text())
             (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
     groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
-    (block,) = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))["blocks"]
-    shown = [(score.mean, score.rival) for score in block["rows"][1]["scores"][:2]]
-    assert shown == [("80.00", "+0.00"), ("20.5", "")]
+    table, rivals = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))
+    shown = [(score.text, rival.text) for score, rival in zip(table.cells[1], rivals.cells[1], strict=True)]
+    assert shown[2:4] == [("80.00", "+0.00"), ("20.5", "")]
 
 
 def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(
@@ -218,4 +217,4 @@ def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:
     content = {"attack": "pgd20", "threat": {"norm": "linf", "eps": "0.1"}, "examples": 359, "finished": True}
     shown = trust_view({**content, "verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}, tmp_path)
     assert shown is not None
-    assert [numbers[1] for _, _, numbers in shown["rows"]] == [NOTHING, "[84.3, 99.4]", "[84.3, 99.4]"]
+    assert [interval.text for _, _, interval, *_ in shown["table"].cells] == ["", "[84.3, 99.4]", "[84.3, 99.4]"]

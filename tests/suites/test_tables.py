@@ -8,7 +8,7 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.numbers import score_texts
+from calfat_plugin.report.table import Cell, score_cell
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
@@ -203,9 +203,7 @@ def test_scores_by_hand():
     assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
     assert three.difference == pytest.approx(0.05)  # both by the release's count
     assert three.beyond is True
-    assert score_texts(three)[:2] == ("84.00", "3.00")
-    assert score_texts(three)[3:5] == ("80.00", "+5.00")
-    assert score_texts(three).beyond
+    assert score_cell(three) == Cell("84.00", "3.00", ("[76.5, 91.5]", "(80.00, +5.00!)"), False, True)
 
 
 @pytest.mark.parametrize(
