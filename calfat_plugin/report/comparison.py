@@ -15,7 +15,7 @@ from calfat_plugin.report.charts import (
     drawn,
     short,
 )
-from calfat_plugin.report.comparability import compared_alike, problem_of, settings_of
+from calfat_plugin.report.comparability import compared_alike, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
@@ -33,7 +33,7 @@ from calfat_plugin.report.numbers import NOTHING, counted, paired_points, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
 from calfat_plugin.report.table import Cell, Row, Table, score_cell
-from calfat_plugin.results import RELEASE, WORST, WORST_CASE, measured, release_of
+from calfat_plugin.results import WORST, WORST_CASE
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Group:
 
     name: str  # unlike that of any other group of the page
     runs: tuple[RunFiles, ...]  # ascending seeds
-    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, a fraction
+    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, in percent
     source: str  # the paper, table or figure that reports it
-    tolerance: Mapping[str, float]  # evaluator label to the difference from it that passes unmarked, a fraction
+    tolerance: Mapping[str, float]  # evaluator label to the difference from it that passes unmarked, in points
 
     @property
     def finished(self) -> int:
@@ -52,18 +52,11 @@ class Group:
 
     def score(self, metric: str) -> Score:
         """What the finished runs measured: an evaluator's accuracy, or another metric of a suite."""
-        known = {run.recipe.seed: value for run in self.runs if (value := measured(run.results, metric)) is not None}
-        release = (measured(run.results, release_of(metric)) for run in self.runs)
-        label = metric.removesuffix(f":{RELEASE}")
-        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
-        return Score(
-            known,
-            numbers.pop() if len(numbers) == 1 else None,
+        is_accuracy, by_seed = (
             metric not in self.runs[0].recipe.final_metrics,
-            reported=self.reported.get(metric),
-            tolerance=self.tolerance.get(metric),
-            release=[value for value in release if value is not None],
+            {run.recipe.seed: run for run in self.runs},
         )
+        return score_of(by_seed, metric, is_accuracy, self.reported.get(metric), self.tolerance.get(metric))
 
     @property
     def labels(self) -> list[str]:
@@ -108,7 +101,9 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     names = setting_names([group[0] for group in members])
     groups = []
     for name, group in zip(names, members, strict=True):
-        cell = cells.get(group[0].path.resolve()) or Group(name, (), *reported_of(group[0]), {})
+        of_paper = group[0].recipe.reported
+        alone = Group(name, (), of_paper.percent, of_paper.source, {})
+        cell = cells.get(group[0].path.resolve(), alone)
         groups.append(replace(cell, runs=group))
     return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
 
@@ -121,19 +116,13 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
     ]
 
 
-def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
-    """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
-    reported = run.recipe.reported
-    return {label: percent / 100 for label, percent in reported.percent.items()}, reported.source
-
-
 def _suite_cells(root: Path) -> dict[Path, Group]:
     """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
     found: dict[Path, Group] = {}
     suite = read_suite(root)
     for cell in suite.cells:
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
-        reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
+        reported = {label: 100 * known for label, of in scores.items() if (known := of.get("reported")) is not None}
         group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), suite.tolerance)
         places = (listed_run(root, Path(run["directory"])) for run in cell.get("runs", ()))
         found |= {place.resolve(): group for place in places if place is not None}

@@ -21,13 +21,13 @@ def evaluations_table(
     *,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Accuracies in both conventions, and beside them what a paper reports, by label, as fractions."""
+    """Accuracies in both conventions, and beside them what a paper reports, by label, in percent."""
     compared = ["reported %", "difference"] if reported else []
     rows = []
     for each in evaluations:
         known = (reported or {}).get(each["label"])
         release = each.get("accuracy_release", each["accuracy"])  # as the paper's tables count
-        beside = ["" if known is None else bare_percent(known), "" if known is None else points(release - known)]
+        beside = ["" if known is None else f"{known:.2f}", "" if known is None else points(release - known / 100)]
         rows.append(evaluation_row(each, beside if compared else []))
     head = ["evaluator", "accuracy %", "95 % interval", "release %", *compared, "examples", "seconds"]
     return Table(name, head, rows, notes=notes)

@@ -16,7 +16,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.results import RESULTS_FORMAT, examples_of, measured
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -95,6 +95,13 @@ class RunFiles:
         attacks = [label for label in self.monitored if label != NATURAL]
         return attacks[-1] if attacks else None
 
+    def value(self, metric: str) -> float | None:
+        """What the final evaluation measured, a metric as suites name it."""
+        return measured(self.results, metric)
+
+    def num_examples(self, metric: str) -> int | None:
+        return examples_of(self.results, metric)
+
     def curve(self, column: str) -> list[tuple[int, float]]:
         """(round, number) for every round that has one in ``column``."""
         points = ((row.get("round"), row.get(column)) for row in self.rounds)
@@ -172,7 +179,7 @@ class SuiteFiles:
     headings: Mapping[str, str]  # evaluator label to heading, in the order of the table's columns
     cells: Sequence[Mapping[str, Any]]  # as ``suites/tables.py`` writes them
     notes: Sequence[str] = ()
-    tolerance: Mapping[str, float] = field(default_factory=dict)  # label to the difference that passes unmarked
+    tolerance: Mapping[str, float] = field(default_factory=dict)  # label to the points that pass unmarked
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -196,7 +203,7 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=notes,
-        tolerance={label: points / 100 for label, points in (found.get("tolerance_points") or {}).items()},
+        tolerance=found.get("tolerance_points") or {},
     )
 
 

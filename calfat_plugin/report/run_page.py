@@ -23,7 +23,6 @@ from calfat_plugin.report.charts import (
     learning_curves,
     losses,
 )
-from calfat_plugin.report.comparison import reported_of
 from calfat_plugin.report.evaluations import evaluations_table, figures_of, tails_table, trust_table, worst_table
 from calfat_plugin.report.groups import groups_table, ranges, with_groups
 from calfat_plugin.report.images import Strip, read_strips
@@ -93,16 +92,15 @@ def final_tables(run: RunFiles) -> list[Table]:
     """The final evaluation, measured beside reported, and whom the model fails."""
     if not run.evaluations:
         return []
-    published, source = reported_of(run)
-    if not any(each["label"] in published for each in run.evaluations):
-        published = {}
+    labels_there = {each["label"] for each in run.evaluations}
+    published = {label: number for label, number in run.recipe.reported.percent.items() if label in labels_there}
     note = (
         "Global model after the final round. Accuracy counts an example that is classified correctly both clean and "
         "under attack; release leaves the clean image out of account, as CalFAT's authors and the paper's tables do. "
         "The interval (Wilson's) is over the test examples; another seed may lie outside."
     )
     if published:
-        source = source or "as the recipe says"
+        source = run.recipe.reported.source or "as the recipe says"
         note += f" Reported: {source}; difference: release minus reported, in percentage points."
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"

@@ -93,7 +93,7 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
         number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
         if label in number and number[label] < (most := max(number.values(), default=0)):
             found[f"{number[label]:,} of {most:,}"] = None
-    recorded = (cell.cell for cell in summary.cells if any(run.run.recorded for run in cell.runs))
+    recorded = (cell.cell for cell in summary.cells if any(run.recorded for run in cell.runs))
     picks = [pick for cell in recorded if cell.experiment is not None for pick in cell.experiment.evaluators]
     limits = dict.fromkeys(getattr(pick.options, "max_examples", None) for pick in picks if pick.label == label)
     return " or ".join(found or (f"at most {limit:,}" for limit in limits if limit is not None))
@@ -317,9 +317,9 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
         "scores": scores,
         "runs": [
             {
-                "seed": run.run.seed,
-                "directory": str(run.run.directory),
-                "status": run.status,
+                "seed": run.seed,
+                "directory": str(run.directory),
+                "status": run.state,
                 "message": run.message or None,
                 "verdict": run.verdict or None,
                 "seconds": run.results.get("seconds"),

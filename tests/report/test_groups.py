@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.comparability import problem_of
-from calfat_plugin.report.comparison import differences, group_runs, reported_of, results_table
+from calfat_plugin.report.comparison import differences, group_runs, results_table
 from calfat_plugin.report.labels import problem_names, setting_names
 from calfat_plugin.report.reading import RunFiles, read_run, read_suite
 from tests.report.made import made_run
@@ -141,13 +141,6 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:
-    (run,) = runs(tmp_path, ("calfat.reported={source: 'Table 1', natural: 64.69, pgd20: 31.12}",))
-    percent, source = reported_of(run)
-    assert percent == pytest.approx({"natural": 0.6469, "pgd20": 0.3112})
-    assert source == "Table 1"
-
-
 def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     for cell, trainer in (("calfat", "calfat"), ("fedpgd", "fedpgd")):
@@ -176,7 +169,7 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
     found = [read_run(path.parent) for path in sorted(suite.rglob("recipe.yaml"))]
     groups = group_runs(found, suite)
     assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
-    assert groups[0].reported == {"natural": 0.4696}
+    assert groups[0].reported == pytest.approx({"natural": 46.96})
     table, _ = results_table(groups, read_suite(suite))
     assert [(row[2].beside[-1], row[2].beyond) for row in table.cells] == [("(46.96, +4.04!)", True)] * 2
     assert groups[0].source == "arXiv:2205.14926, Table 1"

@@ -13,7 +13,7 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import PlannedRun, RunOutcome
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest
 from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
@@ -61,7 +61,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry)
     monkeypatch.chdir(tmp_path)
 
     def make(text: str, values: Values) -> SuiteSummary:
-        def row(run: PlannedRun) -> Recorded | None:
+        def row(run: SuiteRun) -> Recorded | None:
             of = values[run.cell.name]
             if run.seed > len(of[0]):
                 return None
@@ -148,7 +148,7 @@ def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> Non
     run = next(run for run in plan.runs if run.cell.name == "0.5/FedMART" and run.seed == 4)
     found = {}
     for status in ("failed", "lost"):
-        _, even = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
+        _, even = families(summarise(plan, [run.ended(status, "no memory")]))
         found[status] = {endpoint: each for (name, endpoint), each in even.items() if name == run.cell.name}
     assert {each.word for each in found["failed"].values()} == {""}
     lost = found["lost"]["pgd20"].difference

@@ -14,7 +14,6 @@ from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_csv, caption, markdown
@@ -66,7 +65,7 @@ def finished(folder: Path, *cells: str) -> SuiteSummary:
             natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
             content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(RunOutcome(run, "finished"))
+            outcomes.append(run.ended("finished"))
     return summarise(planned, outcomes)
 
 

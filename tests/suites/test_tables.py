@@ -10,7 +10,6 @@ from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.table import Cell, score_cell
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
@@ -55,8 +54,8 @@ def summary(tmp_path, monkeypatch):
             ]
             content = {"format": 2, "seconds": 9.5, "evaluations": evaluations}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(RunOutcome(run, "finished"))
-    outcomes.append(RunOutcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
+            outcomes.append(run.ended("finished"))
+    outcomes.append(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1").ended("failed", "no data"))
     return summarise(plan, outcomes)
 
 
@@ -117,7 +116,7 @@ def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
                 cell=replace(first.cell, labels=(NASTY, "CalFAT")),
                 scores={"natural": first.scores["natural"]},
                 source=NASTY,
-                runs=(replace(first.runs[0], status="failed", message=NASTY),),
+                runs=(replace(first.runs[0], state="failed", message=NASTY),),
             ),
         ),
     )
