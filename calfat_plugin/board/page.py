@@ -14,7 +14,8 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.page import render_page
-from calfat_plugin.report.table import Cell, Row, Table, score_cell
+from calfat_plugin.report.scores import score_cell
+from calfat_plugin.report.table import Cell, Row, Table
 
 FILE = "index.html"
 _COLUMNS = {
@@ -50,9 +51,10 @@ def write_page(board: Board, out: Path | None = None) -> Path:
                 alarms.append({"whose": f"{name}/{entry}", "code": "no entry", "text": str(error)})
         rows.sort(key=lambda row: -(row[0].score("worst").mean or 0.0))
         head = ["entry", *_COLUMNS.values(), "verified", "seeds", "verdict"]
-        notes = [_NOTE, *(reason for _, entry in rows for reason in _reasons(board, entry))]
-        rows_of_table = [_row(board, found, entry) for found, entry in rows]
-        tables[name] = Table(track.title or name, head, rows_of_table, notes=notes)
+        records = {entry.name: read_json(board.record(name, entry.name)) for _, entry in rows}
+        against = [f"{entry}: {why}" for entry, found in records.items() for why in found.get("reasons") or ()]
+        shown = [_row(board, found, entry) for found, entry in rows]
+        tables[name] = Table(track.title or name, head, shown, notes=[_NOTE, *against])
     entries = sum(len(table.rows) for table in tables.values())
     page = render_page(
         "page.html",
@@ -104,9 +106,3 @@ def _verified(board: Board, entry: Entry) -> Cell:
         return Cell("not yet", beside=["it has changed since"])
     at = f"at {str(record.get('revision'))[:12]}"
     return Cell("yes", beside=[at]) if record.get("stands") else Cell(f"no, {at}", beyond=True)
-
-
-def _reasons(board: Board, entry: Entry) -> list[str]:
-    """What the last verification has against an entry."""
-    reasons = read_json(board.record(entry.track, entry.name)).get("reasons") or ()
-    return [f"{entry.name}: {why}" for why in reasons]

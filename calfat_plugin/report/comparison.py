@@ -19,21 +19,19 @@ from calfat_plugin.report.comparability import compared_alike, problem_of, score
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
-    WORST_DEFINED,
     differing,
     highlights,
-    listing,
     on_examples,
-    partition_note,
     plain,
     problem_names,
     setting_names,
 )
-from calfat_plugin.report.numbers import NOTHING, counted, paired_points, points
+from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
-from calfat_plugin.report.table import Cell, Row, Table, score_cell
-from calfat_plugin.results import WORST, WORST_CASE
+from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
+from calfat_plugin.report.table import Cell, Row, Table
+from calfat_plugin.results import WORST_CASE
 
 
 @dataclass(frozen=True)
@@ -132,65 +130,32 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def results_table(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, Table]:
-    """Means with intervals and what is reported, the clearly best in bold, under the problems that the settings solve;
-    and the differences of settings that solve the same one."""
+def results_tables(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, Table]:
+    """Means and their differences, under the problems that the settings solve; empty where nothing is finished."""
     labels = dict.fromkeys((*suite.headings, *(label for group in groups for label in group.labels)))
-    measured_by = {group.name: {label: group.score(label) for label in labels} for group in groups}
-    known = [label for label in labels if any(scores[label].values for scores in measured_by.values())]
-    columns = {label: suite.headings.get(label, label) for label in known}
-    scores = compared_alike({group.name: (group.runs[0].settings, measured_by[group.name]) for group in groups})
-    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
-    rows: list[Row] = []
-    rivals: list[Row] = []
-    for group in groups:
-        done, of = group.finished, [scores[group.name][label] for label in columns]
-        first = [group.name, str(done) if done == len(group.runs) else f"{done} of {len(group.runs)}"]
-        rows.append([*first, *map(score_cell, of)])
-        rivals.append([*first, *(paired_points(score.rival and score.rival.difference) for score in of)])
-    head = ["/".join(suite.axes) or "setting", "seeds", *columns.values()]
-    several = len(set(problems)) > 1
-    whole = "block" if several else "column"
+    found = {group.name: {label: group.score(label) for label in labels} for group in groups}
+    known = [label for label in labels if any(scores[label].values for scores in found.values())]
+    headings = {label: suite.headings.get(label, label) for label in known}
+    found = compared_alike({group.name: (group.runs[0].settings, found[group.name]) for group in groups})
+    rows = []
+    for problem, group in zip(
+        problem_names([problem_of(each.runs[0].settings) for each in groups]), groups, strict=True
+    ):
+        seeds = str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}"
+        rows.append(Scored([group.name, seeds], found[group.name], problem))
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
     examples = on_examples(
         (heading, [each for each in evaluations if each[1]["label"] == label])
-        for label, heading in columns.items()
+        for label, heading in headings.items()
         if any(one["label"] == label for _, one in evaluations)
     )
-    own = {metric for group in groups for metric in group.runs[0].recipe.final_metrics}
-    figures = ", ".join(heading for label, heading in columns.items() if label in own)
-    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
-    said = [
-        f"Accuracy of the final global models in percent: {examples}. ± is the sample standard deviation over seeds. "
-        "In brackets: its 95 % interval, over seeds Student's, of one run Wilson's over the test examples. Bold: the "
-        f"best mean of each {whole}, where the 95 % interval of its difference to each other one, paired over seeds, "
-        f"excludes zero{'; settings of different blocks do not compare' * several}.",
-        f"Not in percent, but as measured: {figures}." if figures else "",
-        WORST_DEFINED if any(label.endswith(tuple(WORST)) for label in columns) else "",
-        partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}),
-    ]
-    if any(group.reported for group in groups):
-        said.append(
-            f"In parentheses: reported ({listing(sources) or 'as the recipe says'}) and what is measured by the "
-            "release's convention, which the paper's tables follow, minus it, in points"
-            + (
-                ", with a ! where it is beyond the suite's tolerance."
-                if any(group.tolerance for group in groups)
-                else "."
-            )
-        )
+    sources = [group.source or "as the recipe says" if group.reported else None for group in groups]
+    note = f"Accuracy of the final global models in percent: {examples}. ± is the sample standard deviation over seeds."
+    one_partition = partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1})
+    note += f" {meaning(headings, rows, sources, suite.tolerance, one_partition)}"
     if any(group.name.endswith(MORE) for group in groups):
-        said.append(f"Settings whose names end in {MORE} differ in more than their names say; see What differs.")
-    paired = (
-        "In points, with 95 % intervals, over the seeds that both settings have: of the best setting of a "
-        f"{whole} to the next best, and of each other one to the best."
-    )
-    if not columns:
-        return Table("Results", head, ()), Table("Differences", head, ())
-    return (
-        Table("Results", head, rows, notes=[" ".join(filter(None, said))], groups=problems),
-        Table("Differences, paired over seeds", head, rivals, notes=[paired], groups=problems),
-    )
+        note += f" Settings whose names end in {MORE} differ in more than their names say; see What differs."
+    return score_tables(["/".join(suite.axes) or "setting", "seeds"], headings, rows, note)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -213,9 +178,8 @@ def comparison_page(
     differ, every, shown = differences(groups), list(map(highlights, runs)), groups[:_SIDE_BY_SIDE]
     strips = read_strips([group.runs[0].path for group in shown], runs[0].class_names)
     images = some(table=_image_by_image(groups), strips=strips)
-    table, rivals = results_table(groups, suite)
-    has_rivals = any(any(row[2:]) for row in rivals.rows)
-    nothing = "" if table else "None of these runs is finished yet."
+    table, rivals = results_tables(groups, suite)
+    notes = notes if table else ["None of these runs is finished yet.", *notes]
     return render_page(
         "comparison.html",
         title=title,
@@ -223,11 +187,7 @@ def comparison_page(
         alarms=[alarm for run in runs for alarm in alarms_of(run, whose[run.path])],
         figures=figures.name,
         sections={
-            "results": {
-                "table": table,
-                "rivals": has_rivals and rivals,
-                "notes": [*filter(None, [nothing]), *notes],
-            },
+            "results": {"table": table, "rivals": rivals, "notes": notes},
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "images": images and {**images, "names": [group.name for group in shown]},

@@ -89,12 +89,6 @@ class RunFiles:
         columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
         return tuple(column for column in columns if column not in accuracies and self.curve(column))
 
-    @property
-    def robust_label(self) -> str | None:
-        """The monitored attack that measures robustness: the last of the list, which goes from weak to strong."""
-        attacks = [label for label in self.monitored if label != NATURAL]
-        return attacks[-1] if attacks else None
-
     def value(self, metric: str) -> float | None:
         """What the final evaluation measured, a metric as suites name it."""
         return measured(self.results, metric)

@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calfat_plugin.maths.intervals import Score
-from calfat_plugin.report.numbers import bare_percent, interval, points
-
 if TYPE_CHECKING:
     from rich.table import Table as ConsoleTable
 
@@ -73,22 +70,6 @@ class Table:
         for group, row in zip(self.groups or [""] * len(self.rows), self.cells, strict=True):
             found.setdefault(group, []).append(row)
         return found
-
-
-def score_cell(score: Score) -> Cell:
-    """``61.35 ± 0.42 [60.8, 61.9] (64.69, -3.34!)``: accuracies in percent, figures as they are measured.
-
-    In parentheses is what is published, and measured minus published, marked where it is beyond the tolerance.
-    """
-
-    def text(number: float | None) -> str:
-        return "" if number is None else bare_percent(number) if score.is_accuracy else f"{number:.4g}"
-
-    ends = score.interval and (interval if score.is_accuracy else "[{:.4g}, {:.4g}]".format)(*score.interval)
-    known = [] if score.reported is None else [bare_percent(score.reported)]
-    known += [] if score.difference is None else [points(score.difference) + "!" * bool(score.beyond)]
-    beside = filter(None, (ends, f"({', '.join(known)})" if known else ""))
-    return Cell(text(score.mean), text(score.std), tuple(beside), score.is_clear_best, bool(score.beyond))
 
 
 def one_line(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,16 @@ from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report import table as tables
-from calfat_plugin.report.labels import WORST_DEFINED, partition_note
 from calfat_plugin.report.numbers import counted, paired_points
-from calfat_plugin.report.table import NOTHING, Row, Table, csv_text, in_markdown, one_line, score_cell
-from calfat_plugin.results import WORST, evaluator_of
+from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
+from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, one_line
+from calfat_plugin.results import evaluator_of
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
-CHOSEN, TRUST = "chosen", "calfat trust"
 _PERCENT = "Accuracy in percent on the test split, mean"
-INTERVALS = (
-    "In brackets: a 95 % interval of the mean, Student's over seeds, or Wilson's of one run over its test examples. "
-    "Bold: the best mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes "
-    "zero; rows compare if data, partition, model, clients, threat model and evaluator agree."
-)
-DIFFERENCES = (
-    "Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row "
-    "to the next best, and of each other row to the best."
-)
 PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
     "corrected) and p-values (paired t test), corrected after Holm within each family."
@@ -44,43 +35,30 @@ PLANNED = (
 def caption(summary: SuiteSummary) -> str:
     """What the numbers mean, in a few sentences."""
     suite, seeds = summary.suite, ", ".join(map(str, summary.plan.seeds))
+    chosen = how_chosen(suite.choose, summary.plan.choices) if suite.choose else ""
+    sources = (cell.source for cell in summary.cells)
+    said = _one_partition(summary), chosen
     text = (
-        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; "
-        f"the global model after the final round. {INTERVALS}"
+        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; the global model after the final round. "
+        f"{meaning(suite.metrics, scored(summary)[1], sources, suite.reported.tolerance, *said)}"
     )
-    figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
-    if figures:
-        shown = ", ".join(heading for label, heading in suite.metrics.items() if label in figures)
-        text += f" Not in percent, but as measured: {shown}."
-    text += f" {WORST_DEFINED}" if any(label.endswith(tuple(WORST)) for label in suite.metrics) else ""
-    text += _one_partition(summary)
-    text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
-    sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
-    if sources:
-        text += (
-            f" In parentheses: {'; '.join(sources)}, and measured (as counted there, the release's way) minus reported"
-        )
-        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.reported.tolerance.items())
-        text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
-    if left:
-        text += f" {left} of {len(summary.cells)} cells have seeds left to run."
-    return text
+    return f"{text} {left} of {len(summary.cells)} cells have seeds left to run." if left else text
 
 
 def _one_partition(summary: SuiteSummary) -> str:
-    """Behind a blank: which rows have one partition for all seeds; empty where none has."""
+    """Which rows have one partition for all seeds; empty where none has."""
     rows = {row.cell.name: row.cell.experiment.as_run() for row in summary.cells if row.cell.experiment is not None}
-    note = partition_note(rows) if len(summary.plan.seeds) > 1 else ""
-    return f" {note}" if note else ""
+    return partition_note(rows) if len(summary.plan.seeds) > 1 else ""
 
 
-def headings(summary: SuiteSummary) -> list[str]:
+def headings(summary: SuiteSummary) -> dict[str, str]:
     """Of the numbers: ``AutoAttack (64 of 359 images)`` where others in the table are of more images."""
     fewer = {label: _fewer(summary, evaluator_of(label)) for label in summary.suite.metrics}
-    return [
-        f"{head} ({fewer[label]} images)" if fewer[label] else head for label, head in summary.suite.metrics.items()
-    ]
+    return {
+        label: f"{head} ({fewer[label]} images)" if fewer[label] else head
+        for label, head in summary.suite.metrics.items()
+    }
 
 
 def _fewer(summary: SuiteSummary, label: str) -> str:
@@ -107,24 +85,17 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def results(summary: SuiteSummary, name: str = "", notes: Sequence[str] = (), *, chosen: bool = True) -> Table:
-    """A row for each cell; those of one label of the first of several axes stand together."""
-    first, rows = columns(summary, chosen), list[Row]()
+def scored(summary: SuiteSummary, *, chosen: bool = True) -> tuple[list[str], list[Scored]]:
+    """Head and rows: labels, what was chosen unless it is to be left out, the verdict of ``calfat trust`` where some
+    row has one, the number of seeds, and scores. Rows of one label of the first of several axes stand together."""
+    axes, chosen = summary.suite.axes, chosen and summary.suite.choose is not None
+    rows = []
     for row in summary.cells:
-        n = NOTHING if row.cell.skipped else str(row.ended)
-        rows.append((*names(summary, row, chosen), n, *map(score_cell, row.scores.values())))
-    groups = [row.cell.labels[0] for row in summary.cells] if len(summary.suite.axes) > 1 else ()
-    return Table(name, [*first, "n", *headings(summary)], rows, len(first), notes, groups)
-
-
-def differences(summary: SuiteSummary) -> Table:
-    """Each row that has a rival, and its differences to it."""
-    suite, rows = summary.suite, []
-    for row in summary.cells:
-        numbers = [paired_points(score.rival and score.rival.difference) for score in row.scores.values()]
-        if any(numbers):
-            rows.append([*row.cell.labels, str(row.ended), *numbers])
-    return Table("", [*suite.axes, "n", *headings(summary)], rows, len(suite.axes), [DIFFERENCES])
+        value = NOTHING if row.choice is None else chosen_text(row.choice) or NOTHING
+        names = [*row.cell.labels, *([value] if chosen else []), *([row.verdict or NOTHING] if summary.judged else [])]
+        names.append(NOTHING if row.cell.skipped else str(row.ended))
+        rows.append(Scored(names, row.scores, row.cell.labels[0] if len(axes) > 1 else ""))
+    return [*axes, *(["chosen"] if chosen else []), *(["calfat trust"] if summary.judged else []), "n"], rows
 
 
 def planned(summary: SuiteSummary) -> Iterator[Table]:
@@ -141,9 +112,9 @@ def planned(summary: SuiteSummary) -> Iterator[Table]:
 
 def markdown(summary: SuiteSummary) -> str:
     """The tables with caption and notes."""
-    parts = [f"# {in_markdown(summary.suite.title)}\n", tables.markdown(results(summary, notes=[caption(summary)]))]
-    if rivals := differences(summary):
-        parts.append(tables.markdown(rivals))
+    head, rows = scored(summary)
+    found = score_tables(head, headings(summary), rows, caption(summary), own=len(summary.suite.axes))
+    parts = [f"# {in_markdown(summary.suite.title)}\n", *map(tables.markdown, filter(None, found))]
     if (plan := summary.suite.compare) is not None:
         level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
         parts += [f"{in_markdown(PLANNED.format(plan.row) + level)}\n", *map(tables.markdown, planned(summary))]
@@ -155,37 +126,23 @@ def latex(summary: SuiteSummary) -> str:
     """A table with a short caption; the rest of what is said of the numbers is below it, in comments."""
     title, seeds = one_line(summary.suite.title), counted(len(summary.plan.seeds), "seed")
     end = "" if title.endswith((".", "!", "?")) else "."
-    numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval].{_one_partition(summary)}"
+    numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval]. {_one_partition(summary)}".rstrip()
     comments = [one_line(caption(summary)), *(f"{cell}: {note}" for cell, note in notes(summary))]
-    table = results(summary, f"{title}{end} {numbers}", chosen=False)
-    return tables.latex(table, summary.suite.name.replace("_", "-"), comments)
+    head, rows = scored(summary, chosen=False)
+    table, _ = score_tables(head, headings(summary), rows)
+    return tables.latex(replace(table, name=f"{title}{end} {numbers}"), summary.suite.name.replace("_", "-"), comments)
 
 
 def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
-    scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
-    figures = any(not score.is_accuracy for _, _, score in scores)
-    rows = [_csv_row(cell, score, figures) for cell, _, score in scores]
-    head = [*columns(summary), "metric", "n", *rows[0]]
-    first = ([*names(summary, cell), label, len(score.values)] for cell, label, score in scores)
-    return csv_text([head, *([*texts, *row.values()] for texts, row in zip(first, rows, strict=True))])
-
-
-# --- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def columns(summary: SuiteSummary, chosen: bool = True) -> list[str]:
-    """The headings of :func:`names`."""
-    with_chosen = [CHOSEN] if summary.suite.choose and chosen else []
-    return [*summary.suite.axes, *with_chosen, *([TRUST] if summary.judged else [])]
-
-
-def names(summary: SuiteSummary, cell: CellSummary, chosen: bool = True) -> list[str]:
-    """The first columns of a row: its labels, what was chosen where the suite chooses, unless ``chosen`` is False, and
-    the verdict of ``calfat trust`` where some row has one."""
-    value = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
-    verdict = [cell.verdict or NOTHING] if summary.judged else []
-    return [*cell.cell.labels, *([value] if summary.suite.choose and chosen else []), *verdict]
+    head, rows = scored(summary)
+    figures = any(not score.is_accuracy for row in rows for score in row.scores.values())
+    lines: list[list[object]] = []
+    for cell, row in zip(summary.cells, rows, strict=True):
+        for label, score in row.scores.items():
+            numbers = _csv_row(cell, score, figures)
+            lines.append([*row.names[:-1], label, len(score.values), *numbers.values()])
+    return csv_text([[*head[:-1], "metric", "n", *numbers], *lines])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -221,7 +178,9 @@ def write_tables(summary: SuiteSummary) -> Path:
 
 def _csv_row(cell: CellSummary, score: Score, figures: bool) -> dict[str, str]:
     """Column to text; the numbers of a figure have columns of their own, where there are ``figures``."""
-    of = score if score.is_accuracy else Score({})
+    of, raw = (score, Score({})) if score.is_accuracy else (Score({}), score)
+    own = {name: "" if (value := getattr(raw, name)) is None else repr(value) for name in ("mean", "std")}
+    own["values"] = " ".join(map(repr, raw.values))
     low, high = of.interval or (None, None)
     rival = score.rival and score.rival.difference
     rival_low, rival_high = (rival and rival.interval) or (None, None)
@@ -243,14 +202,8 @@ def _csv_row(cell: CellSummary, score: Score, figures: bool) -> dict[str, str]:
         # One value a seed, for paired comparisons.
         "seeds": " ".join(map(str, score.by_seed)),
         "values_percent": " ".join(map(_hundredths, of.values)),
-        **(_raw(Score({}) if score.is_accuracy else score) if figures else {}),
+        **(own if figures else {}),
     }
-
-
-def _raw(score: Score) -> dict[str, str]:
-    """The numbers of a figure as they are."""
-    numbers = {name: "" if value is None else repr(value) for name, value in (("mean", score.mean), ("std", score.std))}
-    return {**numbers, "values": " ".join(map(repr, score.values))}
 
 
 def as_json(summary: SuiteSummary) -> dict[str, Any]:

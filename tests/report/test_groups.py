@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.comparability import problem_of
-from calfat_plugin.report.comparison import differences, group_runs, results_table
+from calfat_plugin.report.comparison import differences, group_runs, results_tables
 from calfat_plugin.report.labels import problem_names, setting_names
 from calfat_plugin.report.reading import RunFiles, read_run, read_suite
 from tests.report.made import made_run
@@ -170,7 +170,7 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
     groups = group_runs(found, suite)
     assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
     assert groups[0].reported == pytest.approx({"natural": 46.96})
-    table, _ = results_table(groups, read_suite(suite))
+    table, _ = results_tables(groups, read_suite(suite))
     assert [(row[2].beside[-1], row[2].beyond) for row in table.cells] == [("(46.96, +4.04!)", True)] * 2
     assert groups[0].source == "arXiv:2205.14926, Table 1"
 

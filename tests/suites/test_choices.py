@@ -10,12 +10,13 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.report.scores import INTERVALS
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
 from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.files import CHOOSING
 

@@ -8,7 +8,8 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.table import Cell, score_cell
+from calfat_plugin.report.scores import score_cell
+from calfat_plugin.report.table import Cell
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Reported
