@@ -20,13 +20,13 @@ GENERATOR = "calfat_plugin"
 
 def render_page(template: str, **view: Any) -> str:
     """The whole document: no scripts, and nothing that is fetched from anywhere."""
-    return _template(template).render(
+    return template_of(template).render(
         generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
     )
 
 
 @cache
-def _template(name: str) -> Template:
+def template_of(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
