@@ -212,6 +212,8 @@ def test_a_plan_that_cannot_be_is_refused_with_its_line(
 
 def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     text = markdown(summary)
+    heads = [re.sub(r"\s+", " ", line) for line in text.splitlines() if line.startswith("| beta")]
+    assert [head.startswith("| beta | method | n | ") for head in heads] == [True, True]  # the second one: differences
     _, found = text.split("\nPlanned comparisons: ")
     assert found.startswith(
         "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected) and "

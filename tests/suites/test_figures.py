@@ -83,6 +83,16 @@ def test_rows_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path)
         assert compared == {"fog": True, "fog/ece": False, "train/margin": False}
 
 
+def test_of_a_lost_run_an_accuracy_is_0_and_a_figure_is_nothing(tmp_path: Path) -> None:
+    planned = plan(tmp_path)
+    (cell, _) = summarise(planned, [run.ended("lost", "it diverged") for run in planned.runs]).cells
+    assert {metric: dict(score.by_seed) for metric, score in cell.scores.items()} == {
+        "fog": {0: 0.0, 1: 0.0},
+        "fog/ece": {},
+        "train/margin": {},
+    }
+
+
 def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
     fog, ece, margin, *_ = csv.DictReader(io.StringIO(as_csv(summary)))
     assert (fog["mean_percent"], fog["mean"]) == ("50.0000", "")
