@@ -57,15 +57,19 @@ def worst_table(
     evaluations: Iterable[Evaluation], class_names: Sequence[str] = (), clients: Sequence[str] = (), attackers: str = ""
 ) -> Table:
     """Whom the model fails: a row an evaluator; none where nothing is known of classes."""
+    named = {"worst_class": class_names, "worst_clients": clients}
     rows: list[Row] = []
     for each in evaluations:
-        found = [each.get(key) for key in WORST.values()]
+        found = {key: each.get(key) for key in WORST.values()}
         numbers = [bare_percent(float(each["accuracy"]))]
-        for worst, names in zip(found, (class_names, clients), strict=True):
+        for key, worst in found.items():
+            names = named.get(key, ())
             numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else ["", ""]
-        if any(found):
+        if any(found.values()):
             rows.append([str(each["label"]), *numbers])
-    head = ["evaluator", "accuracy %", "worst class %", "class", "worst clients %", "clients"]
+    head = ["evaluator", "accuracy %"]
+    for name, key in WORST.items():
+        head += [f"{name.replace('-', ' ')} %", key.removeprefix("worst_")]
     note = (
         "Whom the model fails: its worst class, and the mean of its worst 10 % of clients. A client's accuracy is that "
         "of the test split, its classes weighted as in the client's training examples. The lowest of several is low by "
