@@ -283,6 +283,12 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
     return None if number is None else float(number)
 
 
+def examples_of(results: Mapping[str, Any], metric: str) -> int | None:
+    """Test examples that an evaluator's accuracy is a share of, of ``results.json``; None for other metrics."""
+    label = metric.removesuffix(f":{RELEASE}")
+    return next((e.get("num_examples") for e in results.get("evaluations", ()) if e["label"] == label), None)
+
+
 def _as_json(value: Any, where: str) -> Any:
     import numpy  # here, not above: recipes are checked without it
 

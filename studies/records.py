@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,8 @@ from scipy import stats
 
 ACCURACIES = ("natural", "fgsm", "pgd20", "autoattack")
 COLLAPSED = 0.15  # natural accuracy of a run that has collapsed, at most
+LEVEL = 0.03  # of AutoAttack accuracy: the largest difference that counts as none
+AT_EQUAL, FELL, LEAD = "natural at equal autoattack", "collapsed", "lead in natural, 0.1 minus IID"
 
 
 def read(record: Path) -> pd.DataFrame:
@@ -113,6 +115,64 @@ class Compared:
         if self.adjusted is None:
             return "not all pairs yet"
         return "clear" if self.adjusted < 0.05 else "level" if self.is_level else "not clear"
+
+    @property
+    def row(self) -> list[str]:
+        """Endpoint, pairs, difference, both p-values and the word, as tables have them."""
+        p_values = ("-" if p is None else f"{p:.2g}" for p in (self.p_value, self.adjusted))
+        return [self.endpoint, str(self.difference.pairs), self.difference.text(2), *p_values, self.word]
+
+
+def family(planned: Sequence[tuple[str, str, pd.Series]], pairs: int) -> list[Compared]:
+    """The comparisons that have values, corrected for all that are planned.
+
+    Args:
+        planned: the other row, the endpoint, and by seed the one minus the other.
+        pairs: how many must be there before anything is tested.
+    """
+    p_values = [_p_value(endpoint, gain, pairs) for _, endpoint, gain in planned]
+    found = []
+    for (cell, endpoint, gain), p_value, adjusted in zip(planned, p_values, holm(p_values), strict=True):
+        known = gain.dropna()
+        if len(known):
+            narrow = student(known, 0.9)
+            level = endpoint == "autoattack" and narrow is not None and -LEVEL < narrow[0] <= narrow[1] < LEVEL
+            of = difference(known)
+            # Student's interval is not one of -1, 0 and 1.
+            of = of._replace(interval=None) if endpoint == FELL else of
+            found.append(Compared(cell, endpoint, of, p_value, adjusted, level))
+    return found
+
+
+def _p_value(endpoint: str, gain: pd.Series, pairs: int) -> float | None:
+    """None where a pair is left to run, or has no rate of exchange."""
+    if len(gain.dropna()) < pairs:
+        return None
+    return mcnemar(gain) if endpoint == FELL else difference(gain).p_value
+
+
+def claim(found: Iterable[Compared], cell: str, endpoint: str, word: str = "") -> str:
+    """The difference to a row, with the word that it may have, or with another."""
+    of = [each for each in found if (each.cell, each.endpoint) == (cell, endpoint)]
+    return f"{of[0].difference.text()}, {word or of[0].word}" if of else "not run yet"
+
+
+def fresh(after: pd.DataFrame, cells: Iterable[str], published: Callable[[str, str], pd.Series]) -> list[list[str]]:
+    """Head and rows: pairs that were run after publication, beside the prediction interval of the published ones.
+
+    Args:
+        published: values of a row and an accuracy.
+    """
+    seeds = sorted(after.index.unique("seed"))
+    table = [["row", "accuracy", "95 % prediction interval", *map(str, seeds), "inside"]]
+    for cell in cells:
+        for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
+            low, high = prediction(published(cell, metric))
+            values = after.loc[cell, metric][seeds]
+            numbers = [f"{100 * value:.1f}" for value in values]
+            inside = f"{int(values.between(low, high).sum())} of {len(values)}"
+            table.append([cell, heading, f"[{100 * low:.1f}, {100 * high:.1f}]", *numbers, inside])
+    return table
 
 
 def spread(values: pd.Series, is_best: bool = False) -> str:

@@ -9,10 +9,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
@@ -174,7 +173,7 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
     try:
         for seed, run in by_seed.items():
             _copy(run, temporary / f"seed-{seed}")
-            for module, options in _plugins(read_document(RunDirectory(run).recipe)).items():
+            for module, options in read_document(RunDirectory(run).recipe).section(PLUGINS).items():
                 (temporary / "plugins").mkdir(exist_ok=True)
                 shutil.copyfile(os.path.expanduser(options["file"]), temporary / "plugins" / f"{module}.py")
         files = {file: sha256_of(temporary / file) for file in sorted(_files_in(temporary))}
@@ -220,10 +219,6 @@ def _copy(run: Path, to: Path) -> None:
         name = f"checkpoints/{CLIENTS}/client-{client}-round-{state.round}.safetensors"
         (to / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(run / name, to / name)
-
-
-def _plugins(document: Document) -> Mapping[str, Any]:
-    return document.section(PLUGINS)
 
 
 def _files_in(folder: Path) -> Iterator[str]:

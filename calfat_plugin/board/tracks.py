@@ -18,7 +18,7 @@ from calfat_plugin.disk import TRY_AGAIN, write_new_folder
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment.resuming import flat
-from calfat_plugin.recipe.document import BOARD, Document, read_document
+from calfat_plugin.recipe.document import BOARD, read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import first_of
 from calfat_plugin.suites.schema import AtError, Changes, Count, Positive, Section, Seed
@@ -173,7 +173,9 @@ def make_board(path: Path, run: Path, track: str) -> None:
     """A board with one track, which is for recipes that are measured as that of a run."""
     if not NAME.fullmatch(track):
         raise OptionError(f"--track {track}: expected {NAMED}: it names a folder.")
-    recipe = flat(_as_run(run).data)
+    if not (file := RunDirectory(run).recipe).is_file():
+        raise RunError(f"{run}: there is no run here (no recipe.yaml).")
+    recipe = flat(read_document(file).data)
     keys = {key: value for key, value in recipe.items() if key.startswith(_MEASURED) and key not in _NOT_MEASURED}
     content = {
         "title": "Leaderboard",
@@ -188,13 +190,6 @@ def make_board(path: Path, run: Path, track: str) -> None:
         ".gitignore": "verified/\nindex.html\n",
     }
     write_new_folder(path, files, f"Add an entry: calfat board add {path} RUN... {TRY_AGAIN}")
-
-
-def _as_run(run: Path) -> Document:
-    recipe = RunDirectory(run).recipe
-    if not recipe.is_file():
-        raise RunError(f"{run}: there is no run here (no recipe.yaml).")
-    return read_document(recipe)
 
 
 def sha256_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, writ
 from calfat_plugin.cli.finished_model import model_options, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
-from calfat_plugin.cli.results import figure_lines, results_table, show_alarms
+from calfat_plugin.cli.results import show_alarms, show_evaluations
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
@@ -73,9 +73,7 @@ def attack(
                 outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
         except KeyboardInterrupt:
             fail("stopped.", _RESUME, INTERRUPTED)
-        console.print(results_table(outcome.results, by_eps=True))
-        for line in figure_lines(outcome.results):
-            console.print(line, soft_wrap=True)
+        show_evaluations(console, outcome.results)
         show_alarms(console, outcome.alarms)
         console.print(f"results: {outcome.path}", soft_wrap=True)
         for curve in outcome.curves:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from calfat_plugin.analyses.replay import Doubt, Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check
@@ -16,6 +15,7 @@ from calfat_plugin.cli.errors import stop_signals
 from calfat_plugin.cli.options import model_file_option, plugin_option, trust_option
 from calfat_plugin.cli.progress import verbatim_console
 from calfat_plugin.report.numbers import counted, percent
+from calfat_plugin.report.table import Table, on_console
 
 _NOT_SHOWN = 1  # exit code: a number does not stand
 _LISTED = 10  # images that are named
@@ -46,7 +46,7 @@ def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> No
     with stop_signals(), json_output(as_json) as show:
         found = check(*open_evidence(target, **how))
         console = verbatim_console()
-        console.print(_table(found))
+        console.print(on_console(_table(found)))
         for line in _lines(found):
             console.print(line, soft_wrap=True)
         content = found.as_json()
@@ -64,20 +64,12 @@ def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> No
 
 
 def _table(found: Replay) -> Table:
-    table = Table(title=f"{counted(len(found.falls), 'adversarial image')} in {found.path}", title_justify="left")
-    table.add_column("evaluator")
-    for heading in ("said", "shown", "images", "checked", "stands"):
-        table.add_column(heading, justify="right")
-    for number in found.numbers:
-        table.add_row(
-            number.label,
-            percent(number.said),
-            percent(number.shown),
-            str(number.num_examples),
-            str(number.checked),
-            "yes" if number.stands else "no",
-        )
-    return table
+    rows = []
+    for one in found.numbers:
+        counts = str(one.num_examples), str(one.checked)
+        rows.append([one.label, percent(one.said), percent(one.shown), *counts, "yes" if one.stands else "no"])
+    title = f"{counted(len(found.falls), 'adversarial image')} in {found.path}"
+    return Table(title, ["evaluator", "said", "shown", "images", "checked", "stands"], rows)
 
 
 def _lines(found: Replay) -> list[str]:

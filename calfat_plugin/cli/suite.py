@@ -27,7 +27,7 @@ from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
@@ -152,7 +152,7 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
     plan = now()
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
-    outcomes: list[RunOutcome] = []
+    ended: list[SuiteRun] = []
     finished = True
     if plan.choices:
         for line in _cost_lines(plan, wanted):
@@ -160,21 +160,21 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
         seen: set[Key] = set()
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
-            finished = _run_all(plan.choosing, "choice run", wanted, outcomes)
+            finished = _run_all(plan.choosing, "choice run", wanted, ended)
             plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
-    finished = finished and _run_all(plan, "run", wanted, outcomes)
+    finished = finished and _run_all(plan, "run", wanted, ended)
     if finished and wanted.trust:
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, wanted, outcomes)
+    _show_and_write(plan, wanted, ended)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
-    bad = sum(outcome.status not in ("finished", "lost") for outcome in outcomes)
+    bad = sum(run.state not in ("finished", "lost") for run in ended)
     nothing = [name for name in plan.choices if name in plan.selected and plan.choices[name].hopeless]
     if bad or nothing:
-        what = f"{bad} of {counted(len(outcomes), 'run')} did not finish." if bad else ""
+        what = f"{bad} of {counted(len(ended), 'run')} did not finish." if bad else ""
         lost = f"nothing could be chosen for {listed(nothing)}: every choice run was lost." if nothing else ""
         fail(
             " ".join(filter(None, (what, lost))),
@@ -183,7 +183,7 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
         )
 
 
-def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, outcomes: list[RunOutcome]) -> bool:
+def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun]) -> bool:
     """Run what is left of the plan; False where the user stopped it."""
     console, total, workers = verbatim_console(), len(plan.left), wanted.workers
     for run in plan.left:
@@ -200,7 +200,7 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, outcomes: list[RunOutc
     click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
     with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
         try:
-            run_all(plan, at_a_time, observer, outcomes, workers, wanted.pages)
+            run_all(plan, at_a_time, observer, ended, workers, wanted.pages)
         except KeyboardInterrupt:
             return False
     return True
@@ -241,8 +241,8 @@ def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
         yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
 
 
-def _show_and_write(plan: SuitePlan, wanted: _Wanted, outcomes: Sequence[RunOutcome] = ()) -> None:
-    summary = summarise(plan, outcomes)
+def _show_and_write(plan: SuitePlan, wanted: _Wanted, ended: Sequence[SuiteRun] = ()) -> None:
+    summary = summarise(plan, ended)
     folder = write_tables(summary)
     click.echo(f"\n{markdown(summary)}")
     click.echo(f"tables: {folder}")

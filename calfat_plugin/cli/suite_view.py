@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from calfat_plugin.cli.progress import Pace, Quiet
 from calfat_plugin.report.numbers import clock, counted
-from calfat_plugin.suites.cells import PlannedRun, RunOutcome
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import SuiteObserver
 
@@ -36,33 +36,33 @@ class SuiteProgress(SuiteObserver):
     def __exit__(self, *exc_info: object) -> None:
         self._console.__exit__(*exc_info)
 
-    def run_started(self, run: PlannedRun) -> None:
+    def run_started(self, run: SuiteRun) -> None:
         resumed = run.state == "unfinished"
         self._console.say(f"{'resuming' if resumed else 'running'} {run.name} in {run.directory}", unless_drawn=True)
         self._console.at(run.name, 0, None, lambda: "starting")
 
-    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
+    def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:
         self._rounds[run.name] = round, num_rounds
         self.run_said(run, f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else ""))
         self._show_whole()
 
-    def run_said(self, run: PlannedRun, line: str) -> None:
+    def run_said(self, run: SuiteRun, line: str) -> None:
         done, total = self._rounds.get(run.name, (0, None))
         self._console.at(run.name, done, total, lambda: line)
 
-    def run_ended(self, outcome: RunOutcome) -> None:
-        name, width = outcome.run.name, len(str(self._total))
+    def run_ended(self, run: SuiteRun) -> None:
+        name, width = run.name, len(str(self._total))
         self._ended += 1
-        text = f"[{self._ended:>{width}}/{self._total}] {name}: {outcome.status}"
-        if outcome.seconds:
-            text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
-        if outcome.message:
-            text += f": {outcome.message}"
-        if outcome.status in ("failed", "lost"):
-            text += f"  ({outcome.run.output})"
+        text = f"[{self._ended:>{width}}/{self._total}] {name}: {run.state}"
+        if run.seconds:
+            text += f" {'in' if run.state == 'finished' else 'after'} {clock(run.seconds)}"
+        if run.message:
+            text += f": {run.message}"
+        if run.state in ("failed", "lost"):
+            text += f"  ({run.output})"
         self._rounds.pop(name, None)
         self._console.ended(name)
-        self._console.say(text, _STYLES[outcome.status])
+        self._console.say(text, _STYLES[run.state])
         self._show_whole()
 
     def _show_whole(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin import report
@@ -20,7 +19,8 @@ from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
-from calfat_plugin.report.numbers import interval, percent
+from calfat_plugin.report.evaluations import trust_table
+from calfat_plugin.report.table import on_console
 
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 _RESUME = "The same command again continues with the check that was stopped."
@@ -99,22 +99,7 @@ def judge(
 
 def show_verdict(console: Console, outcome: TrustReport) -> None:
     """Print the evidence as a table, and below it the verdict and the sentence for a reviewer."""
-    table = Table()
-    table.add_column("check")
-    table.add_column("attack")
-    for heading in ("eps", "accuracy", "95 % interval", "left"):
-        table.add_column(heading, justify="right")
-    for evidence in outcome.evidence:
-        for index, row in enumerate(evidence.rows):
-            table.add_row(
-                evidence.check if index == 0 else "",
-                row.attack,
-                row.eps,
-                percent(row.accuracy),
-                "" if row.interval is None else interval(*row.interval),
-                "" if row.left is None else percent(row.left),
-            )
-    console.print(table)
+    console.print(on_console(trust_table(read_json(outcome.path))))
     verdict = outcome.verdict
     console.print(Text.assemble("verdict: ", (verdict.text, _STYLES[verdict.word])))
     console.print(verdict.sentence, soft_wrap=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from calfat_plugin.experiment.resuming import PLUGIN_PLACE, comparable
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.recipe.clients import CHOOSING
-from calfat_plugin.results import evaluator_of
+from calfat_plugin.results import evaluator_of, release_of
 
 _NOT_A_SETTING = (
     "common_args.random_seed",
@@ -51,6 +51,37 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in written]
     other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
     return {**found, "calfat.clients": other} if other else found
+
+
+class Measured(Protocol):
+    """A run with its results."""
+
+    def value(self, metric: str) -> float | None:
+        """An accuracy, also by the release's convention or of the worst, or another figure; None: not measured."""
+
+    def num_examples(self, metric: str) -> int | None:
+        """What an accuracy is a share of."""
+
+
+def score_of(
+    runs: Mapping[int, Measured],
+    metric: str,
+    is_accuracy: bool = True,
+    reported: float | None = None,
+    tolerance: float | None = None,
+) -> Score:
+    """What runs of one setting, by seed, measured; ``reported`` in percent, and what may differ from it in points."""
+    known = {seed: value for seed, run in runs.items() if (value := run.value(metric)) is not None}
+    examples = {runs[seed].num_examples(metric) for seed in known} - {None}
+    release = [runs[seed].value(release_of(metric)) for seed in known if reported is not None]
+    return Score(
+        known,
+        examples.pop() if len(examples) == 1 else None,
+        is_accuracy,
+        None if reported is None else reported / 100,
+        () if None in release else tuple(value for value in release if value is not None),
+        None if tolerance is None else tolerance / 100,
+    )
 
 
 def compared_alike(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Score]]]) -> dict[str, dict[str, Score]]:

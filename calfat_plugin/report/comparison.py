@@ -15,30 +15,23 @@ from calfat_plugin.report.charts import (
     drawn,
     short,
 )
-from calfat_plugin.report.comparability import compared_alike, problem_of, settings_of
+from calfat_plugin.report.comparability import compared_alike, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
-    WORST_DEFINED,
     differing,
     highlights,
-    listing,
     on_examples,
-    partition_note,
     plain,
     problem_names,
     setting_names,
 )
-from calfat_plugin.report.numbers import (
-    NOTHING,
-    counted,
-    on_page,
-    points,
-    score_texts,
-)
+from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
-from calfat_plugin.results import RELEASE, WORST, WORST_CASE, measured, release_of
+from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
+from calfat_plugin.report.table import Cell, Row, Table
+from calfat_plugin.results import WORST_CASE
 
 
 @dataclass(frozen=True)
@@ -47,9 +40,9 @@ class Group:
 
     name: str  # unlike that of any other group of the page
     runs: tuple[RunFiles, ...]  # ascending seeds
-    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, a fraction
+    reported: Mapping[str, float]  # evaluator label to accuracy that a paper reports, in percent
     source: str  # the paper, table or figure that reports it
-    tolerable: Mapping[str, bool]
+    tolerance: Mapping[str, float]  # evaluator label to the difference from it that passes unmarked, in points
 
     @property
     def finished(self) -> int:
@@ -57,17 +50,11 @@ class Group:
 
     def score(self, metric: str) -> Score:
         """What the finished runs measured: an evaluator's accuracy, or another metric of a suite."""
-        known = {run.recipe.seed: value for run in self.runs if (value := measured(run.results, metric)) is not None}
-        release = (measured(run.results, release_of(metric)) for run in self.runs)
-        label = metric.removesuffix(f":{RELEASE}")
-        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
-        return Score(
-            known,
-            numbers.pop() if len(numbers) == 1 else None,
+        is_accuracy, by_seed = (
             metric not in self.runs[0].recipe.final_metrics,
-            reported=self.reported.get(metric),
-            release=[value for value in release if value is not None],
+            {run.recipe.seed: run for run in self.runs},
         )
+        return score_of(by_seed, metric, is_accuracy, self.reported.get(metric), self.tolerance.get(metric))
 
     @property
     def labels(self) -> list[str]:
@@ -112,34 +99,29 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     names = setting_names([group[0] for group in members])
     groups = []
     for name, group in zip(names, members, strict=True):
-        cell = cells.get(group[0].path.resolve()) or Group(name, (), *reported_of(group[0]), {})
+        of_paper = group[0].recipe.reported
+        alone = Group(name, (), of_paper.percent, of_paper.source, {})
+        cell = cells.get(group[0].path.resolve(), alone)
         groups.append(replace(cell, runs=group))
     return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
 
 
-def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none."""
+def differences(groups: Sequence[Group]) -> list[list[str]]:
+    """A row for every setting in which the groups differ: dotted key, and the value of each or a dash."""
     settings = [settings_of(group.runs[0].settings) for group in groups]
     return [
-        (key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in differing(settings)
+        [key, *(plain(values[key]) if key in values else NOTHING for values in settings)] for key in differing(settings)
     ]
-
-
-def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
-    """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
-    reported = run.recipe.reported
-    return {label: percent / 100 for label, percent in reported.percent.items()}, reported.source
 
 
 def _suite_cells(root: Path) -> dict[Path, Group]:
     """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
     found: dict[Path, Group] = {}
-    for cell in read_suite(root).cells:
+    suite = read_suite(root)
+    for cell in suite.cells:
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
-        reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
-        beyond = {label: score.get("beyond_tolerance") for label, score in scores.items()}
-        tolerable = {label: not is_beyond for label, is_beyond in beyond.items() if is_beyond is not None}
-        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), tolerable)
+        reported = {label: 100 * known for label, of in scores.items() if (known := of.get("reported")) is not None}
+        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), suite.tolerance)
         places = (listed_run(root, Path(run["directory"])) for run in cell.get("runs", ()))
         found |= {place.resolve(): group for place in places if place is not None}
     return found
@@ -148,54 +130,32 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
-    """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
-    and what was reported.
-    """
+def results_tables(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, Table]:
+    """Means and their differences, under the problems that the settings solve; empty where nothing is finished."""
     labels = dict.fromkeys((*suite.headings, *(label for group in groups for label in group.labels)))
-    scores = {group.name: {label: group.score(label) for label in labels} for group in groups}
-    known = [label for label in labels if any(of[label].values for of in scores.values())]
-    columns = {label: suite.headings.get(label, label) for label in known}
-    found = compared_alike({group.name: (group.runs[0].settings, scores[group.name]) for group in groups})
-    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
-    blocks: dict[str, list[dict[str, Any]]] = {}  # what sets a problem apart from the others, to the rows that solve it
-    for problem, group in zip(problems, groups, strict=True):
-        row = {
-            "name": group.name,
-            "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
-            "scores": [
-                score_texts(score)._replace(beyond=group.tolerable.get(label) is False)
-                for label, score in found[group.name].items()
-                if label in columns
-            ],
-        }
-        blocks.setdefault(problem, []).append(row)
+    found = {group.name: {label: group.score(label) for label in labels} for group in groups}
+    known = [label for label in labels if any(scores[label].values for scores in found.values())]
+    headings = {label: suite.headings.get(label, label) for label in known}
+    found = compared_alike({group.name: (group.runs[0].settings, found[group.name]) for group in groups})
+    rows = []
+    for problem, group in zip(
+        problem_names([problem_of(each.runs[0].settings) for each in groups]), groups, strict=True
+    ):
+        seeds = str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}"
+        rows.append(Scored([group.name, seeds], found[group.name], problem))
     evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
-    measured_as = {
-        heading: [each for each in evaluations if each[1]["label"] == label]
-        for label, heading in columns.items()
+    examples = on_examples(
+        (heading, [each for each in evaluations if each[1]["label"] == label])
+        for label, heading in headings.items()
         if any(one["label"] == label for _, one in evaluations)
-    }
-    own = {metric for group in groups for metric in group.runs[0].recipe.final_metrics}
-    figures = ", ".join(heading for label, heading in columns.items() if label in own)
-    said = [
-        f"Not in percent, but as measured: {figures}." if figures else "",
-        WORST_DEFINED if any(label.endswith(tuple(WORST)) for label in columns) else "",
-        partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}),
-    ]
-    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
-    reported = any(group.reported for group in groups)
-    return {
-        "head": ["/".join(suite.axes) or "setting", "seeds", *columns.values()],
-        "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
-        "several": len(blocks) > 1,
-        "paired": any(score.rival for of in blocks.values() for row in of for score in row["scores"]),
-        "examples": on_examples(measured_as.items()),
-        "said": " ".join(filter(None, said)),
-        "abridged": any(group.name.endswith(MORE) for group in groups),
-        "reported": (listing(sources) or "as the recipe says") if reported else "",
-        "judged": any(group.tolerable for group in groups),
-    }
+    )
+    sources = [group.source or "as the recipe says" if group.reported else None for group in groups]
+    note = f"Accuracy of the final global models in percent: {examples}. ± is the sample standard deviation over seeds."
+    one_partition = partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1})
+    note += f" {meaning(headings, rows, sources, suite.tolerance, one_partition)}"
+    if any(group.name.endswith(MORE) for group in groups):
+        note += f" Settings whose names end in {MORE} differ in more than their names say; see What differs."
+    return score_tables(["/".join(suite.axes) or "setting", "seeds"], headings, rows, note)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -217,7 +177,9 @@ def comparison_page(
     }
     differ, every, shown = differences(groups), list(map(highlights, runs)), groups[:_SIDE_BY_SIDE]
     strips = read_strips([group.runs[0].path for group in shown], runs[0].class_names)
-    images = some(rows=_image_by_image(groups), strips=strips)
+    images = some(table=_image_by_image(groups), strips=strips)
+    table, rivals = results_tables(groups, suite)
+    notes = notes if table else ["None of these runs is finished yet.", *notes]
     return render_page(
         "comparison.html",
         title=title,
@@ -225,11 +187,13 @@ def comparison_page(
         alarms=[alarm for run in runs for alarm in alarms_of(run, whose[run.path])],
         figures=figures.name,
         sections={
-            "results": {**results_table(groups, suite), "notes": notes},
+            "results": {"table": table, "rivals": rivals, "notes": notes},
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
             "images": images and {**images, "names": [group.name for group in shown]},
-            "settings": differ and {"names": [group.name for group in groups], "rows": differ},
+            "settings": Table(
+                "Settings that differ", ["key", *(group.name for group in groups)], differ, len(groups) + 1
+            ),
             "recipe": {term: value for term, value in every[0].items() if all(value == of.get(term) for of in every)},
             "versions": environment(runs[-1]),
             "citations": citations(runs),
@@ -237,13 +201,11 @@ def comparison_page(
     )
 
 
-def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]:
+def _image_by_image(groups: Sequence[Group]) -> Table:
     """Of two settings, a row an evaluator and seed: what the same test images say of the two models."""
-    if len(groups) != 2:
-        return []
-    rows = []
+    rows: list[Row] = []
     runs = [{run.recipe.seed: run for run in group.runs} for group in groups]
-    for seed in sorted(runs[0].keys() & runs[1].keys()):
+    for seed in sorted(runs[0].keys() & runs[1].keys()) if len(groups) == 2 else ():
         kept = [found for each in runs if (found := evidence_of(each[seed].path)) is not None]
         if len(kept) < 2 or kept[0].facts["data"] != kept[1].facts["data"]:
             continue
@@ -252,12 +214,17 @@ def _image_by_image(groups: Sequence[Group]) -> list[tuple[str, str, list[str]]]
             tried, right = zip(*(each.verdicts(name) for each in kept), strict=True)
             both, (one, other) = tried[0] & tried[1], right
             only = int((both & one & ~other).sum()), int((both & other & ~one).sum())
-            number = int(both.sum())
-            difference = on_page(points((only[0] - only[1]) / number))
-            p = mcnemar(*only)
-            numbers = [f"{number:,}", str(only[0]), str(only[1]), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"]
-            rows.append((name, f"seed {seed}" if len(runs[0]) > 1 else "", numbers))
-    return rows
+            number, p = int(both.sum()), mcnemar(*only)
+            whose = Cell(name, beside=[f"seed {seed}"] if len(runs[0]) > 1 else [])
+            difference = points((only[0] - only[1]) / number)
+            rows.append([whose, f"{number:,}", *map(str, only), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"])
+    note = (
+        "Of the same test images: those that the first setting alone has right, those that the second alone has right, "
+        "first minus second in points, and the exact McNemar test of it. It says what these images show of two models; "
+        "what another seed gives is another question, which the intervals over seeds answer."
+    )
+    head = ["evaluator", "images", "first alone", "second alone", "difference", "p"]
+    return Table("Image by image", head, rows, notes=[note])
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.report.labels import difference
-from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.report.table import Cell, Row, Table
 
 
 def members(run: RunFiles) -> dict[str, list[int]]:
@@ -27,20 +27,25 @@ def with_groups(run: RunFiles) -> tuple[str, ...]:
     return tuple(f"{client} ({whose[client]})" if client in whose else str(client) for client in clients)
 
 
-def groups_table(run: RunFiles) -> list[tuple[str, str, list[str]]]:
-    """(group, what differs, [clients and each mean of the last round that has one]); empty without groups."""
+def groups_table(run: RunFiles) -> Table:
+    """What differs in each group, who is in it, and each mean of the last round that has one; empty without groups."""
     who, of = members(run), {group.name: group for group in run.recipe.clients}
-    rows = []
+    rows: list[Row] = []
     for name in run.recipe.group_names:
         group, ids = of.get(name), who.get(name)
         if name == OTHERS and who and not ids:
             continue
         curves = [run.curve(f"group/{name}/{what}") for what in GROUPED]
-        means = [f"{curve[-1][1]:.4g}" if curve else NOTHING for curve in curves]
+        means = [f"{curve[-1][1]:.4g}" if curve else "" for curve in curves]
         marked = f"{name}, attackers" if group is not None and group.attacker is not None else name
         text = "as the recipe says" if group is None else difference(group, run.recipe)
-        rows.append((marked, text, [NOTHING if ids is None else ranges(ids), *means]))
-    return rows
+        rows.append([Cell(marked, beside=[text]), "" if ids is None else ranges(ids), *means])
+    head = ["group", "clients", "loss", "update length", "cosine"]
+    note = (
+        "Means over a group's clients, of the last round in which any of them took part. Cosine: between a client's "
+        "update and the coordinate-wise median of the round's."
+    )
+    return Table("Groups of clients", head, rows, notes=[note])
 
 
 def ranges(ids: Sequence[int]) -> str:

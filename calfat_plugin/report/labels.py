@@ -20,10 +20,6 @@ _SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-
 _NAMED_LAST = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.", "calfat.plugins.")
 _MOST = 4  # keys in a name; more are listed under "What differs"
 MORE = "…"
-#: What the metrics of ``results.WORST`` are.
-WORST_DEFINED = (
-    "Worst class: in each run the class with the lowest accuracy; worst clients: the mean of the worst 10 % of them."
-)
 
 
 def listing(names: Sequence[str]) -> str:
@@ -83,13 +79,6 @@ def _is_told(key: str, values: Mapping[str, Any], settings: Sequence[Mapping[str
     plugins = {".".join((*parts[:depth], "name")) for depth in range(1, len(parts))} - {key}
     alike = [other for other in settings if all(other.get(name) == values.get(name) for name in plugins)]
     return len({repr(other.get(key)) for other in alike}) > 1
-
-
-def partition_note(recipes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which rows of a table have one partition for all their seeds, in a sentence; empty where none has."""
-    fixed = [name for name, recipe in recipes.items() if recipe["calfat"]["partition"].get("seed", 0) is not None]
-    whose = f" ({listing(fixed)})" if len(fixed) < len(recipes) else ""
-    return f"One partition, seeds of training alone{whose}: intervals say nothing of other partitions." if fixed else ""
 
 
 def difference(group: ClientGroup, run: Recipe) -> str:

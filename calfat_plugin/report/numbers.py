@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from calfat_plugin.maths.intervals import Difference, Score
+from calfat_plugin.maths.intervals import Difference
 
 _LISTED = 3  # ids that are named
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
 NOTHING = "\N{EN DASH}"  # on a page, where there is no number
 
 
@@ -47,41 +48,9 @@ def paired_points(difference: Difference | None) -> str:
     return f"{points(difference.mean)} [{low}, {high}]"
 
 
-class ScoreTexts(NamedTuple):
-    """What a table says of a score, whatever the table is written in; empty where there is nothing to say."""
-
-    mean: str  # ``61.35``: of an accuracy in percent, of a figure as it is
-    std: str  # ``0.42``; empty for a single seed
-    interval: str  # ``[60.8, 61.9]``, of the mean
-    reported: str  # ``64.69``
-    difference: str  # ``-3.34``, to what is reported
-    rival: str  # ``-3.21 [-4.10, -2.32]``, to its rival, paired over seeds
-    best: bool  # whether it is clearly the best
-    beyond: bool  # whether the difference is beyond the tolerance
-
-
-def score_texts(score: Score) -> ScoreTexts:
-    """A score in words."""
-
-    def text(number: float | None) -> str:
-        return "" if number is None else bare_percent(number) if score.is_accuracy else f"{number:.4g}"
-
-    interval_text = "" if score.interval is None else "[{:.4g}, {:.4g}]".format(*score.interval)
-    return ScoreTexts(
-        mean=text(score.mean),
-        std=text(score.std),
-        interval=interval(*score.interval) if score.interval and score.is_accuracy else interval_text,
-        reported="" if score.reported is None else bare_percent(score.reported),
-        difference="" if score.difference is None else points(score.difference),
-        rival="" if score.rival is None else paired_points(score.rival.difference),
-        best=score.is_clear_best,
-        beyond=bool(score.beyond),
-    )
-
-
-def on_page(text: str) -> str:
-    """Differences as pages have them: with true minus signs, an interval never broken at the end of a line."""
-    return text.replace("-", "\N{MINUS SIGN}").replace(", ", ",\N{NO-BREAK SPACE}")
+def signed(text: str) -> str:
+    """Numbers of pages have true minus signs; HTML stays HTML."""
+    return type(text)(_MINUS.sub("\N{MINUS SIGN}", text))
 
 
 def listed_ids(ids: Sequence[int], names: Sequence[str] = ()) -> str:

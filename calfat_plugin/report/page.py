@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
-from calfat_plugin.report.numbers import counted, on_page
+from calfat_plugin.report.numbers import counted, signed
 from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ GENERATOR = "calfat_plugin"
 
 def render_page(template: str, **view: Any) -> str:
     """The whole document: no scripts, and nothing that is fetched from anywhere."""
-    return _template(template).render(
+    return template_of(template).render(
         generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
     )
 
 
 @cache
-def _template(name: str) -> Template:
+def template_of(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -37,7 +37,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["on_page"] = on_page
+    environment.filters["signed"] = signed
     return environment.get_template(name)
 
 

@@ -16,7 +16,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.results import RESULTS_FORMAT, examples_of, measured
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -89,11 +89,12 @@ class RunFiles:
         columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
         return tuple(column for column in columns if column not in accuracies and self.curve(column))
 
-    @property
-    def robust_label(self) -> str | None:
-        """The monitored attack that measures robustness: the last of the list, which goes from weak to strong."""
-        attacks = [label for label in self.monitored if label != NATURAL]
-        return attacks[-1] if attacks else None
+    def value(self, metric: str) -> float | None:
+        """What the final evaluation measured, a metric as suites name it."""
+        return measured(self.results, metric)
+
+    def num_examples(self, metric: str) -> int | None:
+        return examples_of(self.results, metric)
 
     def curve(self, column: str) -> list[tuple[int, float]]:
         """(round, number) for every round that has one in ``column``."""
@@ -172,6 +173,7 @@ class SuiteFiles:
     headings: Mapping[str, str]  # evaluator label to heading, in the order of the table's columns
     cells: Sequence[Mapping[str, Any]]  # as ``suites/tables.py`` writes them
     notes: Sequence[str] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)  # label to the points that pass unmarked
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -195,6 +197,7 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=notes,
+        tolerance=found.get("tolerance_points") or {},
     )
 
 

@@ -110,12 +110,13 @@ SUITE = {
         {
             "name": TEXT,
             "source?": TEXT,
-            "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG}},
+            "scores?": {"*": {"reported?": FRACTION}},
             "runs?": [{"directory": TEXT, "status?": TEXT}],
             "choice?": {"text": TEXT, "tried": TEXT},
         }
     ],
     "choose?": {"how": TEXT},
+    "tolerance_points?": {"*": NUMBER},
 }
 
 

@@ -16,7 +16,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import RELEASE, measured
+from calfat_plugin.results import examples_of, measured
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import Setting, Suite
@@ -27,8 +27,7 @@ _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
 _LOST_WITH = "recipe "  # before the digest, in the first line of a mark
 
-State = Literal["new", "unfinished", "finished", "lost"]
-Status = State | Literal["failed", "interrupted", "elsewhere", "not tried"]
+State = Literal["new", "unfinished", "finished", "lost", "failed", "interrupted", "elsewhere", "not tried"]
 
 
 @dataclass(frozen=True)
@@ -53,17 +52,26 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One cell with one seed."""
+class SuiteRun:
+    """One cell with one seed, and where it stands."""
 
     cell: Cell
     experiment: Experiment  # the cell's recipe resolved
     seed: int
     directory: Path
     # Finished: its results are there, or in the record; unfinished: a run directory to resume; lost: a choice run
-    # that failed, or another whose training diverged, which counts as the worst.
-    state: State
+    # failed, or the training of another diverged, which are answers, too, and count as the worst. In a session also:
+    # elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
+    # round was finished.
+    state: State = "new"
     recorded: Recorded | None = None  # its row of the suite's record; None where its directory is there
+    message: str = ""  # what went wrong, for people
+    seconds: float = 0.0  # wall-clock time in this session
+    results: Mapping[str, Any] = field(default_factory=dict)  # ``results.json``, where a summary has read it
+
+    def ended(self, state: State, message: str = "", seconds: float = 0.0) -> SuiteRun:
+        """The run as it ended in this session."""
+        return dataclasses.replace(self, state=state, message=message, seconds=seconds)
 
     @property
     def key(self) -> Key:
@@ -90,44 +98,27 @@ class PlannedRun:
     def to_do(self) -> bool:
         return self.state in ("new", "unfinished")
 
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """Where a run is, or how it ended in this session."""
-
-    run: PlannedRun
-    # Elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
-    # round was finished; lost: a choice run failed, or the training of another run diverged, which are answers, too.
-    status: Status
-    message: str = ""  # what went wrong, for people
-    seconds: float = 0.0  # wall-clock time in this session
-    results: Mapping[str, Any] = field(default_factory=dict)  # ``results.json``, where a summary has read it
-
     @property
     def verdict(self) -> str:
         """What ``calfat trust`` says of its model; empty where it was not asked."""
-        if self.status != "finished":
+        if self.state != "finished":
             return ""
-        recorded = self.run.recorded
-        return verdict_of(self.run.directory, self.run.experiment) if recorded is None else recorded.verdict
+        return verdict_of(self.directory, self.experiment) if self.recorded is None else self.recorded.verdict
 
     def value(self, metric: str) -> float | None:
-        """What was measured: an accuracy, also by the release's convention or of the worst, or a plugin's figure."""
-        recorded = self.run.recorded
-        return measured(self.results, metric) if recorded is None else recorded.values.get(metric)
+        """What was measured: an accuracy, also by the release's convention or of the worst, or a plugin's figure.
 
-    def accuracy(self, metric: str) -> float | None:
-        """The same, 0 where training diverged: else a method that diverges now and then would be shown by its good runs
-        alone."""
-        return 0.0 if self.status == "lost" else self.value(metric)
+        An accuracy of a lost run is 0: else a method that diverges now and then would be shown by its good runs alone.
+        """
+        if self.state == "lost" and metric not in self.experiment.final_metrics:
+            return 0.0
+        return measured(self.results, metric) if self.recorded is None else self.recorded.values.get(metric)
 
     def num_examples(self, metric: str) -> int | None:
-        """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
-        label = metric.removesuffix(f":{RELEASE}")
-        return next((e.get("num_examples") for e in self.results.get("evaluations", ()) if e["label"] == label), None)
+        return examples_of(self.results, metric)
 
 
-def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]:
+def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
     """The runs with their states as they are now: another process may have changed them since the plan was made."""
     rows = {} if record is None else read_record(record)
     marks = {run.key: _mark(run)[0] for run in runs}
@@ -163,17 +154,17 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
     return tuple(found)
 
 
-def mark_lost(run: PlannedRun, reason: str) -> None:
+def mark_lost(run: SuiteRun, reason: str) -> None:
     """Keep that a run was lost, with which recipe, and why."""
     write_text(run.lost, f"{_LOST_WITH}{digest(run.experiment)}\n{reason}\n", TRY_AGAIN)
 
 
-def why_lost(run: PlannedRun) -> str:
+def why_lost(run: SuiteRun) -> str:
     """The error of a run that was lost."""
     return "it is so in the suite's record" if run.recorded is not None else _mark(run)[1]
 
 
-def _mark(run: PlannedRun) -> tuple[str, str]:
+def _mark(run: SuiteRun) -> tuple[str, str]:
     """(digest of the recipe with which the run was lost, why); both empty where it was not.
 
     A mark without a digest, of an early version, counts as none: it may be of a recipe that the suite no longer has.
@@ -186,7 +177,7 @@ def _mark(run: PlannedRun) -> tuple[str, str]:
     return (first.removeprefix(_LOST_WITH), reason.strip()) if first.startswith(_LOST_WITH) else ("", "")
 
 
-def _state(run: PlannedRun) -> tuple[State, str]:
+def _state(run: SuiteRun) -> tuple[State, str]:
     """(state, what has changed since the run was started)."""
     directory, experiment = RunDirectory(run.directory), run.experiment
     if not directory.recipe.exists() or not (directory.last_checkpoint.exists() or directory.worth_keeping()):

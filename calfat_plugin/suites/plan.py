@@ -19,7 +19,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import BESIDE, FREQUENCY, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
+from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.schema import matches, within
 from calfat_plugin.suites.tuning import Tuning, choice_of
@@ -35,13 +35,13 @@ class SuitePlan:
     overrides: tuple[str, ...]  # ``--set`` of the command line, applied to every cell after the suite's own settings
     seeds: tuple[int, ...]  # the suite's, or those of the command line
     cells: tuple[Cell, ...]  # all of them, in the order of the table
-    runs: tuple[PlannedRun, ...]  # of cells whose values are chosen; the first seed of each before the second of any
+    runs: tuple[SuiteRun, ...]  # of cells whose values are chosen; the first seed of each before the second of any
     selected: frozenset[str]  # names of the cells to run now
     warnings: tuple[str, ...]  # findings that stop nothing, each once
     choices: Mapping[str, Tuning] = field(default_factory=dict)  # name of each cell that chooses values to its choice
 
     @property
-    def left(self) -> tuple[PlannedRun, ...]:
+    def left(self) -> tuple[SuiteRun, ...]:
         return tuple(run for run in self.runs if run.to_do and run.cell.name in self.selected)
 
     @property
@@ -100,7 +100,7 @@ def make_plan(
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
     ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
     runs = [
-        PlannedRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}", "new")
+        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}", "new")
         for seed in chosen_seeds
         for cell in ready
         if cell.experiment is not None

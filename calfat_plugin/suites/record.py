@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import hashlib
-import io
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from calfat_plugin.experiment.resuming import FREE, flat
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
+from calfat_plugin.report.table import csv_text
 from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.runs.directory import RunDirectory
 
@@ -188,10 +188,8 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
 
 def _as_csv(rows: Mapping[Key, Recorded]) -> str:
     metrics = dict.fromkeys(name for row in rows.values() for name in row.values)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_HEAD, *metrics])
+    lines: list[list[Any]] = [[*_HEAD, *metrics]]
     for key, row in sorted(rows.items()):
         values = ("" if name not in row.values else repr(row.values[name]) for name in metrics)
-        writer.writerow([*key, *(getattr(row, name) for name in _HEAD[3:]), *values])
-    return text.getvalue()
+        lines.append([*key, *(getattr(row, name) for name in _HEAD[3:]), *values])
+    return csv_text(lines)

@@ -22,7 +22,7 @@ from calfat_plugin.results import measured, release_of
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
-from calfat_plugin.suites.cells import PlannedRun, RunOutcome, Status, look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
@@ -52,20 +52,20 @@ class SuiteObserver:
     def __exit__(self, *exc_info: object) -> None:
         """Leave the console as it was found."""
 
-    def run_started(self, run: PlannedRun) -> None:
+    def run_started(self, run: SuiteRun) -> None:
         """A process was started."""
 
-    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
+    def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:
         """A round is done; ``eta`` as the run says it, such as ``1:15``."""
 
-    def run_said(self, run: PlannedRun, line: str) -> None:
+    def run_said(self, run: SuiteRun, line: str) -> None:
         """The run printed another line, such as how far a long evaluation is."""
 
-    def run_ended(self, outcome: RunOutcome) -> None:
+    def run_ended(self, run: SuiteRun) -> None:
         """A run ended, or will not be started."""
 
 
-def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> list[str]:
+def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[str]:
     """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
     words = ["run", plan.suite.base_document.file]
     overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
@@ -86,7 +86,7 @@ def run_all(
     plan: SuitePlan,
     jobs: int,
     observer: SuiteObserver,
-    outcomes: list[RunOutcome],
+    ended: list[SuiteRun],
     workers: str | None = None,
     pages: bool = False,
 ) -> None:
@@ -97,7 +97,7 @@ def run_all(
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
-    pool = _Pool(plan, jobs, observer, outcomes, workers, pages)
+    pool = _Pool(plan, jobs, observer, ended, workers, pages)
     with _stopped_by_signals(pool):
         if waiting:
             warm_up(PROGRAM, environment(0, jobs, workers))
@@ -116,7 +116,7 @@ def run_all(
 class _Child:
     """A running process, and what it has printed."""
 
-    run: PlannedRun
+    run: SuiteRun
     slot: int
     process: WarmRun
     reader: threading.Thread = field(init=False)
@@ -137,16 +137,16 @@ class _Pool:
         plan: SuitePlan,
         jobs: int,
         observer: SuiteObserver,
-        outcomes: list[RunOutcome],
+        ended: list[SuiteRun],
         workers: str | None,
         pages: bool,
     ) -> None:
-        self.plan, self.jobs, self.observer, self.outcomes = plan, jobs, observer, outcomes
+        self.plan, self.jobs, self.observer, self.ended = plan, jobs, observer, ended
         self.workers, self.pages = workers, pages
         self.children: list[_Child] = []
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._hopeless: dict[str, PlannedRun] = {}
+        self._hopeless: dict[str, SuiteRun] = {}
         self._stop_requests = 0
 
     def ask_to_stop(self) -> None:
@@ -155,11 +155,11 @@ class _Pool:
         self._stop_requests += 1
         self._events.put(None)
 
-    def start(self, run: PlannedRun) -> None:
+    def start(self, run: SuiteRun) -> None:
         """Start one run, unless it is known not to work or another process is at it."""
         failed = self._hopeless.get(run.cell.name)
         if failed is not None:
-            self._end(RunOutcome(run, "not tried", f"seed {failed.seed} failed before its first round was finished"))
+            self._end(run.ended("not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
         try:
             run.output.parent.mkdir(parents=True, exist_ok=True)
@@ -169,14 +169,14 @@ class _Pool:
         with ExitStack() as unless_started:
             unless_started.enter_context(kept)
             if not lock(kept.fileno()):
-                self._end(RunOutcome(run, "elsewhere", "another calfat suite is running it"))
+                self._end(run.ended("elsewhere", "another calfat suite is running it"))
                 return
             if not self._is_free(run):
-                self._end(RunOutcome(run, "elsewhere", "another process is writing it"))
+                self._end(run.ended("elsewhere", "another process is writing it"))
                 return
             (run,) = look_again(self.plan.suite.record, run)
             if run.state == "finished" or run.state == "lost":
-                self._end(RunOutcome(run, run.state, why_lost(run) if run.state == "lost" else ""))
+                self._end(run.ended(run.state, why_lost(run) if run.state == "lost" else ""))
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             words = [*command(self.plan, run, self.workers), "--plain", *([] if self.pages else ["--no-page"])]
@@ -223,10 +223,10 @@ class _Pool:
                 child.process.wait()
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
-            status: Status = "finished" if child.process.poll() == 0 else "interrupted"
-            self._end(RunOutcome(child.run, status, seconds=time.perf_counter() - child.started))
+            state: State = "finished" if child.process.poll() == 0 else "interrupted"
+            self._end(child.run.ended(state, seconds=time.perf_counter() - child.started))
 
-    def _is_free(self, run: PlannedRun) -> bool:
+    def _is_free(self, run: SuiteRun) -> bool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
         directory, deadline = RunDirectory(run.directory), time.monotonic() + ORPHAN_SECONDS
         while directory.busy:
@@ -249,31 +249,31 @@ class _Pool:
     def _ended(self, child: _Child) -> None:
         self.children.remove(child)
         self.free.append(child.slot)
-        status: Status = "finished"
+        state: State = "finished"
         message, code = "", child.process.wait()
         if code == _INTERRUPTED:
-            status, message = "interrupted", "someone else stopped it"
+            state, message = "interrupted", "someone else stopped it"
         elif code == UNKNOWN:
-            status, message = "failed", "how it ended is unknown: the process that runs are forked from was killed"
+            state, message = "failed", "how it ended is unknown: the process that runs are forked from was killed"
         elif code != 0:
-            status, message = "failed", _what_went_wrong(child.lines, code)
+            state, message = "failed", _what_went_wrong(child.lines, code)
             # Of a choice run every error is an answer, of another run that its training diverged; a signal is none.
             if code > 0 and (child.run.cell.tried or NO_UPDATE in message):
-                status = "lost"
+                state = "lost"
                 mark_lost(child.run, message)
             elif not (
                 child.rounds or child.run.cell.tried or RunDirectory(child.run.directory).last_checkpoint.exists()
             ):
                 self._hopeless.setdefault(child.run.cell.name, child.run)
-        self._end(RunOutcome(child.run, status, message, time.perf_counter() - child.started))
+        self._end(child.run.ended(state, message, time.perf_counter() - child.started))
 
-    def _end(self, outcome: RunOutcome) -> None:
-        self.outcomes.append(outcome)
-        record_runs(self.plan.suite, [outcome.run])
-        self.observer.run_ended(outcome)
+    def _end(self, run: SuiteRun) -> None:
+        self.ended.append(run)
+        record_runs(self.plan.suite, [run])
+        self.observer.run_ended(run)
 
 
-def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
+def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     """Write a row for each of these runs that has ended into the suite's record, if it has one.
 
     Processor and version are those of the run, as far as its files or an earlier row say: who looks at a finished suite

@@ -3,7 +3,6 @@ numbers."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +14,10 @@ from calfat_plugin.maths.intervals import (
     paired,
     paired_p_value,
 )
-from calfat_plugin.report.comparability import compared_alike
+from calfat_plugin.report.comparability import compared_alike, score_of
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import release_of
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, RunOutcome, why_lost
+from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.schema import Compare
@@ -31,7 +29,7 @@ class CellSummary:
     """One row of the table."""
 
     cell: Cell
-    runs: tuple[RunOutcome, ...]  # one a seed; none for a skipped cell
+    runs: tuple[SuiteRun, ...]  # one a seed; none for a skipped cell
     scores: dict[str, Score]  # one for each of the suite's metrics, by its label
     source: str | None  # where the numbers are published, or None
     choice: Tuning | None = None  # how its values were chosen; None where the suite chooses none
@@ -40,19 +38,19 @@ class CellSummary:
     @property
     def ended(self) -> int:
         """How many seeds the accuracies are over: those that finished or were lost."""
-        return sum(run.status in ("finished", "lost") for run in self.runs)
+        return sum(run.state in ("finished", "lost") for run in self.runs)
 
     @property
     def verdict(self) -> str:
         """``holds (seed 0)``: what ``calfat trust`` says of the first model that it was asked about; empty for none."""
-        found = ((run.verdict, run.run.seed) for run in self.runs)
+        found = ((run.verdict, run.seed) for run in self.runs)
         return next((f"{verdict} (seed {seed})" for verdict, seed in found if verdict), "")
 
     @property
     def left(self) -> list[int]:
         """The seeds that have not been run, or not to their end; a failed one is no longer left."""
         unfinished = ("new", "unfinished", "interrupted", "elsewhere")
-        return [*self.waiting, *(run.run.seed for run in self.runs if run.status in unfinished)]
+        return [*self.waiting, *(run.seed for run in self.runs if run.state in unfinished)]
 
     @property
     def notes(self) -> list[str]:
@@ -61,11 +59,11 @@ class CellSummary:
             return [f"skipped: {self.cell.skipped}"]
         notes = [] if self.choice is None else choice_notes(self.choice)
         return notes + [
-            f"seed {run.run.seed} {run.status}"
-            + (", which counts as 0 in accuracies" if run.status == "lost" else "")
+            f"seed {run.seed} {run.state}"
+            + (", which counts as 0 in accuracies" if run.state == "lost" else "")
             + (f": {run.message}" if run.message else "")
             for run in self.runs
-            if run.status not in ("finished", "new", "unfinished")
+            if run.state not in ("finished", "new", "unfinished")
         ]
 
 
@@ -85,25 +83,19 @@ class SuiteSummary:
         """Whether ``calfat trust`` was asked about some row."""
         return any(cell.verdict for cell in self.cells)
 
-    def groups(self) -> Iterator[list[CellSummary]]:
-        """The rows that tables set apart: those of one label of the first axis, or all where there is one axis."""
-        several = len(self.suite.axes) > 1
-        for _, cells in itertools.groupby(self.cells, lambda cell: several and cell.cell.labels[0]):
-            yield list(cells)
 
-
-def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSummary:
-    """Read the results of all finished runs; ``outcomes``: how those of this session ended."""
-    ended = {outcome.run.key: outcome for outcome in outcomes}
-    by_cell: dict[str, list[RunOutcome]] = {cell.name: [] for cell in plan.cells}
-    for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
-        # Another machine may have recorded the run since the plan was made: the outcome knows.
-        found = ended.get(run.key) or RunOutcome(run, run.state)
-        if found.status == "lost" and not found.message:
-            found = replace(found, message=why_lost(found.run))
-        if found.status == "finished" and found.run.recorded is None:
-            found = replace(found, results=read_results(RunDirectory(run.directory).results))
-        by_cell[run.cell.name].append(found)
+def summarise(plan: SuitePlan, ended: Iterable[SuiteRun] = ()) -> SuiteSummary:
+    """Read the results of all finished runs; ``ended``: the runs of this session, as they ended."""
+    known = {run.key: run for run in ended}
+    by_cell: dict[str, list[SuiteRun]] = {cell.name: [] for cell in plan.cells}
+    for planned in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
+        # Another machine may have recorded the run since the plan was made.
+        run = known.get(planned.key, planned)
+        if run.state == "lost" and not run.message:
+            run = replace(run, message=why_lost(run))
+        if run.state == "finished" and run.recorded is None:
+            run = replace(run, results=read_results(RunDirectory(run.directory).results))
+        by_cell[run.cell.name].append(run)
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
     rows = {
         row.cell.name: (row.cell.experiment.as_run(), row.scores) for row in cells if row.cell.experiment is not None
@@ -112,26 +104,14 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
     return SuiteSummary(plan, tuple(replace(row, scores=scores.get(row.cell.name, row.scores)) for row in cells))
 
 
-def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunOutcome]) -> CellSummary:
-    suite = plan.suite
-    reported = suite.reported.percent.get(cell.name)
-    scores = {}
+def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[SuiteRun]) -> CellSummary:
+    suite, by_seed = plan.suite, {run.seed: run for run in runs}
+    published = suite.reported.percent[cell.name].percent if cell.name in suite.reported.percent else {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
-    for label in suite.metrics:
-        value_of = RunOutcome.value if label in figures else RunOutcome.accuracy
-        known = {run.run.seed: value for run in runs if (value := value_of(run, label)) is not None}
-        examples = {run.num_examples(label) for run in runs if run.run.seed in known and run.status != "lost"}
-        published = None if reported is None else reported.percent.get(label)
-        release = [run.accuracy(release_of(label)) for run in runs if run.run.seed in known and published is not None]
-        points = suite.reported.tolerance.get(label)
-        scores[label] = Score(
-            known,
-            examples.pop() if len(examples) == 1 else None,
-            label not in figures,
-            None if published is None else published / 100,
-            () if None in release else tuple(value for value in release if value is not None),
-            None if points is None else points / 100,
-        )
+    scores = {
+        label: score_of(by_seed, label, label not in figures, published.get(label), suite.reported.tolerance.get(label))
+        for label in suite.metrics
+    }
     waiting = plan.seeds if cell.name in plan.waiting else ()
     source = suite.reported.source_of(cell.name)
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +13,21 @@ from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
-from calfat_plugin.report.labels import WORST_DEFINED, partition_note
-from calfat_plugin.report.numbers import counted, paired_points, score_texts
-from calfat_plugin.results import WORST, evaluator_of
+from calfat_plugin.report import table as tables
+from calfat_plugin.report.numbers import counted, paired_points
+from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
+from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, one_line
+from calfat_plugin.results import evaluator_of
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
-NOTHING = "-"
-CHOSEN, TRUST = "chosen", "calfat trust"
 _PERCENT = "Accuracy in percent on the test split, mean"
-INTERVALS = (
-    "In brackets: a 95 % interval of the mean, Student's over seeds, or Wilson's of one run over its test examples. "
-    "Bold: the best mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes "
-    "zero; rows compare if data, partition, model, clients, threat model and evaluator agree."
-)
-DIFFERENCES = (
-    "Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row "
-    "to the next best, and of each other row to the best."
-)
 PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
     "corrected) and p-values (paired t test), corrected after Holm within each family."
 )
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-# What Markdown would read as HTML, an entity, emphasis, code or a link.
-_MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -58,43 +35,30 @@ _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 def caption(summary: SuiteSummary) -> str:
     """What the numbers mean, in a few sentences."""
     suite, seeds = summary.suite, ", ".join(map(str, summary.plan.seeds))
+    chosen = how_chosen(suite.choose, summary.plan.choices) if suite.choose else ""
+    sources = (cell.source for cell in summary.cells)
+    said = _one_partition(summary), chosen
     text = (
-        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; "
-        f"the global model after the final round. {INTERVALS}"
+        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; the global model after the final round. "
+        f"{meaning(suite.metrics, scored(summary)[1], sources, suite.reported.tolerance, *said)}"
     )
-    figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
-    if figures:
-        shown = ", ".join(heading for label, heading in suite.metrics.items() if label in figures)
-        text += f" Not in percent, but as measured: {shown}."
-    text += f" {WORST_DEFINED}" if any(label.endswith(tuple(WORST)) for label in suite.metrics) else ""
-    text += _one_partition(summary)
-    text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
-    sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
-    if sources:
-        text += (
-            f" In parentheses: {'; '.join(sources)}, and measured (as counted there, the release's way) minus reported"
-        )
-        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.reported.tolerance.items())
-        text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
-    if left:
-        text += f" {left} of {len(summary.cells)} cells have seeds left to run."
-    return text
+    return f"{text} {left} of {len(summary.cells)} cells have seeds left to run." if left else text
 
 
 def _one_partition(summary: SuiteSummary) -> str:
-    """Behind a blank: which rows have one partition for all seeds; empty where none has."""
+    """Which rows have one partition for all seeds; empty where none has."""
     rows = {row.cell.name: row.cell.experiment.as_run() for row in summary.cells if row.cell.experiment is not None}
-    note = partition_note(rows) if len(summary.plan.seeds) > 1 else ""
-    return f" {note}" if note else ""
+    return partition_note(rows) if len(summary.plan.seeds) > 1 else ""
 
 
-def headings(summary: SuiteSummary) -> list[str]:
+def headings(summary: SuiteSummary) -> dict[str, str]:
     """Of the numbers: ``AutoAttack (64 of 359 images)`` where others in the table are of more images."""
     fewer = {label: _fewer(summary, evaluator_of(label)) for label in summary.suite.metrics}
-    return [
-        f"{head} ({fewer[label]} images)" if fewer[label] else head for label, head in summary.suite.metrics.items()
-    ]
+    return {
+        label: f"{head} ({fewer[label]} images)" if fewer[label] else head
+        for label, head in summary.suite.metrics.items()
+    }
 
 
 def _fewer(summary: SuiteSummary, label: str) -> str:
@@ -107,7 +71,7 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
         number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
         if label in number and number[label] < (most := max(number.values(), default=0)):
             found[f"{number[label]:,} of {most:,}"] = None
-    recorded = (cell.cell for cell in summary.cells if any(run.run.recorded for run in cell.runs))
+    recorded = (cell.cell for cell in summary.cells if any(run.recorded for run in cell.runs))
     picks = [pick for cell in recorded if cell.experiment is not None for pick in cell.experiment.evaluators]
     limits = dict.fromkeys(getattr(pick.options, "max_examples", None) for pick in picks if pick.label == label)
     return " or ".join(found or (f"at most {limit:,}" for limit in limits if limit is not None))
@@ -115,141 +79,70 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
 
 def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
     """(cell, remark) for whatever the numbers alone do not say; each on one line, whatever a run printed."""
-    return [(_line(cell.cell.name), _line(note)) for cell in summary.cells for note in cell.notes]
+    return [(one_line(cell.cell.name), one_line(note)) for cell in summary.cells for note in cell.notes]
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def markdown(summary: SuiteSummary) -> str:
-    """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
-    numbers = ["n", *headings(summary)]
-    rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
-    text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipes(columns(summary), numbers, rows)}\n"
-    text += f"{_in_markdown(caption(summary))}\n"
-    rows = [
-        [*cell.cell.labels, count(cell), *(score_texts(score).rival or NOTHING for score in cell.scores.values())]
-        for cell in summary.cells
-    ]
-    rows = [row for row in rows if set(row[len(summary.suite.axes) + 1 :]) - {NOTHING}]
-    text += f"\n{_pipes([*summary.suite.axes], numbers, rows)}\n{DIFFERENCES}\n" if rows else ""
-    text += _planned(summary)
-    remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
-    return text + (f"\n{remarks}" if remarks else "")
+def scored(summary: SuiteSummary, *, chosen: bool = True) -> tuple[list[str], list[Scored]]:
+    """Head and rows: labels, what was chosen unless it is to be left out, the verdict of ``calfat trust`` where some
+    row has one, the number of seeds, and scores. Rows of one label of the first of several axes stand together."""
+    axes, chosen = summary.suite.axes, chosen and summary.suite.choose is not None
+    rows = []
+    for row in summary.cells:
+        value = NOTHING if row.choice is None else chosen_text(row.choice) or NOTHING
+        names = [*row.cell.labels, *([value] if chosen else []), *([row.verdict or NOTHING] if summary.judged else [])]
+        names.append(NOTHING if row.cell.skipped else str(row.ended))
+        rows.append(Scored(names, row.scores, row.cell.labels[0] if len(axes) > 1 else ""))
+    return [*axes, *(["chosen"] if chosen else []), *(["calfat trust"] if summary.judged else []), "n"], rows
 
 
-def _planned(summary: SuiteSummary) -> str:
-    """The comparisons that the suite plans, one table for each family; empty where it plans none."""
-    plan = summary.suite.compare
-    if plan is None:
-        return ""
-    level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
-    text = f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n"
+def planned(summary: SuiteSummary) -> Iterator[Table]:
+    """The comparisons that the suite plans, one table for each family."""
     for family in comparisons(summary):
         rows = []
         for one in family:
-            n = NOTHING if one.difference is None else str(one.difference.seeds)
+            n = "" if one.difference is None else str(one.difference.seeds)
             p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
-            numbers = [n, paired_points(one.difference) or NOTHING, *p_values, one.word or "not all seeds yet"]
+            numbers = [n, paired_points(one.difference), *p_values, one.word or "not all seeds yet"]
             rows.append([one.row.cell.name, one.endpoint, *numbers])
-        text += f"\n{_pipes(['row', 'endpoint'], ['n', 'difference', 'p', 'p, corrected', 'result'], rows)}"
-    return text
+        yield Table("", ["row", "endpoint", "n", "difference", "p", "p, corrected", "result"], rows, 2)
 
 
-def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Rows of names under ``axes``, which are texts of others, then of numbers, which are Markdown of ours."""
-    left = len(axes)
-    rows = [[_in_markdown(text).replace("|", "\\|") for text in (*axes, *numbers)]]
-    rows += [[*(_in_markdown(text).replace("|", "\\|") for text in row[:left]), *row[left:]] for row in body]
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, [f"{'':-<{width - (n >= left)}}{':' * (n >= left)}" for n, width in enumerate(widths)])
-    lines = (" | ".join(f"{text:{'<' if n < left else '>'}{widths[n]}}" for n, text in enumerate(row)) for row in rows)
-    return "".join(f"| {line} |\n" for line in lines)
+def markdown(summary: SuiteSummary) -> str:
+    """The tables with caption and notes."""
+    head, rows = scored(summary)
+    found = score_tables(head, headings(summary), rows, caption(summary), own=len(summary.suite.axes))
+    parts = [f"# {in_markdown(summary.suite.title)}\n", *map(tables.markdown, filter(None, found))]
+    if (plan := summary.suite.compare) is not None:
+        level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
+        parts += [f"{in_markdown(PLANNED.format(plan.row) + level)}\n", *map(tables.markdown, planned(summary))]
+    remarks = "".join(f"- {in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
+    return "\n".join(filter(None, (*parts, remarks)))
 
 
 def latex(summary: SuiteSummary) -> str:
-    """A booktabs ``table`` with a short caption; the rest of what is said of the numbers is below it, in comments."""
-    axes, seeds = columns(summary, chosen=False), counted(len(summary.plan.seeds), "seed")
-    title = _line(summary.suite.title)
+    """A table with a short caption; the rest of what is said of the numbers is below it, in comments."""
+    title, seeds = one_line(summary.suite.title), counted(len(summary.plan.seeds), "seed")
     end = "" if title.endswith((".", "!", "?")) else "."
-    numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval].{_one_partition(summary)}"
-    rows = [[*map(_escape, axes), "$n$", *map(_escape, headings(summary))]]
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}",
-        "  \\centering",
-        f"  \\caption{{{_escape(f'{title}{end} {numbers}')}}}",
-        f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
-        f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
-        "    \\toprule",
-    ]
-    for group in ([], *summary.groups()):
-        for cell in group:
-            texts = map(_escape, names(summary, cell, chosen=False))
-            rows.append([*texts, count(cell), *map(_in_latex, cell.scores.values())])
-        lines += [f"    {' & '.join(row)} \\\\" for row in rows] + ["    \\midrule"]
-        rows = []
-    lines[-1:] = ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
-    lines += [f"% {_line(caption(summary))}", *(f"% {cell}: {note}" for cell, note in notes(summary))]
-    return "\n".join(lines) + "\n"
+    numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval]. {_one_partition(summary)}".rstrip()
+    comments = [one_line(caption(summary)), *(f"{cell}: {note}" for cell, note in notes(summary))]
+    head, rows = scored(summary, chosen=False)
+    table, _ = score_tables(head, headings(summary), rows)
+    return tables.latex(replace(table, name=f"{title}{end} {numbers}"), summary.suite.name.replace("_", "-"), comments)
 
 
-# --- helpers ----------------------------------------------------------------------------------------------------------
-
-
-def columns(summary: SuiteSummary, chosen: bool = True) -> list[str]:
-    """The headings of :func:`names`."""
-    with_chosen = [CHOSEN] if summary.suite.choose and chosen else []
-    return [*summary.suite.axes, *with_chosen, *([TRUST] if summary.judged else [])]
-
-
-def names(summary: SuiteSummary, cell: CellSummary, chosen: bool = True) -> list[str]:
-    """The first columns of a row: its labels, what was chosen where the suite chooses, unless ``chosen`` is False, and
-    the verdict of ``calfat trust`` where some row has one."""
-    value = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
-    verdict = [cell.verdict or NOTHING] if summary.judged else []
-    return [*cell.cell.labels, *([value] if summary.suite.choose and chosen else []), *verdict]
-
-
-def count(cell: CellSummary) -> str:
-    """How many seeds a row's accuracies are over."""
-    return NOTHING if cell.cell.skipped else str(cell.ended)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _in_markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\g<0>", _line(text))
-
-
-def _in_text(score: Score) -> str:
-    """``**61.35 ± 0.42** [60.8, 61.9] (64.69, -3.34!)``."""
-    found = score_texts(score)
-    mean = f"{found.mean} ± {found.std}" if found.std else found.mean or NOTHING
-    known = _beside(score)
-    parts = (f"**{mean}**" if found.best else mean, found.interval, f"({known})" if known else "")
-    return " ".join(filter(None, parts))
-
-
-def _in_latex(score: Score) -> str:
-    found = score_texts(score)
-    mean = f"\\mathbf{{{found.mean}}}" if found.best else found.mean or "--"
-    text = f"${mean} \\pm {found.std}$" if found.std else mean
-    known = _beside(score).replace("+", "$+$").replace("-", "$-$")
-    small = " ".join(filter(None, (found.interval.replace("-", "$-$"), f"({known})" if known else "")))
-    return text + (f" {{\\scriptsize {small}}}" if small else "")
-
-
-def _beside(score: Score) -> str:
-    """``64.69, -3.34!``: the published number and the difference, marked when beyond the tolerance; empty for none."""
-    found = score_texts(score)
-    return ", ".join(filter(None, (found.reported, f"{found.difference}{'!' * found.beyond}")))
-
-
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+def as_csv(summary: SuiteSummary) -> str:
+    """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
+    head, rows = scored(summary)
+    figures = any(not score.is_accuracy for row in rows for score in row.scores.values())
+    lines: list[list[object]] = []
+    for cell, row in zip(summary.cells, rows, strict=True):
+        for label, score in row.scores.items():
+            numbers = _csv_row(cell, score, figures)
+            lines.append([*row.names[:-1], label, len(score.values), *numbers.values()])
+    return csv_text([[*head[:-1], "metric", "n", *numbers], *lines])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -283,27 +176,11 @@ def write_tables(summary: SuiteSummary) -> Path:
     return folder
 
 
-def as_csv(summary: SuiteSummary) -> str:
-    """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
-    scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
-    figures = any(not score.is_accuracy for _, _, score in scores)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, (cell, label, score) in enumerate(scores):
-        row = _csv_row(cell, score)
-        if figures:
-            of = Score({}) if score.is_accuracy else score
-            row |= {name: "" if value is None else repr(value) for name, value in (("mean", of.mean), ("std", of.std))}
-            row["values"] = " ".join(map(repr, of.values))
-        if number == 0:
-            writer.writerow([*columns(summary), "metric", "n", *row])
-        writer.writerow([*names(summary, cell), label, len(score.values), *row.values()])
-    return text.getvalue()
-
-
-def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
-    """Column to text; the numbers of a figure have columns of their own."""
-    of = score if score.is_accuracy else Score({})
+def _csv_row(cell: CellSummary, score: Score, figures: bool) -> dict[str, str]:
+    """Column to text; the numbers of a figure have columns of their own, where there are ``figures``."""
+    of, raw = (score, Score({})) if score.is_accuracy else (Score({}), score)
+    own = {name: "" if (value := getattr(raw, name)) is None else repr(value) for name in ("mean", "std")}
+    own["values"] = " ".join(map(repr, raw.values))
     low, high = of.interval or (None, None)
     rival = score.rival and score.rival.difference
     rival_low, rival_high = (rival and rival.interval) or (None, None)
@@ -325,6 +202,7 @@ def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
         # One value a seed, for paired comparisons.
         "seeds": " ".join(map(str, score.by_seed)),
         "values_percent": " ".join(map(_hundredths, of.values)),
+        **(own if figures else {}),
     }
 
 
@@ -392,9 +270,9 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
         "scores": scores,
         "runs": [
             {
-                "seed": run.run.seed,
-                "directory": str(run.run.directory),
-                "status": run.status,
+                "seed": run.seed,
+                "directory": str(run.directory),
+                "status": run.state,
                 "message": run.message or None,
                 "verdict": run.verdict or None,
                 "seconds": run.results.get("seconds"),

@@ -22,7 +22,7 @@ from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve, why_lost
+from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve, why_lost
 from calfat_plugin.suites.parse import Grid, Setting, Suite
 from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import MOST_TRIES, Choose
@@ -39,7 +39,7 @@ class Try:
     """One point of a cell's grid."""
 
     point: tuple[Setting, ...]  # a setting a key
-    runs: tuple[PlannedRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
+    runs: tuple[SuiteRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
     values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
 
     @property
@@ -68,7 +68,7 @@ class Tuning:
     finals: int = 0  # choice runs that cannot be planned yet, because it is not known which tries they are of
 
     @property
-    def runs(self) -> tuple[PlannedRun, ...]:
+    def runs(self) -> tuple[SuiteRun, ...]:
         """All choice runs of the cell; the first seed of each point before the second of any."""
         by_seed = itertools.zip_longest(*(each.runs for each in self.tries))
         return tuple(run for run in itertools.chain.from_iterable(by_seed) if run is not None)
@@ -120,7 +120,7 @@ def choice_of(
         made = resolve(suite, registry, f"{cell.name}, {name}", settings, overrides)
         trying = Cell(cell.labels, settings, made, tried=name)
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
-        runs = [PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds]
+        runs = [SuiteRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds]
         found = look_again(suite.record, *runs)
         return Try(point, found, tuple(value_of_try(run, choose) for run in found))
 
@@ -213,7 +213,7 @@ def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) ->
     return name
 
 
-def value_of_try(run: PlannedRun, choose: Choose) -> float | None:
+def value_of_try(run: SuiteRun, choose: Choose) -> float | None:
     """The mean of the metric's accuracies after the last round."""
     if run.state != "finished":
         return LOST if run.state == "lost" else None

@@ -19,16 +19,18 @@ import yaml
 from studies import pages
 from studies.full_size.curves import HEAD, ROSE, rise
 from studies.records import (
+    AT_EQUAL,
     COLLAPSED,
+    FELL,
+    LEAD,
     Compared,
+    claim,
     difference,
-    holm,
-    mcnemar,
-    prediction,
+    family,
+    fresh,
     rates,
     runs,
     spread,
-    student,
 )
 
 HERE = Path(__file__).parent
@@ -41,8 +43,6 @@ PAPER, RELEASE, REFERENCE, STANDARD = (
     "standard FL",
 )
 SKEWED, EVEN = "0.1", "IID"
-AT_EQUAL, FELL, LEAD = "natural at equal autoattack", "collapsed", "lead in natural, 0.1 minus IID"
-LEVEL = 0.03  # of AutoAttack accuracy
 HYPOTHESES = {
     "CalFAT's worst class has more natural accuracy": "natural:worst-class",
     "its worst class has more PGD-20 accuracy": "pgd20:worst-class",
@@ -109,35 +109,16 @@ class Study:
         gains |= {AT_EQUAL: self.at_equal(), FELL: (fell[0] - fell[1]).dropna()}
         if EVEN in self.suite["axes"].get("beta", ()):
             gains[LEAD] = (leads[0] - leads[1]).dropna()
-        p_values = [self._p_value(endpoint, gain) for endpoint, gain in gains.items()]
-        found = []
-        for (endpoint, gain), p_value, adjusted in zip(gains.items(), p_values, holm(p_values), strict=True):
-            known = gain.dropna()
-            if len(known):
-                narrow = student(known, 0.9)
-                level = endpoint == "autoattack" and narrow is not None and -LEVEL < narrow[0] <= narrow[1] < LEVEL
-                of = difference(known)
-                # Student's interval is not one of -1, 0 and 1.
-                of = of._replace(interval=None) if endpoint == FELL else of
-                found.append(Compared(self.cell(REFERENCE), endpoint, of, p_value, adjusted, level))
-        return found
-
-    def _p_value(self, endpoint: str, gain: pd.Series) -> float | None:
-        """None where a pair is left to run, or has no rate of exchange."""
-        if len(gain.dropna()) < len(self.suite["seeds"]):
-            return None
-        return mcnemar(gain) if endpoint == FELL else difference(gain).p_value
+        cell = self.cell(REFERENCE)
+        return family([(cell, endpoint, gain) for endpoint, gain in gains.items()], len(self.suite["seeds"]))
 
     def claim(self, endpoint: str) -> str:
         """CalFAT's difference to FedPGD under skew, with the word that it may have."""
         if endpoint == LEAD and EVEN not in self.suite["axes"].get("beta", ()):
             return "not planned"
-        found = [each for each in self.comparisons() if each.endpoint == endpoint]
-        if not found:
-            return "not run yet"
         without = int(self.at_equal().isna().sum()) if endpoint == AT_EQUAL else 0
-        word = f"not tested: {without} pairs without a rate of exchange" if without else found[0].word
-        return f"{found[0].difference.text()}, {word}"
+        word = f"not tested: {without} pairs without a rate of exchange" if without else ""
+        return claim(self.comparisons(), self.cell(REFERENCE), endpoint, word)
 
     def training(self, cell: str) -> tuple[str, str, str]:
         """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""
@@ -185,10 +166,7 @@ def comparisons(name: str) -> pages.Table:
     table = [["endpoint", "n", "difference", "p", "p, corrected", "result"]]
     of = study(name)
     assert of is not None
-    for each in of.comparisons():
-        p_values = ("-" if p is None else f"{p:.2g}" for p in (each.p_value, each.adjusted))
-        table.append([each.endpoint, str(each.difference.pairs), each.difference.text(2), *p_values, each.word])
-    return 1, table
+    return 1, table + [each.row for each in of.comparisons()]
 
 
 def hypotheses(_: str) -> pages.Table:
@@ -218,20 +196,11 @@ def agreements(name: str) -> pages.Table:
     return 2, table
 
 
-def fresh(name: str) -> pages.Table:
+def after_publication(name: str) -> pages.Table:
     """Pairs that were run after publication, beside the prediction interval of the published ones."""
-    after, of = runs(HERE / f"{name}_fresh.csv"), study(name)
+    of = study(name)
     assert of is not None
-    seeds = sorted(after.index.unique("seed"))
-    table = [["row", "accuracy", "95 % prediction interval", *map(str, seeds), "inside"]]
-    for cell in (of.cell(PAPER), of.cell(REFERENCE)):
-        for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
-            low, high = prediction(of.values(cell, metric))
-            values = after.loc[cell, metric][seeds]
-            numbers = [f"{100 * value:.1f}" for value in values]
-            inside = f"{int(values.between(low, high).sum())} of {len(values)}"
-            table.append([cell, heading, f"[{100 * low:.1f}, {100 * high:.1f}]", *numbers, inside])
-    return 3, table
+    return 3, fresh(runs(HERE / f"{name}_fresh.csv"), [of.cell(PAPER), of.cell(REFERENCE)], of.values)
 
 
 TABLES: pages.Tables = {
@@ -239,7 +208,7 @@ TABLES: pages.Tables = {
     "accuracies": accuracies,
     "comparisons": comparisons,
     "agreements": agreements,
-    "fresh": fresh,
+    "fresh": after_publication,
 }
 
 

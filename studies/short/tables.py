@@ -5,7 +5,6 @@ python -m studies.short.tables
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,13 +16,16 @@ from matplotlib.figure import Figure
 
 from studies import pages
 from studies.records import (
+    AT_EQUAL,
     COLLAPSED,
+    FELL,
+    LEAD,
     Compared,
     Difference,
+    claim,
     difference,
-    holm,
-    mcnemar,
-    prediction,
+    family,
+    fresh,
     rates,
     read,
     runs,
@@ -37,8 +39,6 @@ NAMES = {"fmnist": "Fashion-MNIST", "digits": "digits"}
 PAPER, REFERENCE, STANDARD = "CalFAT, the paper's constants", "FedPGD", "standard FL"
 SKEWED, EVEN = "0.1", "IID"
 COMPARED = ("natural:worst-class", "pgd20:worst-class", "autoattack")
-AT_EQUAL, FELL, LEAD = "natural at equal autoattack", "collapsed", "lead in natural, 0.1 minus IID"
-LEVEL = 0.03  # of AutoAttack accuracy
 HYPOTHESES = {
     "CalFAT's worst class has more natural accuracy": COMPARED[0],
     "its worst class has more PGD-20 accuracy": COMPARED[1],
@@ -67,24 +67,15 @@ class Study:
         """Of a row, by seed; empty where it was not run."""
         return self.runs.loc[cell, metric] if cell in self.runs.index else pd.Series(dtype=float)
 
-    def family(self, beta: str) -> Iterator[Compared]:
+    def family(self, beta: str) -> list[Compared]:
         """The planned comparisons at one degree of skew, corrected for all of them; those that have values."""
-        found = [
+        planned = [
             (f"{beta}/{method}", endpoint, self._gain(f"{beta}/{PAPER}", f"{beta}/{method}", endpoint, beta))
             for method in self.suite["axes"]["method"]
             if method not in (PAPER, STANDARD)
             for endpoint in (*COMPARED, AT_EQUAL, FELL)
         ]
-        p_values = [self._p_value(endpoint, gain) for _, endpoint, gain in found]
-        for (cell, endpoint, gain), p_value, adjusted in zip(found, p_values, holm(p_values), strict=True):
-            if len(gain):
-                narrow = student(gain, 0.9)
-                level = endpoint == "autoattack" and narrow is not None and -LEVEL < narrow[0] <= narrow[1] < LEVEL
-                of = difference(gain)
-                # Student's interval is not one of -1, 0 and 1.
-                yield Compared(
-                    cell, endpoint, of._replace(interval=None) if endpoint == FELL else of, p_value, adjusted, level
-                )
+        return family(planned, len(self.suite["seeds"]))
 
     def _gain(self, one: str, other: str, endpoint: str, beta: str) -> pd.Series:
         """By seed, of the pairs that both rows have."""
@@ -98,30 +89,18 @@ class Study:
         rate = (natural[2] - natural[1]) / robust[1]
         return (natural[0] - natural[1] + rate * (robust[0] - robust[1])).dropna()
 
-    def _p_value(self, endpoint: str, gain: pd.Series) -> float | None:
-        """None where a pair is left to run."""
-        if len(gain) < len(self.suite["seeds"]):
-            return None
-        return mcnemar(gain) if endpoint == FELL else difference(gain).p_value
-
     def comparisons(self) -> list[Compared]:
         """Of both degrees of skew, and the difference of the two leads, a test of its own."""
-        found = [*self.family(SKEWED), *self.family(EVEN)]
         leads = [
             self.values(f"{beta}/{PAPER}", "natural") - self.values(f"{beta}/{REFERENCE}", "natural")
             for beta in (SKEWED, EVEN)
         ]
-        lead = (leads[0] - leads[1]).dropna()
-        if len(lead):
-            p_value = self._p_value(LEAD, lead)
-            found.append(Compared(f"{SKEWED}/{REFERENCE}", LEAD, difference(lead), p_value, p_value, False))
-        return found
+        lead = (f"{SKEWED}/{REFERENCE}", LEAD, leads[0] - leads[1])
+        return [*self.family(SKEWED), *self.family(EVEN), *family([lead], len(self.suite["seeds"]))]
 
     def claim(self, endpoint: str) -> str:
         """CalFAT's difference to FedPGD under skew, with the word that it may have."""
-        cell = f"{SKEWED}/{REFERENCE}"
-        found = [each for each in self.comparisons() if (each.cell, each.endpoint) == (cell, endpoint)]
-        return f"{found[0].difference.text()}, {found[0].word}" if found else "not run yet"
+        return claim(self.comparisons(), f"{SKEWED}/{REFERENCE}", endpoint)
 
     def exchanged(self) -> Difference:
         """The fourth endpoint at the rate of exchange of standard FL's measured robustness, where it has less."""
@@ -182,11 +161,7 @@ def skewed(name: str) -> pages.Table:
 def comparisons(name: str) -> pages.Table:
     """The planned comparisons that have values."""
     table = [["row", "endpoint", "n", "difference", "p", "p, corrected", "result"]]
-    for each in study(name).comparisons():
-        p_values = ("-" if p is None else f"{p:.2g}" for p in (each.p_value, each.adjusted))
-        pairs = str(each.difference.pairs)
-        table.append([each.cell, each.endpoint, pairs, each.difference.text(2), *p_values, each.word])
-    return 2, table
+    return 2, table + [[each.cell, *each.row] for each in study(name).comparisons()]
 
 
 def hypotheses(_: str) -> pages.Table:
@@ -197,20 +172,10 @@ def hypotheses(_: str) -> pages.Table:
     return 4, table
 
 
-def fresh(name: str) -> pages.Table:
+def after_publication(name: str) -> pages.Table:
     """Pairs that were run after publication, beside the prediction interval of the published ones."""
-    after = runs(HERE / f"study_{name}_fresh.csv")
-    seeds = sorted(after.index.unique("seed"))
-    table = [["row", "accuracy", "95 % prediction interval", *map(str, seeds), "inside"]]
-    for method in (PAPER, REFERENCE):
-        for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
-            published = study(name).values(f"{SKEWED}/{method}", metric)
-            low, high = prediction(published)
-            values = after.loc[f"{SKEWED}/{method}", metric][seeds]
-            inside = f"{int(values.between(low, high).sum())} of {len(values)}"
-            numbers = [f"{100 * value:.1f}" for value in values]
-            table.append([f"{SKEWED}/{method}", heading, f"[{100 * low:.1f}, {100 * high:.1f}]", *numbers, inside])
-    return 3, table
+    cells = [f"{SKEWED}/{method}" for method in (PAPER, REFERENCE)]
+    return 3, fresh(runs(HERE / f"study_{name}_fresh.csv"), cells, study(name).values)
 
 
 def choice(_: str) -> pages.Table:
@@ -240,7 +205,7 @@ TABLES: pages.Tables = {
     "accuracies": accuracies,
     "comparisons": comparisons,
     "skewed": skewed,
-    "fresh": fresh,
+    "fresh": after_publication,
     "choice": choice,
     "rounds": rounds,
 }

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calfat_plugin.cli.results import worst_lines
 from calfat_plugin.errors import DataError
 from calfat_plugin.maths.worst import Worst, by_frequency
 from calfat_plugin.partitions.split import longtail
+from calfat_plugin.report.evaluations import tails_table
 from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json, evaluator_of, measured
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
@@ -75,4 +75,5 @@ def test_results_have_them_where_the_partition_is_long_tailed(tmp_path: Path) ->
     assert measured({"evaluations": [written]}, "pgd20:head") == pytest.approx(0.85)
     assert measured({"evaluations": [written]}, "pgd20:tail") is None
     assert evaluator_of("pgd20:tail") == "pgd20"
-    assert worst_lines([found])[2:] == ["head: pgd20 85.0 % (0, 1)", "middle: pgd20 40.0 % (3, 2)"]
+    (row,) = tails_table([written]).cells
+    assert [(cell.text, *cell.beside) for cell in row] == [("pgd20",), ("85.00", "0, 1"), ("40.00", "3, 2"), ("",)]

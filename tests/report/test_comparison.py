@@ -10,18 +10,19 @@ import pytest
 
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing
-from calfat_plugin.report.comparison import group_runs, results_table
-from calfat_plugin.report.labels import WORST_DEFINED
-from calfat_plugin.report.numbers import NOTHING
+from calfat_plugin.report.comparison import group_runs, results_tables
 from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
+from calfat_plugin.report.scores import WORST_DEFINED
 from tests.report.made import made_run
 from tests.report.pages import Page
 
 FINAL = {"natural": 0.8, "fgsm": 0.5, "pgd20": 0.4}
 WEIGHTS = "calfat.aggregator.weights=uniform"
 SEEDS = tuple(f"common_args.random_seed={seed}" for seed in range(4))  # fewer equal values have no interval
-CLEAR = ", where the 95 % interval of its difference to each other one, paired over seeds, excludes zero"
+CLEAR = (
+    "Bold: the best mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes zero"
+)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_bold_follows_blocks_that_the_table_shows(tmp_path: Path, charts: dict[s
         f"{beta} 0.5 calfat.trainer calfat · {beta} 0.5 4 90.00 ± 0.00 [90.0, 90.0] "
         f"calfat.trainer fedpgd · {beta} 0.5 4 80.00 ± 0.00 [80.0, 80.0] "
     )
-    assert f"Bold: the best mean of each block{CLEAR}; settings of different blocks do not compare." in table(page)
+    assert f"{CLEAR}; rows compare if data, partition" in table(page)
     best = [number for number in ("50.00", "40.00", "90.00", "80.00") if f'"best">{number}<' in page.read_text()]
     assert best == ["50.00", "90.00"]
 
@@ -163,9 +164,9 @@ def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: P
             content = json.loads((path / "results.json").read_text())
             (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
     groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
-    (block,) = results_table(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))["blocks"]
-    shown = [(score.mean, score.rival) for score in block["rows"][1]["scores"][:2]]
-    assert shown == [("80.00", "+0.00"), ("20.5", "")]
+    table, rivals = results_tables(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))
+    shown = [(score.text, rival.text) for score, rival in zip(table.cells[1], rivals.cells[1], strict=True)]
+    assert shown[2:4] == [("80.00", "+0.00"), ("20.5", "")]
 
 
 def test_seeds_with_partitions_of_their_own_are_not_said_to_share_one(
@@ -218,4 +219,4 @@ def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:
     content = {"attack": "pgd20", "threat": {"norm": "linf", "eps": "0.1"}, "examples": 359, "finished": True}
     shown = trust_view({**content, "verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}, tmp_path)
     assert shown is not None
-    assert [numbers[1] for _, _, numbers in shown["rows"]] == [NOTHING, "[84.3, 99.4]", "[84.3, 99.4]"]
+    assert [interval.text for _, _, interval, *_ in shown["table"].cells] == ["", "[84.3, 99.4]", "[84.3, 99.4]"]

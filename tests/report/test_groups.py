@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.comparability import problem_of
-from calfat_plugin.report.comparison import differences, group_runs, reported_of, results_table
+from calfat_plugin.report.comparison import differences, group_runs, results_tables
 from calfat_plugin.report.labels import problem_names, setting_names
 from calfat_plugin.report.reading import RunFiles, read_run, read_suite
 from tests.report.made import made_run
@@ -112,7 +112,7 @@ def test_what_measures_a_model_is_no_part_of_its_name_unless_nothing_else_differ
 
 def test_differences_lists_the_settings_that_differ_and_no_others(tmp_path: Path) -> None:
     groups = group_runs(runs(tmp_path, (), ("train_args.learning_rate=0.1", "common_args.random_seed=9")))
-    assert differences(groups) == [("train_args.learning_rate", ["0.01", "0.1"])]
+    assert differences(groups) == [["train_args.learning_rate", "0.01", "0.1"]]
 
 
 def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
@@ -123,13 +123,6 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
         f"data_args.partition_alpha {alpha} · calfat.threat.eps {eps}"
         for alpha, eps in ((0.1, 0.1), (0.1, 0.1), (0.5, 0.1), (0.1, 0.2))
     ]
-
-
-def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:
-    (run,) = runs(tmp_path, ("calfat.reported={source: 'Table 1', natural: 64.69, pgd20: 31.12}",))
-    percent, source = reported_of(run)
-    assert percent == pytest.approx({"natural": 0.6469, "pgd20": 0.3112})
-    assert source == "Table 1"
 
 
 def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
@@ -147,20 +140,22 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
             "name": name,
             "source": "arXiv:2205.14926, Table 1",
             "scores": {
-                "natural": {"reported": 0.4696, "beyond_tolerance": True},
-                "pgd20": {"reported": None, "beyond_tolerance": None},
+                "natural": {"reported": 0.4696},
+                "pgd20": {"reported": None},
             },
             "runs": [{"seed": seed, "directory": f"runs/suites/suite/{name.lower()}/{seed}"} for seed in (0, 1)],
         }
         for name in ("FedPGD", "CalFAT")
     ]
-    (suite / "suite.json").write_text(json.dumps({"title": "Table 1", "cells": cells}))
+    (suite / "suite.json").write_text(
+        json.dumps({"title": "Table 1", "cells": cells, "tolerance_points": {"natural": 4}})
+    )
     found = [read_run(path.parent) for path in sorted(suite.rglob("recipe.yaml"))]
     groups = group_runs(found, suite)
     assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
-    assert groups[0].reported == {"natural": 0.4696}
-    (block,) = results_table(groups, read_suite(suite))["blocks"]
-    assert [(row["scores"][0].reported, row["scores"][0].beyond) for row in block["rows"]] == [("46.96", True)] * 2
+    assert groups[0].reported == pytest.approx({"natural": 46.96})
+    table, _ = results_tables(groups, read_suite(suite))
+    assert [(row[2].beside[-1], row[2].beyond) for row in table.cells] == [("(46.96, +4.04!)", True)] * 2
     assert groups[0].source == "arXiv:2205.14926, Table 1"
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from calfat_plugin.report.numbers import bare_percent, counted, duration, on_page, percent, points, unbroken_percent
+from calfat_plugin.report.numbers import (
+    bare_percent,
+    counted,
+    duration,
+    percent,
+    points,
+    signed,
+    unbroken_percent,
+)
 
 
 def test_percent() -> None:
@@ -13,7 +21,10 @@ def test_percent() -> None:
 
 def test_differences_have_a_sign() -> None:
     assert [points(x) for x in (0.0031, -0.1)] == ["+0.31", "-10.00"]
-    assert [on_page(points(x)) for x in (0.0031, -0.1)] == ["+0.31", "\N{MINUS SIGN}10.00"]
+    assert [signed(points(x)) for x in (0.0031, -0.1)] == ["+0.31", "\N{MINUS SIGN}10.00"]
+    assert signed("[-1, 2]") == "[\N{MINUS SIGN}1, 2]"
+    for text in ("0-4, 7", "1e-05", "T-shirt", "2026-01-01"):  # none of these is a negative number
+        assert signed(text) == text
 
 
 def test_durations_and_counts() -> None:

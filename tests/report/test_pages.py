@@ -230,8 +230,8 @@ def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pyt
 
 def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
     page = Page.read(comparison)
-    assert "calfat 2 75.31 ± 1.41 [62.6, 88.0] 64.69, +11.62" in page.text
-    assert "fedpgd 2 65.06 ± 1.06 [55.5, 74.6] 64.69, +1.37" in page.text
+    assert "calfat 2 75.31 ± 1.41 [62.6, 88.0] (64.69, +11.62)" in page.text
+    assert "fedpgd 2 65.06 ± 1.06 [55.5, 74.6] (64.69, +1.37)" in page.text
     assert '<span class="best">75.31</span>' in page.source
     assert '<span class="best">65.06</span>' not in page.source
 

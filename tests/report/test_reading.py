@@ -24,7 +24,6 @@ def test_everything_of_a_finished_run(tmp_path: Path) -> None:
     run = read_run(made_run(tmp_path / "runs" / "made" / "0-x", final={"natural": 0.9, "pgd20": 0.4}))
     assert (run.name, run.recipe.seed, run.finished) == ("made", 0, True)
     assert run.monitored == ("natural", "pgd20")
-    assert run.robust_label == "pgd20"
     assert run.curve("natural") == [(1, 0.2), (2, 0.4), (3, 0.6000000000000001), (4, 0.8)]
     assert run.curve("heterogeneity") == [(1, 0.5), (2, 0.25), (3, 0.5 / 3), (4, 0.125)]
     assert {e["label"]: e["accuracy"] for e in run.evaluations} == {"natural": 0.9, "pgd20": 0.4}

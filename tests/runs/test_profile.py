@@ -139,17 +139,17 @@ def test_rounds_are_averaged_and_what_no_span_covers_is_shown() -> None:
         return {"name": name, "seconds": seconds, "spans": spans}
 
     profile = {"method": "fedpgd", "parts": [part("round 7", 10.0, 8.0, 6.0), part("round 8", 6.0, 4.0, 1.0)]}
-    ((title, rows),) = spending(profile)
-    assert title == "a round of fedpgd, mean of 2 rounds"
-    assert [tuple(row) for row in rows] == [
-        ("attack", 0, 6.0, 0.75, 2.0),
-        ("forward", 1, 3.5, 0.4375, 4.0),
-        ("other", 1, 2.5, 0.3125, None),
-        (ELSE, 0, 2.0, 0.25, None),
-        ("in all", 0, 8.0, 1.0, None),
+    (table,) = spending(profile)
+    assert table.name == "a round of fedpgd, mean of 2 rounds"
+    assert table.rows == [
+        ["attack", "6.0000", "75.0 %", "2"],
+        ["attack / forward", "3.5000", "43.8 %", "4"],
+        ["attack / other", "2.5000", "31.2 %", ""],
+        [ELSE, "2.0000", "25.0 %", ""],
+        ["in all", "8.0000", "100.0 %", ""],
     ]
     text = spending_text(profile).splitlines()
-    assert text[0] == "a round of fedpgd, mean of 2 rounds         seconds    share    calls"
-    assert text[2] == "  forward                                    3.5000   43.8 %        4"
+    assert text[0] == "| a round of fedpgd, mean of 2 rounds      | seconds |   share | calls |"
+    assert text[3] == "| attack / forward                         |  3.5000 |  43.8 % |     4 |"
     assert spending({}) == []
     assert spending_text({}) == ""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from calfat_plugin.cli import run
 from calfat_plugin.cli.progress import Bars, Lines, ShownProgress
-from calfat_plugin.cli.results import show_final
+from calfat_plugin.cli.results import show_evaluations, show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
@@ -210,20 +210,29 @@ def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime, 
     snapshot(out.getvalue())
 
 
-def test_many_figures_are_lines_below_the_table_and_few_are_columns() -> None:
-    few = dataclasses.replace(
+def test_results_table_says_how_each_number_was_made() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, _environ={})
+    evaluations = (result("natural", 0.9632), result("pgd20", 0.7345, norm="linf", eps="8/255"))
+    show_evaluations(console, evaluations, "final")
+    table = stream.getvalue()
+    rows = [re.split(r"\s*│\s*", line.rstrip()) for line in table.splitlines() if "│" in line]
+    assert table.startswith("final")
+    assert rows == [
+        ["natural", "96.32", "[93.8, 97.8]", "48.16", "359", "1.2"],
+        ["pgd20", "73.45", "[68.7, 77.8]", "36.73", "359", "1.2"],
+        ["linf, eps 8/255", "", "", "", "", ""],
+    ]
+    assert max(map(cell_len, table.splitlines())) <= 80
+
+
+def test_figures_are_lines_below_the_table() -> None:
+    attacked = dataclasses.replace(
         result("pgd20", 0.5, norm="linf", eps="8/255"), metrics={"ece": 0.125, "margin_mean": 2.0}
     )
-    many = dataclasses.replace(result("personalised", 0.5), metrics={f"own_{name}": 0.5 for name in "ab"})
-    for results, lines in (
-        ([few], []),
-        ([few, many], ["pgd20 (linf 8/255): ece 0.125, margin mean 2", "personalised: own a 0.5, own b 0.5"]),
-    ):
-        stream = io.StringIO()
-        show_final(Console(file=stream, width=100, _environ={}), results, [])
-        table, _, below = stream.getvalue().rpartition("┘\n")
-        assert below.splitlines() == lines
-        assert ("margin mean" in table) is (not lines)
+    stream = io.StringIO()
+    show_evaluations(Console(file=stream, width=100, _environ={}), [attacked, result("natural", 0.5)])
+    assert stream.getvalue().splitlines(keepends=True)[-1] == "pgd20 linf, eps 8/255: ece 0.125, margin mean 2\n"
 
 
 def test_brackets_in_the_path_of_a_run_and_in_a_label_are_no_markup(
@@ -246,16 +255,13 @@ def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_sus
     show_final(console, results, find_alarms(results))
     title, *rest = stream.getvalue().splitlines()
     assert title.strip() == "global model after the final round, test split"
-    assert max(map(cell_len, rest[:6])) <= 80
-    rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in rest if line.startswith("│")]
-    assert rows == [
-        ["natural", "50.0 %", "[44.9, 55.1]", "25.0 %", "359", "1.2"],
-        ["pgd20 (linf 8/255)", "75.0 %", "[70.3, 79.2]", "37.5 %", "359", "1.2"],
-    ]
-    after = rest[rest.index(next(line for line in rest if line.startswith("└"))) + 1 :]
-    assert after[:2] == ["worst class: natural 25.0 % (1)", "1 finding about these numbers:"]
-    assert after[2].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 75.0 % right")
-    assert len(after) == 3
+    found = rest.index(next(line for line in rest if "Whom it fails" in line))
+    natural = next(line for line in rest[found:] if line.startswith("natural"))
+    assert re.split(r"\s*│\s*", natural.strip())[:4] == ["natural", "50.00", "25.00", "1"]
+    after = rest[[number for number, line in enumerate(rest) if "│" in line][-1] + 1 :]
+    assert after[0] == "1 finding about these numbers:"
+    assert after[1].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 75.0 % right")
+    assert len(after) == 2
     stream.truncate(stream.seek(0))
     show_final(console, [], [])  # such as of a choice run of a suite, which must never see the test split
     assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"

@@ -64,7 +64,7 @@ def assert_profiles(federation: Federation) -> None:
     assert "a round of calfat, mean of 2 rounds" in federation.output(0)
     path = federation.directory(1) / "profile.json"
     assert f"where the time went: {path}\nthe run is over\n" in federation.output(1)
-    assert "where the time went:\na round of calfat, mean of 2 rounds" in federation.log(1)
+    assert "where the time went:\n| a round of calfat, mean of 2 rounds" in federation.log(1)
 
 
 @pytest.mark.slow

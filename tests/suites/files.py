@@ -10,7 +10,7 @@ import pytest
 
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record
 from calfat_plugin.suites.summary import SuiteSummary, summarise
@@ -66,7 +66,7 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str =
     return f"{name}.yaml"
 
 
-def recorded(folder: Path, text: str, registry: Registry, of: Callable[[PlannedRun], Recorded | None]) -> SuiteSummary:
+def recorded(folder: Path, text: str, registry: Registry, of: Callable[[SuiteRun], Recorded | None]) -> SuiteSummary:
     """A suite in the working directory ``folder`` whose runs are nowhere but in its record; None: not there either."""
     suite = load_suite(write_suite(folder, text), record=Path("runs.csv"))
     rows = {run.key: row for run in make_plan(suite, registry).runs if (row := of(run)) is not None}

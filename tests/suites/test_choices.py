@@ -10,12 +10,13 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.report.scores import INTERVALS
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import RunOutcome, mark_lost
+from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
 from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.files import CHOOSING
 
@@ -152,8 +153,8 @@ def test_how_a_choice_run_ended_says_nothing_of_the_run_of_the_table_with_its_se
     text = CHOOSING.replace("[100, 101]", "[0]")
     measured(plan_of(text), {name: rates(0.3, 0.5, 0.4) for name in ("CalFAT", "FedPGD")})
     plan = plan_of(text)
-    ended = [RunOutcome(run, "lost", "it diverged") for run in plan.choosing.runs]
-    assert [run.status for cell in summarise(plan, ended).cells for run in cell.runs] == ["new"] * 4
+    ended = [run.ended("lost", "it diverged") for run in plan.choosing.runs]
+    assert [run.state for cell in summarise(plan, ended).cells for run in cell.runs] == ["new"] * 4
 
 
 def test_where_every_run_was_lost_the_row_says_so(plan_of):

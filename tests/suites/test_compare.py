@@ -12,7 +12,7 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import PlannedRun, RunOutcome
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest
 from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
@@ -60,7 +60,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry)
     monkeypatch.chdir(tmp_path)
 
     def make(text: str, values: Values) -> SuiteSummary:
-        def row(run: PlannedRun) -> Recorded | None:
+        def row(run: SuiteRun) -> Recorded | None:
             of = values[run.cell.name]
             if run.seed > len(of[0]):
                 return None
@@ -130,7 +130,7 @@ def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> Non
     run = next(run for run in plan.runs if run.cell.name == "0.5/FedMART" and run.seed == 4)
     found = {}
     for status in ("failed", "lost"):
-        _, even = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
+        _, even = families(summarise(plan, [run.ended(status, "no memory")]))
         found[status] = {endpoint: each for (name, endpoint), each in even.items() if name == run.cell.name}
     assert {each.word for each in found["failed"].values()} == {""}
     lost = found["lost"]["pgd20"].difference
@@ -194,6 +194,8 @@ def test_a_plan_that_cannot_be_is_refused_with_its_line(
 
 def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     text = markdown(summary)
+    heads = [re.sub(r"\s+", " ", line) for line in text.splitlines() if line.startswith("| beta")]
+    assert [head.startswith("| beta | method | n | ") for head in heads] == [True, True]  # the second one: differences
     _, found = text.split("\nPlanned comparisons: ")
     assert found.startswith(
         "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected) and "
@@ -205,7 +207,7 @@ def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     lines = [re.sub(r"\s+", " ", line) for table in tables for line in table.splitlines()]
     assert lines[0] == "| row | endpoint | n | difference | p | p, corrected | result |"
     assert lines[2] == "| 0.1/FedPGD | natural:worst-class | 4 | +35.25 [+21.66, +48.84] | 0.0037 | 0.011 | clear |"
-    assert "| 0.5/FedMART | pgd20 | 3 | -1.33 [-2.77, +0.10] | | | not all seeds yet |" in lines
+    assert "| 0.5/FedMART | pgd20 | 3 | -1.33 [-2.77, +0.10] | - | - | not all seeds yet |" in lines
     found = [one for family in as_json(summary)["comparisons"] for one in family]
     assert [(one["cell"], one["endpoint"], one["result"]) for one in found[:2]] == [
         ("0.1/FedPGD", "natural:worst-class", "clear"),

@@ -14,7 +14,6 @@ from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_csv, caption, markdown
@@ -64,7 +63,7 @@ def finished(folder: Path, *cells: str) -> SuiteSummary:
             natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
             content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(RunOutcome(run, "finished"))
+            outcomes.append(run.ended("finished"))
     return summarise(planned, outcomes)
 
 
@@ -80,6 +79,16 @@ def test_rows_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path)
     for cell in finished(tmp_path, "small", "large").cells:
         compared = {metric: score.rival is not None for metric, score in cell.scores.items()}
         assert compared == {"fog": True, "fog/ece": False, "train/margin": False}
+
+
+def test_of_a_lost_run_an_accuracy_is_0_and_a_figure_is_nothing(tmp_path: Path) -> None:
+    planned = plan(tmp_path)
+    (cell, _) = summarise(planned, [run.ended("lost", "it diverged") for run in planned.runs]).cells
+    assert {metric: dict(score.by_seed) for metric, score in cell.scores.items()} == {
+        "fog": {0: 0.0, 1: 0.0},
+        "fog/ece": {},
+        "train/margin": {},
+    }
 
 
 def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:

@@ -18,7 +18,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import RunOutcome, look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan, seconds_left
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
@@ -92,7 +92,7 @@ def test_a_run_that_another_machine_has_just_recorded_has_its_numbers(
     (run, *_) = plan.runs
     add_to_record(RECORD, {run.key: dataclasses.replace(ROW, recipe=digest(run.experiment))})
     (found,) = look_again(RECORD, run)
-    summary = summarise(plan, [RunOutcome(found, "finished")])
+    summary = summarise(plan, [found.ended("finished")])
     assert summary.cells[0].scores["natural"].by_seed == {run.seed: 0.5}
     assert seconds_left(planned()) is None  # what it took on that machine says nothing of this one
 

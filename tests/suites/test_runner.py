@@ -16,7 +16,7 @@ from calfat_plugin.cli.suite_view import SuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import runner
-from calfat_plugin.suites.cells import RunOutcome, mark_lost
+from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.runner import SuiteObserver, run_all
 from tests.suites.files import SUITE, note_in
 
@@ -39,7 +39,7 @@ class Recorder(SuiteObserver):
         self.events.append(("said", run.name, text))
 
     def run_ended(self, outcome):
-        self.events.append((outcome.status, outcome.run.name))
+        self.events.append((outcome.state, outcome.name))
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def behave(monkeypatch, **trainers):
 def test_all_runs_two_at_a_time(plan_of):
     heard, outcomes = Recorder(), []
     run_all(plan_of(), 2, heard, outcomes)
-    assert sorted((outcome.run.name, outcome.status) for outcome in outcomes) == [
+    assert sorted((outcome.name, outcome.state) for outcome in outcomes) == [
         (f"{method} seed {seed}", "finished") for method in ("CalFAT", "FedPGD") for seed in (0, 1)
     ]
     assert heard.events[:2] == [("started", "CalFAT seed 0"), ("started", "FedPGD seed 0")]
@@ -79,7 +79,7 @@ def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, caps
             progress.run_progress(run, 1 + second // 5, 40, "1:15" if second else "")
         else:
             progress.run_said(run, f"autoattack: {second} % done, 50.0 % so far")
-    progress.run_ended(RunOutcome(run, "finished", seconds=150.0))
+    progress.run_ended(run.ended("finished", seconds=150.0))
     assert capsys.readouterr().out.splitlines() == [
         f"running CalFAT seed 0 in {run.directory}",
         "CalFAT seed 0: round 6/40  ETA 1:15",
@@ -96,7 +96,7 @@ def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, 
     behave(monkeypatch, fedpgd="fail")
     outcomes = []
     run_all(plan_of(), 1, Recorder(), outcomes)
-    assert [(outcome.run.name, outcome.status, outcome.message) for outcome in outcomes] == [
+    assert [(outcome.name, outcome.state, outcome.message) for outcome in outcomes] == [
         ("CalFAT seed 0", "finished", ""),
         ("FedPGD seed 0", "failed", "the data set is missing. Do something."),
         ("CalFAT seed 1", "finished", ""),
@@ -112,14 +112,14 @@ def test_a_resumed_run_that_fails_at_once_says_nothing_of_later_seeds(plan_of, m
     behave(monkeypatch, fedpgd="fail")
     outcomes = []
     run_all(plan_of(only=["FedPGD"]), 1, Recorder(), outcomes)
-    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
+    assert [outcome.state for outcome in outcomes] == ["failed", "failed"]
 
 
 def test_a_bug_is_reported_by_its_exception_and_every_seed_is_tried(plan_of, monkeypatch):
     behave(monkeypatch, fedpgd="crash")
     outcomes = []
     run_all(plan_of(only=["FedPGD"]), 1, Recorder(), outcomes)
-    assert [(outcome.status, outcome.message) for outcome in outcomes] == [
+    assert [(outcome.state, outcome.message) for outcome in outcomes] == [
         ("failed", "RuntimeError: two lines (exit code 1)")
     ] * 2
 
@@ -129,14 +129,14 @@ def test_an_interrupt_ends_all_children_and_a_second_call_resumes(plan_of, monke
     outcomes, heard = [], Recorder(stop=True)
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(), 2, heard, outcomes)
-    assert [outcome.status for outcome in outcomes] == ["interrupted", "interrupted"]
+    assert [outcome.state for outcome in outcomes] == ["interrupted", "interrupted"]
 
     behave(monkeypatch)
     plan = plan_of()
     assert "unfinished" in [run.state for run in plan.runs]
     outcomes = []
     run_all(plan, 2, Recorder(), outcomes)
-    assert [outcome.status for outcome in outcomes] == ["finished"] * 4
+    assert [outcome.state for outcome in outcomes] == ["finished"] * 4
     outputs = [path.read_text(encoding="utf-8") for path in Path("runs/suites/tiny").glob("*/seed-0.txt")]
     assert any("resuming with 2 threads" in output for output in outputs)
 
@@ -175,7 +175,7 @@ def test_nohup_is_respected(plan_of):
         run_all(plan_of(), 2, Signalled(signal.SIGHUP), outcomes)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert [outcome.status for outcome in outcomes] == ["finished"] * 4
+    assert [outcome.state for outcome in outcomes] == ["finished"] * 4
 
 
 def test_a_run_that_does_not_stop_is_killed(plan_of, monkeypatch):
@@ -184,7 +184,7 @@ def test_a_run_that_does_not_stop_is_killed(plan_of, monkeypatch):
     outcomes = []
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(only=["CalFAT"]), 1, Recorder(stop=True), outcomes)
-    assert [outcome.status for outcome in outcomes] == ["interrupted"]
+    assert [outcome.state for outcome in outcomes] == ["interrupted"]
 
 
 def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
@@ -194,7 +194,7 @@ def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
         fcntl.flock(held, fcntl.LOCK_EX)
         outcomes = []
         run_all(plan, 1, Recorder(), outcomes)
-    assert [(outcome.status, outcome.message) for outcome in outcomes] == [
+    assert [(outcome.state, outcome.message) for outcome in outcomes] == [
         ("elsewhere", "another calfat suite is running it")
     ]
 
@@ -205,7 +205,7 @@ def test_a_run_that_another_suite_lost_meanwhile_is_not_tried_again(plan_of):
     mark_lost(stale.runs[0], "round 1: it diverged")
     heard, outcomes = Recorder(), []
     run_all(stale, 1, heard, outcomes)
-    assert [(outcome.status, outcome.message) for outcome in outcomes] == [("lost", "round 1: it diverged")]
+    assert [(outcome.state, outcome.message) for outcome in outcomes] == [("lost", "round 1: it diverged")]
     assert heard.events == [("lost", "CalFAT seed 0")]
 
 

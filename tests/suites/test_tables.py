@@ -8,8 +8,9 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.scores import score_cell
+from calfat_plugin.report.table import Cell
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
@@ -54,8 +55,8 @@ def summary(tmp_path, monkeypatch):
             ]
             content = {"format": 2, "seconds": 9.5, "evaluations": evaluations}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(RunOutcome(run, "finished"))
-    outcomes.append(RunOutcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
+            outcomes.append(run.ended("finished"))
+    outcomes.append(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1").ended("failed", "no data"))
     return summarise(plan, outcomes)
 
 
@@ -115,7 +116,7 @@ def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
                 cell=replace(first.cell, labels=(NASTY, "CalFAT")),
                 scores={"natural": first.scores["natural"]},
                 source=NASTY,
-                runs=(replace(first.runs[0], status="failed", message=NASTY),),
+                runs=(replace(first.runs[0], state="failed", message=NASTY),),
             ),
         ),
     )
@@ -193,6 +194,15 @@ def test_a_damaged_results_file_is_reported(content, summary, snapshot):
 
 
 # --- maths ------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_by_hand():
+    """81, 84, 87: mean 84, sample standard deviation 3 (the population's would be 2.449)."""
+    three = Score({0: 0.81, 1: 0.84, 2: 0.87}, reported=0.80, release=(0.82, 0.85, 0.88), tolerance=0.03)
+    assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
+    assert three.difference == pytest.approx(0.05)  # both by the release's count
+    assert three.beyond is True
+    assert score_cell(three) == Cell("84.00", "3.00", ("[76.5, 91.5]", "(80.00, +5.00!)"), False, True)
 
 
 @pytest.mark.parametrize(

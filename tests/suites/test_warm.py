@@ -90,14 +90,14 @@ def test_the_process_has_the_runs_share_and_no_signal_of_a_terminal(suite, monke
     plan, forked = suite
     outcomes = []
     run_all(plan(), 2, SuiteObserver(), outcomes)
-    assert [outcome.status for outcome in outcomes] == ["finished"] * 4
+    assert [outcome.state for outcome in outcomes] == ["finished"] * 4
     assert [run.poll() for run in forked] == [0] * 4
     assert b"OMP_NUM_THREADS=2" in Path(f"/proc/{server()}/environ").read_bytes().split(b"\0")
     assert os.environ["OMP_NUM_THREADS"] == "4"
     for number in (signal.SIGINT, signal.SIGHUP):
         os.kill(server(), number)
     run_all(plan(seeds=[7]), 2, SuiteObserver(), outcomes)
-    assert [outcome.status for outcome in outcomes[4:]] == ["finished"] * 2
+    assert [outcome.state for outcome in outcomes[4:]] == ["finished"] * 2
 
 
 def test_each_slot_has_its_gpu(suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_is_missed_by_one_run_alone(suite, monkeypatch:
 
     outcomes = []
     run_all(plan(seeds=[0]), 1, Killer(), outcomes)
-    assert [(outcome.run.name, outcome.status, outcome.message) for outcome in outcomes] == [
+    assert [(outcome.name, outcome.state, outcome.message) for outcome in outcomes] == [
         ("CalFAT seed 0", "failed", "how it ended is unknown: the process that runs are forked from was killed"),
         ("FedPGD seed 0", "finished", ""),
     ]
@@ -136,7 +136,7 @@ def test_a_module_that_cannot_be_imported_fails_the_run_and_says_so(suite, monke
     monkeypatch.setattr(runner, "PROGRAM", "no_such_module")
     outcomes = []
     run_all(suite[0](seeds=[0], only=["CalFAT"]), 1, SuiteObserver(), outcomes)
-    assert [outcome.status for outcome in outcomes] == ["failed"]
+    assert [outcome.state for outcome in outcomes] == ["failed"]
     assert "no_such_module" in outcomes[0].message
 
 

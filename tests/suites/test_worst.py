@@ -12,12 +12,11 @@ import pytest
 
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.labels import WORST_DEFINED
+from calfat_plugin.report.scores import DIFFERENCES, WORST_DEFINED
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.cells import RunOutcome
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import DIFFERENCES, as_csv, as_json, caption, latex, markdown
+from calfat_plugin.suites.tables import as_csv, as_json, caption, latex, markdown
 from tests.snapshot import TextSnapshot
 from tests.suites.files import SUITE, write_suite
 
@@ -48,7 +47,7 @@ def summary(folder: Path, per_class: dict[str, tuple[float, float]], text: str =
         found |= worst | beside
         (run.directory / "results.json").write_text(json.dumps({"evaluations": [found]}))
         (run.directory / "partition.json").write_text(json.dumps({"class_counts": COUNTS}))
-        outcomes.append(RunOutcome(run, "finished"))
+        outcomes.append(run.ended("finished"))
     return summarise(planned, outcomes)
 
 

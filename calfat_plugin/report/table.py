@@ -1,0 +1,156 @@
+"""Tables: what stands in them, and how they look on the console, in Markdown, in LaTeX and as CSV.
+
+Their HTML is the macro ``table`` of ``templates/macros.html``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table as ConsoleTable
+
+NOTHING = "-"  # in Markdown and CSV, where there is no number
+_UNBROKEN = 3  # columns of numbers that stay whole on a narrow console: those that matter most come first
+_SIGN = re.compile(r"-|(?<!e)\+")
+# What Markdown would read as HTML, an entity, emphasis, code or a link.
+_MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+class Cell(NamedTuple):
+    """A place of a table; without a text a dash stands there."""
+
+    text: str
+    spread: str = ""  # behind a ±
+    beside: Sequence[str] = ()  # smaller, behind it or below it: an interval, a published number
+    best: bool = False  # in bold
+    beyond: bool = False  # to be noticed: the last text of ``beside``, else the text
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head: first columns of texts, then columns of numbers."""
+
+    name: str
+    head: Sequence[str]
+    rows: Sequence[Row]
+    texts: int = 1  # columns of texts
+    notes: Sequence[str] = ()  # what the numbers mean
+    groups: Sequence[str] = ()  # for each row, what it stands under; empty: all rows are one group
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+
+    @property
+    def blocks(self) -> Mapping[str, list[list[Cell]]]:
+        """Group to its rows."""
+        found: dict[str, list[list[Cell]]] = {}
+        for group, row in zip(self.groups or [""] * len(self.rows), self.cells, strict=True):
+            found.setdefault(group, []).append(row)
+        return found
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- renderers --------------------------------------------------------------------------------------------------------
+
+
+def on_console(table: Table) -> ConsoleTable:
+    """For a console of rich's."""
+    from rich.table import Table as ConsoleTable
+
+    shown = ConsoleTable(title=table.name or None, title_justify="left", show_edge=False, pad_edge=False)
+    for index, heading in enumerate(table.head):
+        place = index - table.texts
+        shown.add_column(heading, justify="left" if place < 0 else "right", no_wrap=0 <= place < _UNBROKEN)
+    for row in table.cells:
+        names = ("\n".join((cell.text, *cell.beside)) for cell in row[: table.texts])
+        shown.add_row(*names, *(_plain(cell, "", "{}") for cell in row[table.texts :]))
+    return shown
+
+
+def markdown(table: Table) -> str:
+    """A table of pipes, then its notes. Texts stay texts: none is Markdown or HTML; numbers are Markdown of ours."""
+    left = table.texts
+    rows = [[in_markdown(text).replace("|", "\\|") for text in table.head]]
+    for row in table.cells:
+        plain = [_plain(cell, NOTHING, "**{}**") for cell in row]
+        rows.append([*(in_markdown(text).replace("|", "\\|") for text in plain[:left]), *plain[left:]])
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, [f"{'':-<{width - (n >= left)}}{':' * (n >= left)}" for n, width in enumerate(widths)])
+    lines = (" | ".join(f"{text:{'<' if n < left else '>'}{widths[n]}}" for n, text in enumerate(row)) for row in rows)
+    return "".join((*(f"| {line} |\n" for line in lines), *(f"\n{in_markdown(note)}\n" for note in table.notes)))
+
+
+def latex(table: Table, label: str, comments: Iterable[str]) -> str:
+    """A booktabs ``table``, its name as caption; lines of ``comments`` below it."""
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}",
+        "  \\centering",
+        f"  \\caption{{{_in_latex(table.name)}}}",
+        f"  \\label{{tab:{label}}}",
+        f"  \\begin{{tabular}}{{{'l' * table.texts}{'r' * (len(table.head) - table.texts)}}}",
+        "    \\toprule",
+    ]
+    rows = [["$n$" if heading == "n" else _in_latex(heading) for heading in table.head]]
+    for block in ([], *table.blocks.values()):
+        for row in block:
+            texts = (_in_latex(cell.text) for cell in row[: table.texts])
+            rows.append([*texts, *map(_number_in_latex, row[table.texts :])])
+        lines += [f"    {' & '.join(row)} \\\\" for row in rows] + ["    \\midrule"]
+        rows = []
+    lines[-1:] = ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
+    return "\n".join((*lines, *(f"% {comment}" for comment in comments))) + "\n"
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows, the head first, as a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _plain(cell: Cell, nothing: str, bold: str) -> str:
+    text = f"{cell.text} ± {cell.spread}" if cell.spread else cell.text or nothing
+    return " ".join((bold.format(text) if cell.best else text, *cell.beside))
+
+
+def in_markdown(text: str) -> str:
+    """A text of others on one line, none of it Markdown or HTML."""
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
+
+
+def _number_in_latex(cell: Cell) -> str:
+    mean = f"\\mathbf{{{cell.text}}}" if cell.best else cell.text or "--"
+    text = f"${mean} \\pm {cell.spread}$" if cell.spread else mean
+    small = _SIGN.sub(r"$\g<0>$", " ".join(cell.beside))
+    return text + (f" {{\\scriptsize {small}}}" if small else "")
+
+
+def _in_latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
