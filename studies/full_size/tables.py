@@ -113,12 +113,19 @@ class Study:
         return family([(cell, endpoint, gain) for endpoint, gain in gains.items()], len(self.suite["seeds"]))
 
     def claim(self, endpoint: str) -> str:
-        """CalFAT's difference to FedPGD under skew, with the word that it may have."""
+        """CalFAT's difference to FedPGD under skew, with the word that it may have, and which way."""
         if endpoint == LEAD and EVEN not in self.suite["axes"].get("beta", ()):
             return "not planned"
+        found = self.comparisons()
         without = int(self.at_equal().isna().sum()) if endpoint == AT_EQUAL else 0
         word = f"not tested: {without} pairs without a rate of exchange" if without else ""
-        return claim(self.comparisons(), self.cell(REFERENCE), endpoint, word)
+        for each in found:
+            if (each.endpoint, each.word) == (endpoint, "clear"):
+                if endpoint == "autoattack":
+                    word = "clear: level all the same" if each.is_level else "clear: not level"
+                elif (each.difference.mean < 0) != (endpoint == FELL):
+                    word = "clear: the opposite"
+        return claim(found, self.cell(REFERENCE), endpoint, word)
 
     def training(self, cell: str) -> tuple[str, str, str]:
         """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""

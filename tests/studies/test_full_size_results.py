@@ -86,6 +86,28 @@ def test_a_pair_in_which_standard_training_is_as_robust_leaves_the_fourth_undone
     assert found[tables.FELL].adjusted is not None
 
 
+@pytest.mark.parametrize(
+    ("robust", "level", "equal"),
+    [
+        ([0.7, 0.71, 0.7, 0.69], "clear: not level", "clear"),
+        ([0.3, 0.29, 0.3, 0.31], "clear: not level", "not clear"),
+        ([0.485, 0.484, 0.485, 0.486], "clear: level all the same", "clear"),
+        ([0.1, 0.09, 0.1, 0.11], "clear: not level", "clear: the opposite"),
+    ],
+)
+def test_a_clear_difference_says_what_it_means_for_its_hypothesis(robust: list[float], level: str, equal: str) -> None:
+    of = skewed(robust, [0.1] * 4, 0.7)
+    assert of.claim("autoattack").rpartition(", ")[2] == level
+    assert of.claim(tables.AT_EQUAL).rpartition(", ")[2] == equal
+
+
+@pytest.mark.parametrize(("collapsed", "word"), [(REFERENCE, "clear"), (PAPER, "clear: the opposite")])
+def test_a_row_that_collapses_more_often_is_the_opposite_of_what_was_expected(collapsed: str, word: str) -> None:
+    seeds = range(12)
+    rows = ((f"0.1/{row}", [0.1 if row == collapsed else 0.8] * 12, [0.5] * 12) for row in (PAPER, REFERENCE, STANDARD))
+    assert made(*rows, seeds=seeds).claim(tables.FELL).rpartition(", ")[2] == word
+
+
 def test_the_lead_is_compared_between_skew_and_an_even_split() -> None:
     naturals = {"0.1": ([0.8, 0.81, 0.8, 0.79], [0.6, 0.6, 0.61, 0.6]), "IID": ([0.9] * 4, [0.8, 0.8, 0.8, 0.81])}
     rows = (
@@ -130,4 +152,4 @@ def test_the_readme_says_of_digits_what_the_results_say():
     for value, row in zip(said, ("CalFAT, the paper's constants", "FedPGD"), strict=False):
         (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", results, re.MULTILINE)
         assert value == f"{float(mean):.1f}"
-    assert f"| it is level under AutoAttack | {said[2]}, clear |" in results
+    assert f"| it is level under AutoAttack | {said[2]}, clear: not level |" in results
