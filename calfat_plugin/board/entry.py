@@ -32,8 +32,8 @@ ENTRY = "entry.json"
 CHALLENGES = "challenges"
 TRUST_EVIDENCE = f"trust.{EVIDENCE}"
 LAST, BEFORE = (f"checkpoints/{name}.safetensors" for name in ("last", TWO_LEFT))
-FILES = ("recipe.yaml", "results.json", "rounds.csv", "partition.json", TRUST, EVIDENCE, LAST, BEFORE)
-OPTIONAL = ("clients.csv", TRUST_EVIDENCE)
+FILES = ("recipe.yaml", "results.json", "rounds.csv", "partition.json", TRUST, TRUST_EVIDENCE, EVIDENCE, LAST, BEFORE)
+OPTIONAL = ("clients.csv",)
 _STATE = re.compile(rf"checkpoints/{CLIENTS}/client-\d+-round-\d+\.safetensors")
 _PLUGIN = re.compile(r"plugins/[A-Za-z_]\w*\.py")
 _LARGEST = 64 * 10**6  # bytes of a file that is no tensors
@@ -200,6 +200,7 @@ def _refuse_unfit(run: Path) -> None:
         ("results.json", f"Finish it: calfat run {run}/recipe.yaml --resume --run-dir {run}"),
         (EVIDENCE, "Its recipe says calfat.evaluation.evidence_mb: 0; measure it again with room for evidence."),
         (TRUST, f"Judge it first: calfat trust {run}"),
+        (TRUST_EVIDENCE, f"Remove {TRUST} and judge it anew: calfat trust {run}"),
         (BEFORE, "Only runs of three rounds or more, in one go, keep the model two rounds before the end."),
     ):
         if not (run / file).is_file():

@@ -83,8 +83,7 @@ def table(entry: Entry, seed: int) -> tuple[Evidence, Tensor, Tensor, dict[str, 
         raise RunError(f"{path}: no attack of the final evaluation kept evidence, so there is no worst case.")
     tried, right = evidence.verdicts(WORST_CASE)
     right, lowered = right.clone(), {}
-    of_trust = entry.of(seed) / TRUST_EVIDENCE
-    for file in [*([of_trust] if of_trust.is_file() else []), *entry.challenges]:
+    for file in (entry.of(seed) / TRUST_EVIDENCE, *entry.challenges):
         more = read_evidence(file)
         if more.facts.get("weights") != evidence.facts.get("weights"):
             continue  # about the model of another seed

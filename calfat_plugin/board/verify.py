@@ -28,7 +28,7 @@ from calfat_plugin.judging.verdict import word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.observer import Observer, RunObserver
 from calfat_plugin.report.numbers import interval, percent
-from calfat_plugin.results import EVIDENCE, State
+from calfat_plugin.results import EVIDENCE, WORST_CASE, State
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
@@ -157,12 +157,10 @@ def verify_seed(
 def _replayed(entry: Entry, seed: int, own: Own, found: list[str]) -> Iterator[str]:
     """One forward pass over the evidence, and over that of the challenges."""
     for file in (own.path / EVIDENCE, own.path / TRUST_EVIDENCE):
-        if file.name == TRUST_EVIDENCE and not file.is_file():
-            continue
         done = replay(own.run, file)
         if file.name == EVIDENCE and len(done.data) != len(own.run.dataset.test):
             yield f"{file.name} is about {len(done.data)} images; the test split has {len(own.run.dataset.test)}"
-        if not done.numbers:
+        if not done.numbers or (file.name == TRUST_EVIDENCE and done.numbers[-1].label != WORST_CASE):
             yield f"{file.name} supports no number"
         for number in done.numbers:
             if not number.stands:
@@ -206,9 +204,6 @@ def _attacked_again(entry: Entry, seed: int, revision: str, own: Own, found: lis
     if word_of(lost, wilson(lost, len(images))) == "overstated":
         yield f"{text}: {100 * lost:.1f} points fewer {interval(*wilson(lost, len(images)))}"
     theirs, ours = read_json(entry.of(seed) / TRUST)["verdict"], done.verdict
-    if "worst" in ours.intervals and (theirs.get("worst") or 0.0) > ours.intervals["worst"].high:
-        here = f"{percent(ours.worst or 0.0)} {interval(*ours.intervals['worst'])}"
-        yield f"its {TRUST} says that {percent(theirs['worst'])} withstand all attacks; here {here} do"
     if theirs.get("usable", True) and not ours.usable:
         yield f"its {TRUST} says '{theirs['word']}'; here: {ours.sentence}"
 

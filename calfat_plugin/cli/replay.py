@@ -15,7 +15,7 @@ from calfat_plugin.cli.errors import stop_signals
 from calfat_plugin.cli.options import model_file_option, plugin_option, trust_option
 from calfat_plugin.cli.progress import verbatim_console
 from calfat_plugin.report.numbers import counted, percent
-from calfat_plugin.report.table import Table, on_console
+from calfat_plugin.report.table import Table, print_table
 
 _NOT_SHOWN = 1  # exit code: a number does not stand
 _LISTED = 10  # images that are named
@@ -46,7 +46,7 @@ def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> No
     with stop_signals(), json_output(as_json) as show:
         found = check(*open_evidence(target, **how))
         console = verbatim_console()
-        console.print(on_console(_table(found)))
+        print_table(console, _table(found))
         for line in _lines(found):
             console.print(line, soft_wrap=True)
         content = found.as_json()

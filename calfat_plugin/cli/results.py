@@ -11,7 +11,7 @@ from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.report.evaluations import evaluations_table, figures_of, tails_table, worst_table
 from calfat_plugin.report.labels import budget
 from calfat_plugin.report.numbers import counted
-from calfat_plugin.report.table import on_console
+from calfat_plugin.report.table import print_table
 from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 
@@ -23,14 +23,14 @@ def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Se
     show_evaluations(console, results, "global model after the final round, test split")
     found = list(map(evaluation_as_json, results))
     for table in filter(None, (worst_table(found), tails_table(found))):
-        console.print(on_console(table))
+        print_table(console, table)
     show_alarms(console, alarms)
 
 
 def show_evaluations(console: Console, results: Sequence[EvaluationResult], title: str = "") -> None:
     """Print a table, and a line for what an evaluation measured beside accuracy."""
     found = list(map(evaluation_as_json, results))
-    console.print(on_console(evaluations_table(title, found)))
+    print_table(console, evaluations_table(title, found))
     for each in found:
         if figures := figures_of(each):
             name = " ".join(filter(None, (each["label"], budget(each["settings"]))))

@@ -20,7 +20,7 @@ from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
 from calfat_plugin.report.evaluations import trust_table
-from calfat_plugin.report.table import on_console
+from calfat_plugin.report.table import print_table
 
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 _RESUME = "The same command again continues with the check that was stopped."
@@ -99,7 +99,7 @@ def judge(
 
 def show_verdict(console: Console, outcome: TrustReport) -> None:
     """Print the evidence as a table, and below it the verdict and the sentence for a reviewer."""
-    console.print(on_console(trust_table(read_json(outcome.path))))
+    print_table(console, trust_table(read_json(outcome.path)))
     verdict = outcome.verdict
     console.print(Text.assemble("verdict: ", (verdict.text, _STYLES[verdict.word])))
     console.print(verdict.sentence, soft_wrap=True)

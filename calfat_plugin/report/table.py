@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from rich.table import Table as ConsoleTable
+    from rich.console import Console
 
 NOTHING = "-"  # in Markdown and CSV, where there is no number
 _UNBROKEN = 3  # columns of numbers that stay whole on a narrow console: those that matter most come first
@@ -79,18 +79,20 @@ def one_line(text: str) -> str:
 # --- renderers --------------------------------------------------------------------------------------------------------
 
 
-def on_console(table: Table) -> ConsoleTable:
-    """For a console of rich's."""
+def print_table(console: Console, table: Table) -> None:
+    """On a console of rich's; a name may be a path to be copied, so it is one line however narrow the table is."""
     from rich.table import Table as ConsoleTable
 
-    shown = ConsoleTable(title=table.name or None, title_justify="left", show_edge=False, pad_edge=False)
+    shown = ConsoleTable(show_edge=False, pad_edge=False)
     for index, heading in enumerate(table.head):
         place = index - table.texts
         shown.add_column(heading, justify="left" if place < 0 else "right", no_wrap=0 <= place < _UNBROKEN)
     for row in table.cells:
         names = ("\n".join((cell.text, *cell.beside)) for cell in row[: table.texts])
         shown.add_row(*names, *(_plain(cell, "", "{}") for cell in row[table.texts :]))
-    return shown
+    if table.name:
+        console.print(table.name, soft_wrap=True)
+    console.print(shown)
 
 
 def markdown(table: Table) -> str:

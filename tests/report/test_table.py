@@ -11,7 +11,7 @@ from rich.console import Console
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report.page import template_of
 from calfat_plugin.report.scores import DIFFERENCES, Scored, meaning, score_tables
-from calfat_plugin.report.table import Cell, Table, csv_text, latex, markdown, on_console
+from calfat_plugin.report.table import Cell, Table, csv_text, latex, markdown, print_table
 
 BEST = Cell("61.35", "0.42", ["[60.8, 61.9]", "(64.69, -3.34!)"], best=True, beyond=True)
 TABLE = Table(
@@ -83,11 +83,13 @@ def test_on_a_page_texts_stay_texts() -> None:
 def test_on_a_console_what_is_beside_a_name_is_below_it_and_nothing_is_markup() -> None:
     stream = io.StringIO()
     table = Table(
-        "of [b]", ["evaluator", "accuracy %"], [[Cell("pgd[/x]", beside=["linf, eps 8/255"]), BEST], ["x", ""]]
+        f"of [b]/{'x' * 100}",
+        ["evaluator", "accuracy %"],
+        [[Cell("pgd[/x]", beside=["linf, eps 8/255"]), BEST], ["x", ""]],
     )
-    Console(file=stream, width=80, markup=False, _environ={}).print(on_console(table))
+    print_table(Console(file=stream, width=80, markup=False, _environ={}), table)
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    assert lines[0].strip() == "of [b]"
+    assert lines[0] == f"of [b]/{'x' * 100}"  # whole: a path may stand there, to be copied
     assert lines[3].split("│") == ["pgd[/x]         ", " 61.35 ± 0.42 [60.8, 61.9] (64.69, -3.34!)"]
     assert lines[4].split("│")[0] == "linf, eps 8/255 "
     assert lines[5].split("│") == ["x               ", ""]
