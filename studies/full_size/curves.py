@@ -1,4 +1,4 @@
-"""Adds the monitored rounds of finished runs to ``<data>_curves.csv``, and says which rows are trained to the end.
+"""Adds the monitored rounds of finished runs to the curves beside their records; says which are trained to the end.
 
 Run directories stay on the machine that trained them, so this is called before a record is committed. Run it from the
 repository's root: ``python -m studies.full_size.curves``.
@@ -16,7 +16,14 @@ from typing import Any
 
 import calfat_plugin as calfat
 
-HERE, RUNS = Path(__file__).parent, Path("runs") / "suites"
+STUDIES, RUNS = Path(__file__).parents[1], Path("runs") / "suites"
+SUITES = {  # to its curves, below studies/
+    "full_cifar10": "full_size/cifar10_curves.csv",
+    "full_fmnist": "full_size/fmnist_curves.csv",
+    "full_digits": "full_size/digits_curves.csv",
+    "one_step_fmnist": "one_step/one_step_fmnist_curves.csv",
+    "longtail_fmnist": "one_step/longtail_fmnist_curves.csv",
+}
 HEAD = ("cell", "seed", "round", "natural", "pgd20", "steps", "passes")
 Key = tuple[str, int, int]  # cell, seed, round
 ROSE = 0.01  # a rise of the last fifth that is still going on
@@ -40,14 +47,13 @@ def monitored(directory: Path) -> Iterator[Mapping[str, Any]]:
                 yield {**{name: row[name] for name in ("round", "natural", "pgd20")}, "steps": steps, "passes": passes}
 
 
-def collect(name: str) -> None:
-    """Add what is finished here to the curves of ``full_<name>``."""
-    path = HERE / f"{name}_curves.csv"
+def collect(suite: str, path: Path) -> None:
+    """Add what is finished here of a suite to its curves."""
     rows: dict[Key, Mapping[str, Any]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             rows = {(row["cell"], int(row["seed"]), int(row["round"])): row for row in csv.DictReader(file)}
-    for results in RUNS.glob(f"full_{name}/*/seed-*/results.json"):
+    for results in RUNS.glob(f"{suite}/*/seed-*/results.json"):
         cell, seed = results.parent.parent.name, int(results.parent.name.removeprefix("seed-"))
         for row in monitored(results.parent):
             rows[cell, seed, int(row["round"])] = {"cell": cell, "seed": seed, **row}
@@ -57,7 +63,7 @@ def collect(name: str) -> None:
             writer.writeheader()
             writer.writerows(row for _, row in sorted(rows.items()))
         for line in ended(rows):
-            print(f"{name}: {line}")
+            print(f"{suite}: {line}")
 
 
 def ended(rows: Mapping[Key, Mapping[str, Any]]) -> Iterator[str]:
@@ -81,5 +87,5 @@ def rise(curve: Mapping[int, Sequence[float]]) -> tuple[int, int, float]:
 
 
 if __name__ == "__main__":
-    for each in ("cifar10", "fmnist", "digits"):
-        collect(each)
+    for suite, curves in SUITES.items():
+        collect(suite, STUDIES / curves)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+import pandas as pd
 import pytest
 
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
+from studies import pages
+from studies.full_size.curves import HEAD
+from studies.one_step import tables
 from tests.cli.runner import ROOT
+from tests.studies.figures import check_figure
 
 STUDY = ROOT / "studies" / "one_step"
 PLAN = " ".join((STUDY / "README.md").read_text(encoding="utf-8").split())
@@ -51,3 +58,109 @@ def test_rows_have_the_attacks_and_budgets_of_the_plan(monkeypatch, tmp_path):
         assert (by_class and (by_class.alpha, by_class.warmup)) == budgets[name.partition("/")[2]]
         assert each.as_run()["calfat"]["partition"]["imbalance"] == 100
         assert each.as_run()["data_args"]["partition_method"] == "longtail"
+
+
+METRICS = ("natural", "fgsm", "pgd20", "autoattack", "passes", "overfitted")
+USUAL = (0.8, 0.5, 0.45)  # natural, FGSM, PGD-20
+
+
+def written(path, cells):
+    """A record of cells to their metrics by seed, with two tries of a rate, of which the second is better."""
+    rows = []
+    for cell, runs in cells.items():
+        known = {"cell": cell, "state": "finished", "verdict": ""}
+        for rate, choice in ((0.1, 0.4), (0.2, 0.5)):
+            rows.append({**known, "tried": f"learning_rate {rate}", "seed": 5001, "choice": choice})
+        for seed, numbers in enumerate(runs, start=4001):
+            of = dict(zip(METRICS, numbers, strict=True))
+            parts = {"natural:worst-class": of["natural"] / 2, "autoattack:tail": of["autoattack"] / 2}
+            rows.append({**known, "tried": "", "seed": seed, **of, **parts})
+    head = ["cell", "tried", "seed", "state", "verdict", *METRICS, "natural:worst-class", "autoattack:tail", "choice"]
+    pd.DataFrame(rows, columns=head).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """With FedPGD sora leads N-FGSM by some 3 points, and has a sixth pair, collapsed; with CalFAT it lacks one."""
+    sora = [*((*USUAL, 0.40 + 0.01 * n, 100, 0) for n in range(5)), (0.1, 0.1, 0.1, 0.1, 100, 0)]
+    fgsm = [(*USUAL, 0.37 + 0.01 * n + 0.005 * (n == 2), 100, 0) for n in range(5)]
+    atas = [(0.8, 0.5, pgd20, 0.2, 90, named) for pgd20, named in ((0.24, 0), (0.26, 1), (0.26, 0))]
+    cells = {"FedPGD/sora": sora, "FedPGD/N-FGSM": fgsm, "FedPGD/ATAS": atas}
+    cells |= {"CalFAT/sora": sora[:4], "CalFAT/N-FGSM": fgsm}
+    monkeypatch.setattr(tables, "ONE_STEP", written(tmp_path / "one_step_fmnist_runs.csv", cells))
+    plain = [(*USUAL, 0.30 + 0.02 * n, 50, 0) for n in range(5)]
+    by_class = [(*USUAL, 0.35 + 0.021 * n, 50, 0) for n in range(5)]
+    budgets = {"FedPGD/plain": plain, "FedPGD/by class": by_class}
+    monkeypatch.setattr(tables, "LONG_TAIL", written(tmp_path / "longtail_fmnist_runs.csv", budgets))
+    (tmp_path / "full").mkdir()
+    full = {"0.1/FedPGD": [(*USUAL, 0.5, 80, 0)] * 6, "0.1/FedPGD, PGD-10": [(*USUAL, 0.49, 120, 0)] * 6}
+    written(tmp_path / "full" / "fmnist_runs.csv", full)
+    monkeypatch.setattr(tables, "FULL_SIZE", tmp_path / "full")
+    curve = [("fedpgd_sora", 4001, number, 0, rose, 1, 1) for number, rose in ((10, 0.1), (40, 0.4), (50, 0.405))]
+    curve += [("fedpgd_n-fgsm", 4001, number, 0, rose, 1, 1) for number, rose in ((40, 0.4), (50, 0.42))]
+    pd.DataFrame(curve, columns=[*HEAD]).to_csv(tmp_path / "one_step_fmnist_curves.csv", index=False)
+    for cached in (tables.rows, tables.shared):
+        cached.cache_clear()
+    yield
+    for cached in (tables.rows, tables.shared):
+        cached.cache_clear()
+
+
+def test_the_page_shows_what_its_records_say(tmp_path):
+    text = tables.PAGE.read_text(encoding="utf-8")
+    assert pages.with_tables(text, "one-step", tables.TABLES) == text, (
+        "python -m studies.one_step.tables writes them anew"
+    )
+    assert re.findall(r"<!-- one-step: (.*) -->", text) == ["attacks", "tested attacks", "budgets", "tested budgets"]
+    assert tables.FIGURE.exists() == (tables.FIGURE.name in text)
+    if tables.FIGURE.exists():
+        tables.draw(tmp_path / "drawn.svg")
+        check_figure(tables.FIGURE, tmp_path / "drawn.svg")
+
+
+@pytest.mark.usefixtures("records")
+def test_how_often_a_row_collapsed_and_overfitted_and_whether_it_was_trained_to_the_end():
+    head, *rows = tables.attacks("")[1]
+    table = {(row[0], row[1]): dict(zip(head, row, strict=True)) for row in rows}
+    assert list(table) == [
+        *(("FedPGD", attack) for attack in ("sora", "N-FGSM", "ATAS", "free, 4 replays", "PGD-10")),
+        *(("CalFAT", attack) for attack in ("sora", "N-FGSM")),
+    ]
+    sora, atas = table["FedPGD", "sora"], table["FedPGD", "ATAS"]
+    assert (sora["n"], sora["rate"], sora["collapsed"], sora["overfitted"]) == (
+        "6", "0.2", "1 of 6 [0.4, 64.1]", "0 of 6 [0.0, 45.9]",
+    )  # fmt: skip
+    assert (atas["collapsed"], atas["overfitted"]) == ("0 of 3 [0.0, 70.8]", "2 of 3 [9.4, 99.2]")
+    assert (sora["last fifth"], table["FedPGD", "N-FGSM"]["last fifth"]) == ("+0.50", "+2.00 (not to the end)")
+    free = table["FedPGD", "free, 4 replays"]
+    assert (free["n"], free["last fifth"]) == ("5", "-")
+
+
+@pytest.mark.usefixtures("records")
+def test_the_front_has_the_rows_that_nothing_cheaper_beats():
+    head, *rows = tables.attacks("")[1]
+    best = {(row[0], row[1]) for row in rows if row[head.index("front")]}
+    assert best == {("FedPGD", "free, 4 replays"), ("CalFAT", "sora")}
+
+
+@pytest.mark.usefixtures("records")
+def test_what_is_planned_is_tested_on_the_five_pairs_that_both_have():
+    rows = {row[0]: row[2:] for row in tables.tested("attacks")[1][1:]}
+    fedpgd, calfat = rows["FedPGD: sora minus N-FGSM"], rows["CalFAT: sora minus N-FGSM"]
+    assert (fedpgd[0], fedpgd[1][:5], fedpgd[-1]) == ("5", "+2.90", "clear")
+    assert (calfat[0], calfat[2:]) == ("4", ["-", "-", "not all pairs yet"])
+    assert float(fedpgd[3]) == pytest.approx(2 * float(fedpgd[2]), rel=0.05)  # Holm over the two that are planned
+    rows = tables.tested("budgets")[1][1:]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("FedPGD: by class minus plain", "AutoAttack", "clear"),
+        ("FedPGD: by class minus plain", "AutoAttack, tail", "clear"),
+    ]
+    assert float(rows[0][5]) == pytest.approx(4 * float(rows[0][4]), rel=0.05)
+
+
+@pytest.mark.usefixtures("records")
+def test_the_figure_has_a_point_for_every_row(tmp_path):
+    tables.draw(tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert [drawn.count(f">{name}<") for name in ("sora", "N-FGSM", "ATAS", "PGD-10")] == [2, 2, 1, 1]
