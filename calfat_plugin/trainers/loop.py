@@ -376,14 +376,17 @@ def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
 def _alignment(work: _Work, batch: TrainBatch) -> float | None:
     """``results.ALIGNMENT`` of the batch's first images, by the logits that the attack sees; None: it is not measured.
 
-    Images of which a gradient is zero have no direction, and do not count.
+    Images of which a gradient is zero have no direction, and do not count. A model that gives all of them one answer,
+    wrong for most, has learned nothing yet, so nothing was overfitted: its loss turns anyhow.
     """
     task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
     if task.threat.steps >= _FEW_STEPS:
         return None
     x, y = batch.x_nat[rows][:_PROBED_IMAGES], batch.y[rows][:_PROBED_IMAGES]
+    answers: list[Tensor] = []
 
     def loss(logits: Tensor) -> Tensor:
+        answers.append(logits.argmax(dim=1))
         return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
 
     with _looking(work):
@@ -393,7 +396,8 @@ def _alignment(work: _Work, batch: TrainBatch) -> float | None:
         moved = threat.project(threat.ascend(x, clean, float(threat.eps)), x)
         cosines = cosine(clean, probe.gradient(moved))
     cosines = cosines[~cosines.isnan()]
-    return float(cosines.mean()) if len(cosines) >= _FEWEST_PROBED else None
+    knows_nothing = len(answers[0].unique()) < 2 and 2 * int((answers[0] == y).sum()) < len(y)
+    return None if knows_nothing or len(cosines) < _FEWEST_PROBED else float(cosines.mean())
 
 
 @contextmanager

@@ -38,11 +38,13 @@ class Bent(nn.Module):
         return torch.stack([margin, torch.zeros_like(margin)], dim=1)
 
 
-def alignment(model: nn.Module, images: int | Tensor = 12, method: Any = None, **task: Any) -> float | None:
-    """What a client says after a round of one batch."""
+def alignment(
+    model: nn.Module, images: int | Tensor = 12, method: Any = None, labels: Tensor | None = None, **task: Any
+) -> float | None:
+    """What a client says after a round of one batch; its labels are 0, unless they are given."""
     x = torch.full((images, 1, 4, 4), 0.5) if isinstance(images, int) else images
     images = len(x)
-    data = ImageData(x, torch.zeros(images, dtype=torch.int64))
+    data = ImageData(x, torch.zeros(images, dtype=torch.int64) if labels is None else labels)
     settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=images, learning_rate=1e-9, weight_decay=0.0)
     usual = {
         "settings": settings,
@@ -76,6 +78,19 @@ def test_an_image_without_a_gradient_has_no_direction() -> None:
         assert alignment(Blind(), grey) == expected
 
 
+@pytest.mark.parametrize(("wrong", "answers", "measured"), [(6, 1, True), (7, 1, False), (7, 2, True), (12, 1, False)])
+def test_a_model_that_has_one_answer_wrong_for_most_has_overfitted_nothing(
+    wrong: int, answers: int, measured: bool
+) -> None:
+    """Of twelve images; one that is a little brighter in the second half of its pixels gets the other answer."""
+    grey = torch.full((12, 1, 4, 4), 0.5)
+    if answers == 2:
+        grey[0, :, 2:] += 0.01
+    labels = (torch.arange(12) < wrong).long()
+    found = alignment(Bent(), grey, labels=labels, class_counts=torch.tensor([12 - wrong, wrong]))
+    assert (found is not None) == measured
+
+
 @pytest.mark.parametrize(
     ("task", "measured"),
     [
@@ -105,7 +120,7 @@ def test_the_step_stays_among_the_pixels() -> None:
 
     class Flipped(Bent):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).flip(1)
+            return super().forward(x).flip(1) + torch.tensor([5.0, 0.0])  # right, all the same
 
     assert alignment(Flipped(), torch.ones(12, 1, 4, 4)) == pytest.approx(1, abs=1e-6)
 
