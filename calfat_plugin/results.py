@@ -109,12 +109,6 @@ class EvaluationResult:
         """``accuracy`` of the worst class; None where nothing is known of classes."""
         return worst_class(self.per_class)
 
-    @property
-    def target_success(self) -> float | None:
-        """Share of examples that a targeted attack got classified as their target; None of an untargeted one."""
-        reached = self.details.get("reached_target")
-        return None if reached is None else float(reached / self.num_examples)
-
     def with_worst_clients(
         self, class_counts: Sequence[Sequence[int]], *, long_tailed: bool = False
     ) -> EvaluationResult:

@@ -22,7 +22,7 @@ RISE = 0.005
 ZERO_GRADIENTS = 0.01
 
 _COMPLETE = ("standard", "plus")  # versions of AutoAttack that no other attack here should beat
-_WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "deepfool", "transfer", "internal")
+_WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "transfer", "internal")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import device_of, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
-from calfat_plugin.analyses.on_tensors import set_up_task_of
+from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
