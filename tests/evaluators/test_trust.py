@@ -36,8 +36,7 @@ from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging import surrogate
 from calfat_plugin.judging.attacks import DLR, Noise, ProbabilityMargin
-from calfat_plugin.judging.battery import battery
-from calfat_plugin.judging.checks import AutoAttackCheck, DeadUnits, Surrogate
+from calfat_plugin.judging.battery import AutoAttackCheck, DeadUnits, Surrogate, battery
 from calfat_plugin.judging.dead_units import TRIED, dead_units
 from calfat_plugin.judging.findings import Findings
 from calfat_plugin.judging.record import Record

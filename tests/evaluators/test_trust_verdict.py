@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from calfat_plugin.exact import parse_number
-from calfat_plugin.judging.battery import SAMPLE, battery
-from calfat_plugin.judging.checks import AutoAttackCheck, BudgetCurve, unbounded
+from calfat_plugin.judging.battery import SAMPLE, AutoAttackCheck, BudgetCurve, battery, unbounded
 from calfat_plugin.judging.findings import CLAIM, Findings, Found, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.maths.intervals import wilson
