@@ -20,8 +20,6 @@ State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
 RESULTS_FORMAT = 2
-#: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
-FELL = "attack_falls"
 #: Metric of a client that trains by an attack of fewer than three steps: the mean cosine, over some of its images, of
 #: the loss's gradient at the clean image with that one step of eps further. In [-1, 1].
 ALIGNMENT = "alignment"

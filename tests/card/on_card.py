@@ -331,7 +331,6 @@ def with_plugins() -> Registry:
 
 CHECKS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (testing.check_trainer, {}),
-    (testing.check_same_steps, {"reference": "standard", "steps": 1}),
     (testing.check_aggregator, {"trainer": "standard"}),
     (testing.check_attacker, {}),
     (testing.check_evaluator, {}),
