@@ -27,7 +27,7 @@ from calfat_plugin.evaluators.gradient import (
 )
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
-from calfat_plugin.judging.check import SLACK, STEP, STEPS, Attack, Check, Symptom
+from calfat_plugin.judging.check import SLACK, STEPS, Attack, Check, Symptom
 from calfat_plugin.judging.findings import (
     BATCHED,
     CHANGED,
@@ -68,9 +68,6 @@ class Answers(Check):
 
     name: str = "answers"
     title: str = "same answers to the same images"
-
-    def cost(self, examples: int) -> float:
-        return (4.0 + _DRAWS) * examples
 
     def run(self, trial: Trial) -> Findings:
         import torch
@@ -137,9 +134,6 @@ class Slopes(Check):
 
     name: str = "slopes"
     title: str = "gradients against the slopes of the logits"
-
-    def cost(self, examples: int) -> float:
-        return (3.0 + 2 * _DIRECTIONS * len(_LENGTHS)) * min(examples, _SAMPLE)
 
     def run(self, trial: Trial) -> Findings:
         import torch
@@ -214,9 +208,6 @@ class BudgetCurve(Check):
     name: str = "budget"
     title: str = "accuracy over the budget"
 
-    def cost(self, examples: int) -> float:
-        return (len(_FACTORS) + 1) * STEPS * STEP * examples
-
     def rows(self, trial: Trial) -> Iterator[Row]:
         threat, (_, *image) = trial.threat, trial.data.x.shape
         everything = unbounded(threat, math.prod(image))
@@ -271,10 +262,6 @@ class Transfer(Check):
     finds: str = (
         "{attack} leaves {leaves}, fewer than the best attack along its own gradients with {least}: they are masked"
     )
-    surrogates: int = 1
-
-    def cost(self, examples: int) -> float:
-        return self.surrogates * STEPS * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         for name, model in trial.surrogates.items():
@@ -291,11 +278,6 @@ class Surrogate(Transfer):
         "adversarial examples of a surrogate, a network trained here on the model's labels, break what its own "
         "gradients do not: they are masked"
     )
-
-    def cost(self, examples: int) -> float:
-        from calfat_plugin.judging.surrogate import passes
-
-        return passes(examples) + 3 * STEPS * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         from calfat_plugin.judging.surrogate import trained_surrogate
@@ -329,11 +311,6 @@ class DeadUnits(Check):
         "every image change the answer where they are awake"
     )
 
-    def cost(self, examples: int) -> float:
-        from calfat_plugin.judging.dead_units import passes
-
-        return passes(examples)
-
     def run(self, trial: Trial) -> Findings:
         from calfat_plugin.judging.dead_units import Waking, worst_units
 
@@ -360,10 +337,6 @@ class AutoAttackCheck(Check):
     examples: int | None = None  # so many at a time, of those left, until none of them falls; None: all images at once
     iterations: int = 100  # fewer for tests, as the queries
     queries: int = 5000
-
-    def cost(self, examples: int) -> float:
-        passes = (1 + 9) * self.iterations * STEP + 9 * self.iterations * 2 * STEP + self.queries
-        return passes * min(examples, self.examples or examples)
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         attack = AutoAttack(AutoAttackOptions(iterations=self.iterations, queries=self.queries))
@@ -418,17 +391,18 @@ def _more_finds_less(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
 
 
 def _pgd(label: str, steps: int = STEPS, restarts: int = 1) -> Attack:
-    return Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)), steps * restarts * STEP)
+    return Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)))
 
 
-_OPTIONS, _PASSES = PGDOptions(steps=STEPS), STEPS * STEP
-#: First what follows the model's own gradients well: what others break beyond that, these gradients miss.
+_OPTIONS = PGDOptions(steps=STEPS)
+#: In the order in which they run, after the number on trial the cheapest first. First what follows the model's own
+#: gradients well: what others break beyond that, these gradients miss.
 _FIRST = (
     Answers(),
     Check(
         "gradients",
         "share of zero gradients",
-        (Attack("fgsm", FGSM(FGSMOptions()), 1 + STEP),),
+        (Attack("fgsm", FGSM(FGSMOptions())),),
         symptom=_zero_gradients,
     ),
     Check("pgd", "the number on trial", (_pgd(CLAIM),)),
@@ -437,9 +411,9 @@ _FIRST = (
         "losses",
         "losses without the scale of the logits",
         (
-            Attack("cw20", CW(CWOptions(steps=STEPS)), _PASSES),
-            Attack("dlr20", DLR(_OPTIONS), _PASSES, classes=3),
-            Attack(SCALE_FREE, ProbabilityMargin(_OPTIONS), _PASSES),
+            Attack("cw20", CW(CWOptions(steps=STEPS))),
+            Attack("dlr20", DLR(_OPTIONS), classes=3),
+            Attack(SCALE_FREE, ProbabilityMargin(_OPTIONS)),
         ),
         weakness="losses that do not depend on the scale of the logits (Carlini-Wagner margin, DLR, probability "
         "margin) break what the cross-entropy does not: the softmax is saturated or flattened, which blinds PGD",
@@ -450,7 +424,7 @@ _THEN = (
     Check(
         "noise",
         "random noise",
-        (Attack("noise100", Noise(NoiseOptions(draws=100)), 100),),
+        (Attack("noise100", Noise(NoiseOptions(draws=100))),),
         weakness="random points of the ball break what PGD does not: its gradients point nowhere",
         masks=True,
         finds="random noise leaves {leaves}, fewer than the best attack along its gradients with {least}: the "
@@ -465,7 +439,6 @@ _THEN = (
         symptom=_more_finds_less,
     ),
     DeadUnits(),
-    Surrogate(),
     Check(
         "black-box",
         "attack without gradients",
@@ -473,7 +446,6 @@ _THEN = (
             Attack(
                 "square1000",
                 AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=1000)),
-                1000,
                 resumable=True,
             ),
         ),
@@ -483,18 +455,18 @@ _THEN = (
         finds="Square, which uses no gradients, leaves {leaves}, fewer than the best attack that uses them with "
         "{least}: the gradients are masked",
     ),
+    Surrogate(),
 )
 
 
-def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Check, ...]:
-    """The checks in the order in which they run: after the number on trial the cheapest first.
+def battery(*, full: bool, surrogates: bool = False, square: bool = True) -> tuple[Check, ...]:
+    """The checks in the order in which they run.
 
     Args:
         full: whether AutoAttack attacks all images, not those nearest to an error.
-        surrogates: how many other models there are, beside the one that is trained here.
+        surrogates: whether there are other models, beside the one that is trained here.
         square: whether Square can attack images of this size in this norm.
     """
-    then = [check for check in _THEN if square or check.name != "black-box"]
-    then += [Transfer(surrogates=surrogates)] if surrogates else []
     last = AutoAttackCheck() if full else AutoAttackCheck(f"autoattack-{SAMPLE}", examples=SAMPLE)
-    return (*_FIRST, *sorted(then, key=lambda check: check.cost(SAMPLE)), last)
+    every = (*_FIRST, *([Transfer()] if surrogates else []), *_THEN, last)
+    return tuple(check for check in every if square or check.name != "black-box")

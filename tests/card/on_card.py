@@ -229,7 +229,6 @@ def measured(device: torch.device, name: str, options: dict[str, Any]) -> tuple[
 SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
     "cnn_mcmahan": {"image_size": (32, 32)},
-    "alexnet64_small": {"image_size": (64, 64)},
 }
 
 

@@ -69,7 +69,6 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
     "cnn_mcmahan": {"image_size": (32, 32)},
     "alexnet64": {"image_size": (64, 64)},
-    "alexnet64_small": {"image_size": (64, 64)},
 }
 
 

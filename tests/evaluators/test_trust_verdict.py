@@ -19,7 +19,7 @@ from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
 from tests.snapshot import TextSnapshot
 
-CHECKS = battery(full=False, surrogates=1)
+CHECKS = battery(full=False, surrogates=True)
 HONEST = {
     "fgsm": 0.86,
     "pgd20": 0.80,
@@ -290,15 +290,17 @@ def test_of_a_randomised_model_one_run_decides_nothing(snapshot: TextSnapshot) -
     snapshot(found.sentence)
 
 
-def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
-    for checks in (battery(full=False), battery(full=True), battery(full=False, surrogates=3)):
-        costs = [check.cost(SAMPLE) for check in checks[5:-1]]
-        assert costs == sorted(costs)
-        assert checks[-1].name.startswith("autoattack")
-    first = [check.name for check in battery(full=True)][:5]
-    assert first == ["answers", "gradients", "pgd", "slopes", "losses"]
-    assert "surrogate" in {check.name for check in battery(full=False)}
-    assert battery(full=True)[-1].name == "autoattack"
+def test_the_battery_has_the_gradients_first_and_autoattack_last() -> None:
+    first = ["answers", "gradients", "pgd", "slopes", "losses"]
+    then = ["noise", "budget", "strength", "dead-units", "black-box", "surrogate"]
+    assert [check.name for check in battery(full=True)] == [*first, *then, "autoattack"]
+    every = [check.name for check in battery(full=False, surrogates=True)]
+    assert every == [*first, "transfer", *then, f"autoattack-{SAMPLE}"]
+    assert [check.name for check in battery(full=False, square=False)] == [
+        *first,
+        *(name for name in then if name != "black-box"),
+        f"autoattack-{SAMPLE}",
+    ]
 
 
 def test_evidence_survives_json() -> None:
