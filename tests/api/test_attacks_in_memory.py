@@ -95,6 +95,11 @@ def test_budgets_are_exact_and_steps_a_quarter_of_them(model: nn.Module) -> None
     assert (settings["eps"], settings["step_size"]) == ("4/255", "1/255")
 
 
+def test_an_attack_takes_the_step_that_it_is_given(model: nn.Module) -> None:
+    x_adv = calfat.attack({"name": "bim", "steps": 1}, model, X, Y, eps=0.1, step_size=0.02)
+    assert float((x_adv - X).abs().max()) == pytest.approx(0.02)
+
+
 def test_seeds_are_derived_and_the_generators_of_the_caller_stay(model: nn.Module) -> None:
     before = torch.random.get_rng_state()
     first, again, other = (calfat.attack("pgd2", model, X, Y, eps=0.1, seed=seed) for seed in (1, 1, 2))

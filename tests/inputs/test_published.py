@@ -245,6 +245,10 @@ def test_the_command_names_what_it_can_bring():
         assert (ended.code, f"no data set '{name}' is offered for download. {hint}" in ended.err) == (2, True)
 
 
+def test_each_name_finds_the_files_of_its_own_data_set():
+    assert {name: files().name for name, files in published.FILES.items()} == {name: name for name in published.FILES}
+
+
 # --- compressed files, and Debian's package ---------------------------------------------------------------------------
 
 
