@@ -94,6 +94,15 @@ def test_forward_is_the_classifier_on_the_features_and_layout_does_not_matter(mo
     torch.testing.assert_close(nhwc, logits, atol=1e-5, rtol=1e-4)
 
 
+def test_the_last_map_of_the_alexnet():
+    with torch.device("meta"):
+        model = AlexNet64(num_classes=12).eval()
+        x = torch.empty(1, 3, 64, 64)
+        assert model.body[:13](x).shape == (1, 256, 1, 1)
+        assert [type(layer) for layer in model.body[15:]] == [nn.Dropout, nn.Linear, nn.ReLU] * 2
+        assert model(x).shape == (1, 12)
+
+
 def test_pooling_before_relu_changes_neither_values_nor_gradients():
     x = images(2, (6, 6)).sub_(0.5)
     x[:, :, :2, :2] = -0.25  # ties, and windows without a positive value
