@@ -100,6 +100,12 @@ def test_an_attack_takes_the_step_that_it_is_given(model: nn.Module) -> None:
     assert float((x_adv - X).abs().max()) == pytest.approx(0.02)
 
 
+def test_an_attack_stays_in_the_ball_of_its_norm(model: nn.Module) -> None:
+    for norm, order in (("l2", 2), ("l1", 1)):
+        distances = (calfat.attack("fgsm", model, X, Y, eps=0.5, norm=norm) - X).flatten(1).norm(order, dim=1)
+        assert float(distances.max()) == pytest.approx(0.5, abs=1e-5)
+
+
 def test_seeds_are_derived_and_the_generators_of_the_caller_stay(model: nn.Module) -> None:
     before = torch.random.get_rng_state()
     first, again, other = (calfat.attack("pgd2", model, X, Y, eps=0.1, seed=seed) for seed in (1, 1, 2))
