@@ -45,14 +45,11 @@ CASES = (
     ("CW-20, random start", "foolbox", "linf", 20, True),
     ("CW-20, random start", "foolbox", "l2", 20, True),
     ("MI-FGSM, 10 steps", "torchattacks", "linf", 10, False),
-    ("DeepFool", "foolbox", "linf", 50, False),
-    ("DeepFool", "foolbox", "l2", 50, False),
     ("PGD-20, no random start", "foolbox", "l1", 20, False),
     ("PGD-20, no random start", "foolbox with pyautoattack", "l1", 20, False),
     ("PGD-20, random start", "foolbox with pyautoattack", "l1", 20, True),
     ("CW-20, random start", "foolbox with pyautoattack", "l1", 20, True),
 )
-ANYWHERE = {"linf": 1.0, "l2": 100.0}  # an eps for DeepFool, which takes none: what it finds is compared however far
 TINY = "tiny 1x3x3"
 DATA = {  # norm to (eps, step size)
     "digits 1x8x8": {"linf": (0.1, 0.025), "l2": (0.5, 0.1), "l1": (2.0, 0.5)},
@@ -162,11 +159,6 @@ def _foolbox(model: nn.Module, x: Tensor, y: Tensor, start: Tensor, case: dict[s
 
     joint = case["package"] != "foolbox"
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1))
-    if case["name"] == "DeepFool":
-        of_norm = {"linf": foolbox.attacks.LinfDeepFoolAttack, "l2": foolbox.attacks.L2DeepFoolAttack}[case["norm"]]
-        found = of_norm(steps=case["steps"]).run(wrapped, x, foolbox.criteria.Misclassification(y))
-        broken = (model(found).argmax(1) != y)[:, None, None, None]
-        return found.where(broken, x), _version("foolbox")  # as ours: an image that it could not break stays clean
     attack = Attack(abs_stepsize=case["step_size"], steps=case["steps"], random_start=case["random"])
     x_adv = attack.run(wrapped, x, foolbox.criteria.Misclassification(y), epsilon=case["eps"])
     return x_adv, _version("foolbox") + (f" with pyautoattack {_version('pyautoattack')}" if joint else "")
@@ -218,7 +210,6 @@ def trained(data: str, x: Tensor, y: Tensor, eps: float, epochs: int = 8) -> nn.
 def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(x_adv, the random start) of our evaluator."""
     from calfat_plugin.datasets import ImageData
-    from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
     from calfat_plugin.evaluators.gradient import (
         CW,
         FGSM,
@@ -241,8 +232,6 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[
     evaluator: Any
     if case["name"] == "FGSM":
         evaluator = FGSM(FGSMOptions())
-    elif case["name"] == "DeepFool":
-        evaluator = DeepFool(DeepFoolOptions(steps=case["steps"]))
     elif case["name"].startswith("MI-FGSM"):
         evaluator = MIFGSM(MIFGSMOptions(step_size=exact(case["step_size"]), **how))
     else:
@@ -264,7 +253,7 @@ def cases(data: str) -> list[dict[str, Any]]:
             "norm": norm,
             "steps": steps,
             "random": random,
-            "eps": ANYWHERE[norm] if name == "DeepFool" else DATA[data][norm][0],
+            "eps": DATA[data][norm][0],
             "step_size": DATA[data][norm][0 if name == "FGSM" else 1],
             "noise_seed": SEED + index,
         }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
-    from calfat_plugin.analyses.on_tensors import attack as attack
-    from calfat_plugin.analyses.on_tensors import evaluate as evaluate
+    from calfat_plugin.analyses.in_memory import attack as attack
+    from calfat_plugin.analyses.in_memory import evaluate as evaluate
     from calfat_plugin.analyses.replay import Replay as Replay
     from calfat_plugin.api import Run as Run
     from calfat_plugin.api import load_dataset as load_dataset

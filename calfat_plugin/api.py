@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.analyses.attack_plan import planned
-from calfat_plugin.analyses.on_tensors import experiment_of, images_of
+from calfat_plugin.analyses.in_memory import experiment_of, images_of
 from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check_evidence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from calfat_plugin.analyses.on_tensors import Images, Labels
+    from calfat_plugin.analyses.in_memory import Images, Labels
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,17 +18,7 @@ from calfat_plugin.aggregators.robust import (
 )
 from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import (
-    autoattack,
-    corruptions,
-    deepfool,
-    gradient,
-    internal,
-    natural,
-    panel,
-    personalised,
-    transfer,
-)
+from calfat_plugin.evaluators import autoattack, gradient, internal, natural, personalised, transfer
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.inner_attacks import atas, free, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
@@ -53,7 +43,7 @@ METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
 ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)
-OTHERS = (natural, deepfool, corruptions, panel, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
+OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed, one_line
 from calfat_plugin.options import NoOptions, describe_options
-from calfat_plugin.results import ALIGNMENT, FELL, PASSES
+from calfat_plugin.results import ALIGNMENT, PASSES
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
@@ -230,7 +230,7 @@ class TrainerEntry(Entry):
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp")
-    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", ALIGNMENT, FELL, PASSES)
+    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", ALIGNMENT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
     reshapes: bool = False
     conflicts: Mapping[str, str] = field(default_factory=dict)

@@ -20,8 +20,6 @@ State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
 RESULTS_FORMAT = 2
-#: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
-FELL = "attack_falls"
 #: Metric of a client that trains by an attack of fewer than three steps: the mean cosine, over some of its images, of
 #: the loss's gradient at the clean image with that one step of eps further. In [-1, 1].
 ALIGNMENT = "alignment"
@@ -108,12 +106,6 @@ class EvaluationResult:
     def worst_class(self) -> Worst | None:
         """``accuracy`` of the worst class; None where nothing is known of classes."""
         return worst_class(self.per_class)
-
-    @property
-    def target_success(self) -> float | None:
-        """Share of examples that a targeted attack got classified as their target; None of an untargeted one."""
-        reached = self.details.get("reached_target")
-        return None if reached is None else float(reached / self.num_examples)
 
     def with_worst_clients(
         self, class_counts: Sequence[Sequence[int]], *, long_tailed: bool = False

@@ -30,6 +30,6 @@ def download(dataset: str, folder: str) -> None:
     if dataset not in FILES:
         hint = did_you_mean(dataset, FILES) or f" Data sets: {listed(FILES)}."
         raise OptionError(f"no data set '{dataset}' is offered for download.{hint}")
-    files = FILES[dataset](root := Path(folder))
-    found = files.locate(root, verify=True, download=True)
+    files = FILES[dataset]()
+    found = files.locate(Path(folder), verify=True, download=True)
     click.echo(f"{dataset}: {found} has all {len(files.md5)} files, their MD5 sums are right.")

@@ -44,11 +44,6 @@ class PublishedFiles:
         plain, compressed = folder / file, folder / f"{file}.gz"
         return compressed if self.compressed and compressed.is_file() and not plain.is_file() else plain
 
-    def seen(self, root: Path) -> Path | None:
-        """The folder below the data root that holds all files, which are not read, or None."""
-        folder = self._fullest(expanded(root))
-        return folder if all(self.stored(folder, file).is_file() for file in self.md5) else None
-
     def locate(self, root: Path, *, verify: bool, download: bool) -> Path:
         """The folder that holds all files, fetched once where they are missing or (``verify``) have other checksums."""
         root = expanded(root)

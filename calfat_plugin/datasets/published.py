@@ -10,8 +10,7 @@ pickles, which can run code when read: without the checksum, read only your own.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,6 @@ CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
 _READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
 _MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
 
-# Of the files whose images and labels are those of torchvision's; the authors publish the archive's sum alone.
-_BINARY_CIFAR10_MD5 = {
-    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-    "batches.meta.txt": "728051cd483f366e254dddb25bead8b3",
-}
 # torchvision knows the checksums of the compressed files only, and does not look at the others.
 _IDX_MD5 = {
     "mnist": {
@@ -53,31 +42,10 @@ _IDX_MD5 = {
 }
 
 
-def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
-    """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes; its pickles, or its binary files."""
-    files = _cifar10_files(root)
-    if files.md5 is not _BINARY_CIFAR10_MD5:
-        return _load_cifar("cifar10", 10, root, download=download, verify=verify)
-    folder = files.locate(root, verify=verify, download=False)
-
-    def read(names: Iterable[str]) -> ImageData:
-        parts = []
-        for file in names:
-            with naming_file("cifar10", folder / file):  # records: the label, then each colour's values row by row
-                parts.append(np.fromfile(folder / file, np.uint8).reshape(-1, 1 + 3 * 32 * 32))
-        records = np.concatenate(parts)
-        return ImageData(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
-
-    *train, test, meta = _BINARY_CIFAR10_MD5
-    with naming_file("cifar10", folder / meta):
-        class_names = tuple((folder / meta).read_text(encoding="ascii").split())
-    return Dataset("cifar10", read(train), read([test]), 10, class_names, augment=CIFAR_AUGMENTATION)
-
-
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
     """SVHN, cropped (Netzer et al. 2011): 73,257 + 26,032 images of 3x32x32, 10 digits; without the "extra" split."""
     svhn = _reader("svhn")
-    folder = FILES["svhn"](root).locate(root, verify=verify, download=download)
+    folder = _svhn_files().locate(root, verify=verify, download=download)
 
     def read(split: str) -> ImageData:
         url, file, _ = svhn.split_list[split]
@@ -129,6 +97,7 @@ def _load_idx(name: str, root: Path, *, download: bool = False, verify: bool = T
     return Dataset(name, split("train"), split("t10k"), 10, () if name == "mnist" else tuple(mnist.classes))
 
 
+load_cifar10 = partial(_load_cifar, "cifar10", 10)  # Krizhevsky 2009: 50,000 + 10,000 images of 3x32x32, 10 classes
 load_cifar100 = partial(_load_cifar, "cifar100", 100)  # Krizhevsky 2009: 50,000 + 10,000 of 3x32x32, fine classes
 load_mnist = partial(_load_idx, "mnist")  # LeCun et al. 1998: 60,000 + 10,000 images of 1x28x28, 10 digits
 load_fmnist = partial(_load_idx, "fmnist")  # Xiao et al. 2017: 60,000 + 10,000 images of 1x28x28, 10 classes
@@ -158,19 +127,6 @@ def _cifar_files(name: str) -> PublishedFiles:
         fetch=lambda into: cifar(into, download=True),
         npm=("convnetjs@0.1.4", "package/demo/cifar10") if name == "cifar10" else None,
     )
-
-
-def _cifar10_files(root: Path) -> PublishedFiles:
-    """The pickles, or where only these are below ``root``, the binary files, which have the same images."""
-    pickles, folder = _cifar_files("cifar10"), "cifar-10-batches-bin"
-    binary = dataclasses.replace(
-        pickles,
-        downloads=("cifar-10-binary.tar.gz",),
-        folders=(folder, f"cifar10/{folder}"),
-        md5=_BINARY_CIFAR10_MD5,
-        npm=None,
-    )
-    return binary if pickles.seen(root) is None and binary.seen(root) is not None else pickles
 
 
 def _svhn_files() -> PublishedFiles:
@@ -205,11 +161,11 @@ def _idx_files(name: str) -> PublishedFiles:
     )
 
 
-#: Name of a data set to what finds its files, called with the data root.
-FILES: Mapping[str, Callable[[Path], PublishedFiles]] = {
-    "cifar10": _cifar10_files,
-    "cifar100": lambda root: _cifar_files("cifar100"),
-    "svhn": lambda root: _svhn_files(),
-    "mnist": lambda root: _idx_files("mnist"),
-    "fmnist": lambda root: _idx_files("fmnist"),
+#: Name of a data set to what finds its files.
+FILES: Mapping[str, Callable[[], PublishedFiles]] = {
+    "cifar10": partial(_cifar_files, "cifar10"),
+    "cifar100": partial(_cifar_files, "cifar100"),
+    "svhn": _svhn_files,
+    "mnist": partial(_idx_files, "mnist"),
+    "fmnist": partial(_idx_files, "fmnist"),
 }

@@ -22,22 +22,16 @@ RISE = 0.005
 ZERO_GRADIENTS = 0.01
 
 _COMPLETE = ("standard", "plus")  # versions of AutoAttack that no other attack here should beat
-_WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "deepfool", "transfer", "internal")
+_WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "transfer", "internal")
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        code: for programs: ``flattened-logits``.
-        text: for people: what was seen, what it may mean, what to do.
-        labels: the evaluators that it is about.
-    """
-
-    code: str
-    text: str
-    labels: tuple[str, ...]
+    code: str  # for programs: ``flattened-logits``
+    text: str  # for people: what was seen, what it may mean, what to do
+    labels: tuple[str, ...]  # the evaluators that it is about
 
 
 def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:

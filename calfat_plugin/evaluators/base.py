@@ -101,12 +101,10 @@ class AttackEvaluator(Evaluator):
         noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
         verdicts: list[Tensor] = []
         probabilities = True
-        done = correct = reached = 0
+        done = correct = 0
         for x, y, examples in batches(task.data, task.batch_size, task.device):
             where = examples.index
-            targets = None if task.targets is None else task.targets[where.cpu()].to(y.device)
-            part = dataclasses.replace(task, targets=targets)
-            crafted = self.craft(part, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
+            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             x_adv = returned.like(crafted, x, "craft returned")
             if self.has_budget:
                 threat.check(x_adv, x, who=f"evaluator '{label}'")
@@ -115,14 +113,10 @@ class AttackEvaluator(Evaluator):
                 logits = finite(task.model(x_adv), f"images of evaluator '{label}'")
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
-            reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
             done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where.cpu()]).sum())
             task.on_progress(done, len(task.data), correct)
         budget = budget_as_json(threat) if self.has_budget else {}
-        aim = {} if task.targets is None else {"targeted": True}
         details: dict[str, Any] = dict(tally)
-        if task.targets is not None:
-            details["reached_target"] = reached
         warnings = [PROBABILITIES] if probabilities else []
         if self.takes_steps and (problem := threat.step_problem()):
             warnings.append({"code": STEP_SIZE, "text": problem})
@@ -131,7 +125,7 @@ class AttackEvaluator(Evaluator):
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
-            settings={**budget, **self.settings(task), **aim, **budget},  # first to read, and not a plugin's to change
+            settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
@@ -212,7 +206,6 @@ def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | N
         task,
         data=task.data.subset(where.numpy()),
         clean_correct=task.clean_correct[where],
-        targets=None if task.targets is None else task.targets[where],
         on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
     )
 

@@ -33,37 +33,23 @@ class Evidence:
 
     An attack's number needs no image of its own. Who says that at most so many images withstand it has shown that once
     each other image has one point in the ball that the model gets wrong, whichever attack found it.
-
-    Attributes:
-        label: (N,) int64 true classes.
-        clean: (N,) int64 classes that the model gave the clean images.
-        attacks: all that were run, in their order.
-        tried: attack to (N,) bool, the images that it was run on, if its verdicts are known image by image. Of
-            `calfat trust`, whose checks choose their images, all together as ``worst-case``.
-        broken: attack to (N,) bool, the images that it broke, those among them that were wrong when clean.
-        covered: (M,) int64, ascending, the images of which every adversarial image is kept.
-        index: (K,) int64, ascending, those of them that were right when clean and got broken.
-        by: (K,) int64, the first attack that broke each, a position in ``attacks``.
-        x_adv: (K, C, H, W) float32, exactly as the attack returned them.
-        prediction: (K,) int64 classes that the model gave them.
-        shown: (P,) int64, ascending, some images of each class.
-        x_shown: (P, C, H, W) float32, their originals.
-        facts: of the model, the data and the ball, ready for JSON.
     """
 
-    label: Tensor
-    clean: Tensor
-    attacks: tuple[str, ...]
+    label: Tensor  # (N,) int64 true classes
+    clean: Tensor  # (N,) int64 classes that the model gave the clean images
+    attacks: tuple[str, ...]  # all that were run, in their order
+    # Attack to (N,) bool, the images that it was run on, if its verdicts are known image by image. Of `calfat trust`,
+    # whose checks choose their images, all together as ``worst-case``.
     tried: Mapping[str, Tensor]
-    broken: Mapping[str, Tensor]
-    covered: Tensor
-    index: Tensor
-    by: Tensor
-    x_adv: Tensor
-    prediction: Tensor
-    shown: Tensor
-    x_shown: Tensor
-    facts: Mapping[str, Any]
+    broken: Mapping[str, Tensor]  # to (N,) bool, the images that it broke, those among them that were wrong when clean
+    covered: Tensor  # (M,) int64, ascending, the images of which every adversarial image is kept
+    index: Tensor  # (K,) int64, ascending, those of them that were right when clean and got broken
+    by: Tensor  # (K,) int64, the first attack that broke each, a position in ``attacks``
+    x_adv: Tensor  # (K, C, H, W) float32, exactly as the attack returned them
+    prediction: Tensor  # (K,) int64 classes that the model gave them
+    shown: Tensor  # (P,) int64, ascending, some images of each class
+    x_shown: Tensor  # (P, C, H, W) float32, their originals
+    facts: Mapping[str, Any]  # of the model, the data and the ball, ready for JSON
 
     @property
     def correct(self) -> Tensor:

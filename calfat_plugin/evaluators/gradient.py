@@ -90,7 +90,6 @@ class PGD(BudgetedAttack):
     """Projected gradient ascent with restarts on CE(f(x'), y); FGSM, CW and MI-FGSM are other settings of it."""
 
     options: PGDOptions | FGSMOptions
-    takes_targets = True
     takes_steps = True
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
@@ -111,10 +110,6 @@ class PGD(BudgetedAttack):
         """What the attack climbs, summed over the batch."""
         return cross_entropy(logits, y, reduction="sum")
 
-    def targeted_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """What the attack climbs towards the targets, summed over the batch; default: it descends ``loss`` of them."""
-        return -self.loss(logits, targets)
-
     def steering(self) -> Steering | None:
         """Where each step of one climb goes; None: along its gradient."""
         return None
@@ -122,40 +117,35 @@ class PGD(BudgetedAttack):
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """For every example, the point of the last start that it took part in: what is broken is not attacked again.
 
-        With targets, broken is what is classified as its target.
-
         Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
         Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
         """
         import torch
 
-        how, threat, targets = self.options, self.threat(task), task.targets
-        x_adv, wanted = x, y if targets is None else targets
+        how, threat, x_adv = self.options, self.threat(task), x
         still_open = torch.arange(len(x), device=x.device)
         for restart in range(how.restarts):
             start = threat.random_start(x, noise) if how.start == "uniform" else x
             if len(still_open) == 0:
                 continue  # for the draw alone
-            x_open, y_open, start = x[still_open], wanted[still_open], start[still_open]
+            x_open, y_open, start = x[still_open], y[still_open], start[still_open]
             found, vanished = self._climb(task, threat, x_open, y_open, start)
             if restart == 0:
                 task.tally("zero_gradients", int(vanished))
             x_adv = x_adv.index_copy(0, still_open, found)
             if restart + 1 < how.restarts:
                 with torch.no_grad():
-                    still_open = still_open[(task.model(found).argmax(dim=1) == y_open) == (targets is None)]
+                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
         return x_adv
 
     def _climb(
         self, task: EvaluationTask, threat: ThreatModel, x: Tensor, y: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The points from one start, and how many first gradients were exactly zero; ``y`` has the targets, if any."""
+        """The points from one start, and how many first gradients were exactly zero."""
         import torch
 
-        loss = self.loss if task.targets is None else self.targeted_loss
-
         def climbed(y: Tensor, logits: Tensor) -> Tensor:
-            return loss(logits * self.options.logit_scale, y)
+            return self.loss(logits * self.options.logit_scale, y)
 
         found, vanished = torch.empty_like(x), y.new_zeros(())
         with attack_mode(task.model):
@@ -192,10 +182,6 @@ class CW(PGD):
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
         return -(margin(logits, y) + self.options.kappa).clamp_min(0.0).sum()
-
-    def targeted_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """kappa controls how far beyond the target's boundary an example keeps moving."""
-        return -(self.options.kappa - margin(logits, targets)).clamp_min(0.0).sum()
 
 
 @dataclass(frozen=True)

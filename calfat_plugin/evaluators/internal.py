@@ -26,7 +26,6 @@ class Internal(PGD):
     """PGD on the model that each client of the round sent; an image counts if the global model withstands all."""
 
     options: PGDOptions
-    takes_targets = False
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
         return {**super().settings(task), "attack": "internal", "counting": _COUNTING}

@@ -40,7 +40,6 @@ def measure(
     seed: int,
     round: int = 0,
     correct: Tensor | None = None,
-    targets: Tensor | None = None,
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
@@ -51,11 +50,11 @@ def measure(
 
     Args:
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
-        targets, on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
+        on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
         clients: of the round, for evaluators that look at them.
-        collector: keeps adversarial images of attacks within ``threat``; for untargeted ones alone.
+        collector: keeps adversarial images of attacks within ``threat``.
     """
     refuse_training_mode(model)
     if correct is None and collector is not None:
@@ -79,7 +78,6 @@ def measure(
                 seed=seed,
                 round=round,
                 clean_correct=correct.clone(),
-                targets=targets if evaluator.takes_targets else None,
                 rows_at_once=rows_at_once,
                 scratch=scratch,
                 on_progress=partial(on_progress, label),
@@ -95,7 +93,7 @@ def measure(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
                     "no number after it would be about the same model."
                 )
-            if task.targets is None and evaluator.has_budget:
+            if evaluator.has_budget:
                 found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
             results[label] = result

@@ -41,7 +41,6 @@ class Personalised(PGD):
     """PGD on the global model, whose accuracy it is, and on two models of each honest client of the round."""
 
     options: PersonalisedOptions
-    takes_targets = False
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
         return {**super().settings(task), "attack": "personalised", "epochs": self.options.epochs}

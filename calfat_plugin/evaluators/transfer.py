@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 class FromModel(PGD):
     """PGD on a source, in evaluation mode on the device of what is measured; all else is as of PGD."""
 
-    takes_targets = False
-
     def __init__(self, options: PGDOptions, source: nn.Module | None = None) -> None:
         super().__init__(options)
         self.source = source

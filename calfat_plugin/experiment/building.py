@@ -24,7 +24,7 @@ from calfat_plugin.interfaces import (
     LocalTrainer,
     LossModifier,
 )
-from calfat_plugin.results import ALIGNMENT, FELL, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
+from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ def _update(entry: TrainerEntry, fitted: Any, task: LocalTask) -> LocalUpdate:
     for name in ("state", "extras", "client_state"):
         returned.tensors(getattr(found, name), f"its update's {name} holds", on="cpu")
     declared = {**entry.metrics, "loss": "mean training loss"}
-    also = (ALIGNMENT, FELL, PASSES)
-    metrics = returned.metrics(found.metrics, declared, "its update has the metric", also=also)
+    metrics = returned.metrics(found.metrics, declared, "its update has the metric", also=(ALIGNMENT, PASSES))
     return dataclasses.replace(found, metrics=metrics)
 
 

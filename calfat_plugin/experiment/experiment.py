@@ -24,7 +24,7 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     TrainSettings,
 )
-from calfat_plugin.interfaces.training import AWPOptions
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin

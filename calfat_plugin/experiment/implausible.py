@@ -8,7 +8,7 @@ from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.interfaces.training import AWPOptions
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 

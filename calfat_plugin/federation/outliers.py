@@ -44,7 +44,6 @@ _ADVICE = {
     "contrary-update": "It works against the others: look at that client's labels, its method and its intentions.",
     "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
-    "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
     OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks such a model, and what it learns is not "
     "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
     "server-step": "combine returns the next model, near those of the clients: has its step the wrong sign, or is what "
@@ -151,21 +150,6 @@ def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int])
         f"{num_examples[client]} examples)"
         for client, weight in weights.items()
         if len(num_examples) > 1 and weight > DOMINANT * total > 0
-    )
-
-
-def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
-    """A sentence if the attacks of over half of a round's clients lower the loss that they should raise.
-
-    One client may say so of a right attack: a divergence from a flat answer grows also where the answer gets surer.
-    ``fell`` counts the images of its last batches for which a client says so, ``clients`` those who train by an attack.
-    """
-    if 2 * len(fell) <= clients:
-        return ()
-    most = max(fell, key=lambda client: fell[client])
-    return (
-        f"attack-goes-down: the attacks of {len(fell)} of {clients} clients lower the loss of the true label, that of "
-        f"client {most} for {fell[most]:.0f} images of its last batches",
     )
 
 

@@ -32,7 +32,6 @@ from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import (
     Alignments,
     UpdateHistory,
-    attack_alarms,
     loss_alarms,
     step_alarms,
     weight_alarms,
@@ -53,7 +52,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import ALIGNMENT, FELL, PASSES, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -201,13 +200,10 @@ class Server:
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
         alignments = _sent(ALIGNMENT, usable)
-        unattacked = self._unattacked(usable)
-        with_attack = {client: update for client, update in usable.items() if client not in unattacked}
         alarms = (
             *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
-            *attack_alarms(_sent(FELL, with_attack), len(with_attack)),
             *self._alignments.add(alignments),
             *step_alarms(moved, remembers=bool(aggregate.server_state)),
         )

@@ -120,8 +120,6 @@ class EvaluationTask:
             right, but slower.
         clean_correct: (N,) bool on the CPU, whether the model classifies the clean example correctly; computed once and
             shared.
-        targets: (N,) int64 on the CPU, the wrong class that each example shall be taken for; None: any wrong one. In
-            ``craft``, those of the batch, on its device. Only evaluators with ``takes_targets`` are given any.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
         on_progress: called with (examples done, examples in all, correct so far).
@@ -143,7 +141,6 @@ class EvaluationTask:
     seed: int
     round: int
     clean_correct: Tensor
-    targets: Tensor | None = None
     rows_at_once: int = sys.maxsize
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
@@ -158,13 +155,11 @@ class Evaluator(ABC):
 
     Attributes:
         gives_examples: whether ``evaluate`` calls ``task.on_examples``.
-        takes_targets: whether its attack aims at ``task.targets``.
         has_budget: whether a ball bounds the images; where none does, no eps is checked or reported.
         uses_clients: what its entry says; set where it is built.
     """
 
     gives_examples: bool = False
-    takes_targets: bool = False
     has_budget: bool = True
     uses_clients: bool = False
 

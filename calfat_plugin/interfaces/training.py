@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from calfat_plugin.entries import paper
 from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
 from calfat_plugin.maths.averaging import weighted_average
 from calfat_plugin.maths.losses import cross_entropy
-from calfat_plugin.options import option
 from calfat_plugin.results import LocalUpdate, State
 
 if TYPE_CHECKING:
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets.batches import Examples
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
+    from calfat_plugin.recipe.additions import AWPOptions
     from calfat_plugin.threat import ThreatModel
 
 
@@ -252,18 +251,6 @@ class TrainSettings:
     nesterov: bool = False
     max_grad_norm: float | None = None
     has_schedule: bool = False
-
-
-AWP_PAPER = paper("wu2020adversarial")
-
-
-@dataclass(frozen=True)
-class AWPOptions:
-    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
-    weights that are perturbed against the training loss."""
-
-    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
-    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
 
 
 @dataclass(frozen=True)

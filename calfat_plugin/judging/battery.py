@@ -1,30 +1,358 @@
-"""The battery: a table of checks, the cheapest first."""
+"""The battery: all checks of a model, the cheapest first; a new one is written here alone.
+
+A check is a row of the table at the end, or a class where it computes something beside its attacks.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
-from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
-from calfat_plugin.judging.check import SLACK, STEP, STEPS, Attack, Check, Symptom
-from calfat_plugin.judging.checks import (
-    SCALE_FREE,
-    Answers,
-    AutoAttackCheck,
-    BudgetCurve,
-    DeadUnits,
-    Slopes,
-    Surrogate,
-    Transfer,
+from calfat_plugin.evaluators.base import share, subset
+from calfat_plugin.evaluators.gradient import (
+    CW,
+    FGSM,
+    MIFGSM,
+    PGD,
+    CWOptions,
+    FGSMOptions,
+    MIFGSMOptions,
+    PGDOptions,
 )
-from calfat_plugin.judging.findings import CLAIM, Found, Row
+from calfat_plugin.exact import parse_number
+from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
+from calfat_plugin.judging.check import SLACK, STEPS, Attack, Check, Symptom
+from calfat_plugin.judging.findings import (
+    BATCHED,
+    CHANGED,
+    CLAIM,
+    GUESS,
+    NATURAL,
+    REMEMBERED,
+    Findings,
+    Found,
+    Row,
+)
+from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import percent
+from calfat_plugin.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calfat_plugin.judging.trial import Trial
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.
 SAMPLE = 32
+_DRAWS = 3
+_EXACT = 1e-5  # of the largest logit: rounding of a few additions
+_SAMPLE = 64  # images at which slopes are measured
+_DIRECTIONS = 8
+_LENGTHS = (1e-1, 1e-2, 1e-3)  # of eps, over which a slope is measured; the one that agrees best counts
+_OFF = 0.5  # the gradient explains less than three quarters of how the logits change: it is another function's
+_UNRELATED_SHARE = 0.1  # of the images: a kink of a ReLU is no masking
+
+
+REPEATED = "repeated"  # share of images whose logits stay exactly the same at a random point of the ball
+
+
+@dataclass(frozen=True)
+class Answers(Check):
+    """Does the model answer the same to the same image, whenever it is asked and whatever else it is asked about?"""
+
+    name: str = "answers"
+    title: str = "same answers to the same images"
+
+    def run(self, trial: Trial) -> Findings:
+        import torch
+
+        from calfat_plugin.datasets.batches import batches
+        from calfat_plugin.federation.global_rng import seeded_global_rng
+        from calfat_plugin.judging.trial import differ
+        from calfat_plugin.seeds import derive_seed, generator
+
+        draws = []
+        for draw in range(_DRAWS):
+            with seeded_global_rng(derive_seed(trial.seed, "trust/answers", extra=draw)):
+                draws.append(torch.cat(list(trial.logits())))
+        changed = torch.stack([differ(draws[0], other) for other in draws[1:]]).any(dim=0)
+        frequencies = trial.data.y.cpu().bincount(minlength=trial.num_classes)
+        facts = {
+            NATURAL: share(trial.correct),
+            GUESS: int(frequencies.max()) / len(trial.correct),
+            CHANGED: share(changed),
+        }
+        if changed.any():
+            return Findings(self.name, tuple(self.rows(trial)), facts)
+        noise = generator(trial.seed, "trust/answers")
+        batched, remembered, repeated = [], [], []
+        whole = batches(trial.data, trial.batch_size, trial.device)
+        for (x, *_), clean in zip(whole, draws[0].split(trial.batch_size), strict=True):
+            batched.append(differ(clean, trial.asked_anew(x, "clean images")))
+            points = trial.threat.random_start(x, noise)
+            logits = trial.asked(points, "random points of the ball")
+            remembered.append(differ(logits, trial.asked_anew(points, "random points of the ball")))
+            repeated.append((logits - clean).abs().amax(dim=1) <= _EXACT * float(clean.abs().amax()))
+        facts |= {BATCHED: share(torch.cat(batched)), REPEATED: share(torch.cat(repeated))}
+        # Of a model whose answers depend on the batch, the copy, which is asked in other batches, says nothing more.
+        facts[REMEMBERED] = 0.0 if facts[BATCHED] > ZERO_GRADIENTS else share(torch.cat(remembered))
+        return Findings(self.name, (), facts)
+
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        """For a randomised model: the attack on trial, as often as the clean images, to show what one run is worth."""
+        for draw in range(_DRAWS):
+            yield trial.attack(f"{CLAIM}, draw {draw + 1}", PGD(PGDOptions(steps=STEPS)))
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        repeated = found.facts.get(REPEATED, 0.0)
+        if repeated > ZERO_GRADIENTS:
+            yield Symptom(
+                f"at a random point of the ball the logits of {percent(repeated)} of the images are exactly what they "
+                "are at the image itself: no attack that compares logits sees how near it is to an error",
+                masks=True,
+            )
+
+
+UNRELATED = "unrelated"  # share of images at which the gradient is not the derivative of the logits
+ONE_HOT = "one-hot"  # share of images whose logits are as many different numbers as those of a label
+
+
+@dataclass(frozen=True)
+class Slopes(Check):
+    """Is the gradient that the model returns the slope of the logits that it returns?
+
+    At a random point of each image's ball the difference of the two largest logits is compared, along random
+    directions, with what the gradient says about it. A gradient that was replaced, or taken of something else than
+    what is answered, leads attacks elsewhere, however strong they are.
+    """
+
+    name: str = "slopes"
+    title: str = "gradients against the slopes of the logits"
+
+    def run(self, trial: Trial) -> Findings:
+        import torch
+
+        from calfat_plugin.datasets.data import pixels
+        from calfat_plugin.maths.attacks import attack_mode, input_gradient
+        from calfat_plugin.maths.precision import float32_as
+        from calfat_plugin.seeds import generator
+
+        noise = generator(trial.seed, "trust/slopes")
+        x = pixels(subset(trial.data, _SAMPLE).x.to(trial.device))
+        low, high = trial.threat.bounds
+        pixels_each = x[0].numel()  # all of which may move at once so far within the ball:
+        shrink: dict[str, float] = {"linf": 1.0, "l2": math.sqrt(pixels_each), "l1": pixels_each}
+        longest = _LENGTHS[0] * (float(trial.threat.eps) / shrink[trial.threat.norm])
+        start = trial.threat.random_start(x, noise).clamp(low + longest, high - longest)
+        logits = trial.asked(start, "random points of the ball")
+        first, second = logits.topk(2, dim=1).indices.unbind(1)
+        point = start.clone().requires_grad_()
+        with attack_mode(trial.model), torch.enable_grad(), float32_as("fp32", trial.device):
+            slope = input_gradient(_margin(trial.model(point), first, second).sum(), point).cpu().double()
+        errors = torch.full((len(x),), torch.inf, dtype=torch.float64)
+        for length in _LENGTHS:
+            h = length / _LENGTHS[0] * longest
+            wrong, moved = torch.zeros(2, len(x), dtype=torch.float64)
+            for _ in range(_DIRECTIONS):
+                direction = torch.empty(x.shape).bernoulli_(0.5, generator=noise).mul_(2).sub_(1)
+                ends = (trial.asked(start + sign * h * direction.to(x.device), "points near them") for sign in (1, -1))
+                ahead, behind = (_margin(end, first, second) for end in ends)
+                expected = 2 * h * (slope * direction.double()).flatten(1).sum(dim=1)
+                wrong += (ahead - behind - expected) ** 2
+                moved += (ahead - behind) ** 2
+            # Nothing moves and nothing should: no error.
+            error = (wrong / moved.clamp_min(1e-300)).sqrt().where(wrong > 0, torch.zeros(()).double())
+            errors = torch.minimum(errors, error)
+        values = logits.sort(dim=1).values
+        spread = values[:, -1:] - values[:, :1]
+        levels = 1 + ((values[:, 1:] - values[:, :-1]) > _EXACT * spread).sum(dim=1)
+        one_hot = (levels <= 2) & (trial.num_classes > 2)
+        return Findings(self.name, (), {UNRELATED: share(errors > _OFF), ONE_HOT: share(one_hot)})
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        unrelated, one_hot = found.facts.get(UNRELATED, 0.0), found.facts.get(ONE_HOT, 0.0)
+        if unrelated > _UNRELATED_SHARE:
+            yield Symptom(
+                f"for {percent(unrelated)} of the images the gradient is not the slope of the logits: attacks along it "
+                "climb another function than the one that answers",
+                masks=True,
+            )
+        if one_hot > _UNRELATED_SHARE:
+            yield Symptom(
+                f"for {percent(one_hot)} of the images the logits are two different numbers alone, as a label is: no "
+                "attack that compares logits sees how near it is to an error",
+                masks=True,
+            )
+
+
+def _margin(logits: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """(N,) float64, of (N, C) logits that at ``first`` above that at ``second``."""
+    one, other = (logits.gather(1, which.to(logits.device)[:, None]).squeeze(1).double() for which in (first, second))
+    return one - other
+
+
+SCALE_FREE = "margin20"
+_FACTORS = (Fraction(1, 2), Fraction(2), Fraction(4))
+
+
+@dataclass(frozen=True)
+class BudgetCurve(Check):
+    """The same attack at other budgets: the accuracy must fall, and to nothing where every image can be made grey."""
+
+    name: str = "budget"
+    title: str = "accuracy over the budget"
+
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        threat, (_, *image) = trial.threat, trial.data.x.shape
+        everything = unbounded(threat, math.prod(image))
+        budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
+        for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
+            scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
+            yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
+        if (
+            row.accuracy > 0 and threat.eps < everything
+        ):  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
+            yield trial.attack(SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        points = {row.eps: row.accuracy for row in rows if row.attack == CLAIM}
+        if found.claimed is not None:
+            points[found.budget] = found.claimed
+        curve = [("0", found.natural), *sorted(points.items(), key=lambda point: parse_number(point[0]))]
+        for (smaller, before), (larger, after) in pairwise(curve):
+            if clearly_below(before, after, found.examples, SLACK):
+                yield Symptom(
+                    f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
+                    f"at eps {larger}",
+                    masks=True,
+                )
+        eps, _ = curve[-1]
+        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == eps}
+        least = min((*attacks.values(), curve[-1][1]))
+        if clearly_below(found.guess, least, found.examples, SLACK):
+            yield Symptom(
+                f"at eps {eps} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])} "
+                f"leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
+                masks=True,
+            )
+
+
+def unbounded(threat: ThreatModel, values: int) -> Fraction:
+    """The eps within which every image of so many values can be made the same grey one."""
+    half = (Fraction(threat.bounds.high) - Fraction(threat.bounds.low)) / 2
+    # In l2 the root is rounded up: a ball that is a little wider holds the grey image, too.
+    radii = {"linf": half, "l2": Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000), "l1": values * half}
+    return radii[threat.norm]
+
+
+@dataclass(frozen=True)
+class Transfer(Check):
+    """Adversarial examples of other models of the same task."""
+
+    name: str = "transfer"
+    title: str = "adversarial examples of other models"
+    weakness: str = "other models' adversarial examples break what its own gradients do not: they are masked"
+    masks: bool = True
+    finds: str = (
+        "{attack} leaves {leaves}, fewer than the best attack along its own gradients with {least}: they are masked"
+    )
+
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        for name, model in trial.surrogates.items():
+            yield trial.attack(f"{CLAIM} of {name}", PGD(PGDOptions(steps=STEPS)), craft_on=model)
+
+
+@dataclass(frozen=True)
+class Surrogate(Transfer):
+    """Adversarial examples of a network that is trained on the spot on the labels that the model gives."""
+
+    name: str = "surrogate"
+    title: str = "adversarial examples of a surrogate trained here"
+    weakness: str = (
+        "adversarial examples of a surrogate, a network trained here on the model's labels, break what its own "
+        "gradients do not: they are masked"
+    )
+
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        from calfat_plugin.judging.surrogate import trained_surrogate
+
+        model = trained_surrogate(trial)
+        attacks: dict[str, PGD] = {
+            "pgd20": PGD(PGDOptions(steps=STEPS)),
+            "cw20": CW(CWOptions(steps=STEPS)),
+            "mi-fgsm20": MIFGSM(MIFGSMOptions(steps=STEPS)),
+        }
+        for label, attack in attacks.items():
+            yield trial.attack(f"{label} of surrogate", attack, craft_on=model)
+
+
+DEAD = "dead"  # share of the values that activation functions are given which no image on trial wakes
+
+
+@dataclass(frozen=True)
+class DeadUnits(Check):
+    """Images that wake units which no image on trial wakes, be they planted or an accident of training."""
+
+    name: str = "dead-units"
+    title: str = "units that no image wakes"
+    weakness: str = (
+        "images that wake dead units (a ReLU whose input is below 0 for every image on trial) break what PGD does not: "
+        "no gradient passes through a unit that sleeps, so no attack comes to where it changes the answer"
+    )
+    masks: bool = False  # the way there is also one along the margin, so only what ``symptoms`` says counts
+    finds: str = (
+        "{attack} leaves {leaves}, fewer than the best attack along its gradients with {least}: units that sleep at "
+        "every image change the answer where they are awake"
+    )
+
+    def run(self, trial: Trial) -> Findings:
+        from calfat_plugin.judging.dead_units import Waking, worst_units
+
+        if not trial.robust.any():
+            return Findings(self.name, ())
+        units, dead = worst_units(trial)
+        label = f"waking {len(units)} dead unit{'s' if len(units) > 1 else ''}"
+        rows = (trial.attack(label, Waking(units)),) if units else ()
+        return Findings(self.name, rows, {} if dead is None else {DEAD: dead})
+
+
+@dataclass(frozen=True)
+class AutoAttackCheck(Check):
+    """AutoAttack as published, on all images, or on those nearest to an error until so many in a row withstand it.
+
+    A random sample would leave the number too uncertain: of 64 images that all withstand, 5.7 % may still fall. What
+    AutoAttack breaks and nothing before it did are images that came close to an error, so it attacks these first, and
+    what it leaves is counted for all images.
+    """
+
+    name: str = "autoattack"
+    title: str = "AutoAttack"
+    weakness: str = "AutoAttack breaks what PGD-20 does not"
+    examples: int | None = None  # so many at a time, of those left, until none of them falls; None: all images at once
+    iterations: int = 100  # fewer for tests, as the queries
+    queries: int = 5000
+
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        attack = AutoAttack(AutoAttackOptions(iterations=self.iterations, queries=self.queries))
+        if self.examples is None:
+            yield trial.attack("autoattack", attack, resumable=True)
+            return
+        left = trial.nearest_to_an_error(STEPS)
+        for number, part in enumerate(left.split(self.examples) if len(left) else (), 1):
+            label = "autoattack" if number == 1 else f"autoattack ({number})"
+            row = trial.attack(label, attack, only=part.sort().values, resumable=True)
+            yield row
+            if row.accuracy == 1:
+                return
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def _zero_gradients(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
@@ -63,17 +391,18 @@ def _more_finds_less(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
 
 
 def _pgd(label: str, steps: int = STEPS, restarts: int = 1) -> Attack:
-    return Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)), steps * restarts * STEP)
+    return Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)))
 
 
-_OPTIONS, _PASSES = PGDOptions(steps=STEPS), STEPS * STEP
-#: First what follows the model's own gradients well: what others break beyond that, these gradients miss.
+_OPTIONS = PGDOptions(steps=STEPS)
+#: In the order in which they run, after the number on trial the cheapest first. First what follows the model's own
+#: gradients well: what others break beyond that, these gradients miss.
 _FIRST = (
     Answers(),
     Check(
         "gradients",
         "share of zero gradients",
-        (Attack("fgsm", FGSM(FGSMOptions()), 1 + STEP),),
+        (Attack("fgsm", FGSM(FGSMOptions())),),
         symptom=_zero_gradients,
     ),
     Check("pgd", "the number on trial", (_pgd(CLAIM),)),
@@ -82,9 +411,9 @@ _FIRST = (
         "losses",
         "losses without the scale of the logits",
         (
-            Attack("cw20", CW(CWOptions(steps=STEPS)), _PASSES),
-            Attack("dlr20", DLR(_OPTIONS), _PASSES, classes=3),
-            Attack(SCALE_FREE, ProbabilityMargin(_OPTIONS), _PASSES),
+            Attack("cw20", CW(CWOptions(steps=STEPS))),
+            Attack("dlr20", DLR(_OPTIONS), classes=3),
+            Attack(SCALE_FREE, ProbabilityMargin(_OPTIONS)),
         ),
         weakness="losses that do not depend on the scale of the logits (Carlini-Wagner margin, DLR, probability "
         "margin) break what the cross-entropy does not: the softmax is saturated or flattened, which blinds PGD",
@@ -95,7 +424,7 @@ _THEN = (
     Check(
         "noise",
         "random noise",
-        (Attack("noise100", Noise(NoiseOptions(draws=100)), 100),),
+        (Attack("noise100", Noise(NoiseOptions(draws=100))),),
         weakness="random points of the ball break what PGD does not: its gradients point nowhere",
         masks=True,
         finds="random noise leaves {leaves}, fewer than the best attack along its gradients with {least}: the "
@@ -110,7 +439,6 @@ _THEN = (
         symptom=_more_finds_less,
     ),
     DeadUnits(),
-    Surrogate(),
     Check(
         "black-box",
         "attack without gradients",
@@ -118,7 +446,6 @@ _THEN = (
             Attack(
                 "square1000",
                 AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=1000)),
-                1000,
                 resumable=True,
             ),
         ),
@@ -128,18 +455,18 @@ _THEN = (
         finds="Square, which uses no gradients, leaves {leaves}, fewer than the best attack that uses them with "
         "{least}: the gradients are masked",
     ),
+    Surrogate(),
 )
 
 
-def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Check, ...]:
-    """The checks in the order in which they run: after the number on trial the cheapest first.
+def battery(*, full: bool, surrogates: bool = False, square: bool = True) -> tuple[Check, ...]:
+    """The checks in the order in which they run.
 
     Args:
         full: whether AutoAttack attacks all images, not those nearest to an error.
-        surrogates: how many other models there are, beside the one that is trained here.
+        surrogates: whether there are other models, beside the one that is trained here.
         square: whether Square can attack images of this size in this norm.
     """
-    then = [check for check in _THEN if square or check.name != "black-box"]
-    then += [Transfer(surrogates=surrogates)] if surrogates else []
     last = AutoAttackCheck() if full else AutoAttackCheck(f"autoattack-{SAMPLE}", examples=SAMPLE)
-    return (*_FIRST, *sorted(then, key=lambda check: check.cost(SAMPLE)), last)
+    every = (*_FIRST, *([Transfer()] if surrogates else []), *_THEN, last)
+    return tuple(check for check in every if square or check.name != "black-box")

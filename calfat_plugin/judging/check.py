@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 SLACK = 0.02
 #: Steps of the attack on trial, and of those that differ from it in one thing.
 STEPS = 20
-#: Passes of one gradient step: forward, and backward which costs two.
-STEP = 3.0
 
 
 class Symptom(NamedTuple):
@@ -39,7 +37,6 @@ class Attack(NamedTuple):
 
     label: str
     evaluator: Evaluator
-    passes: float  # about how often each image passes through the model
     resumable: bool = False  # whether it continues where a killed process stopped
     classes: int = 2  # it needs so many
 
@@ -58,10 +55,6 @@ class Check:
     finds: str = ""
     # What else in the rows, and in all that was found, an honest measurement would not show.
     symptom: Callable[[Sequence[Row], Found], Iterator[Symptom]] = lambda rows, found: iter(())
-
-    def cost(self, examples: int) -> float:
-        """About how many single images pass through the model."""
-        return sum(attack.passes for attack in self.attacks) * examples
 
     def run(self, trial: Trial) -> Findings:
         """Look at the model; what its attacks break is noted in ``trial.robust``."""

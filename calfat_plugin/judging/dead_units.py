@@ -19,7 +19,6 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions, share
 from calfat_plugin.evaluators.gradient import margin
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.judging.check import STEP
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent, input_gradient
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.seeds import generator
@@ -39,12 +38,6 @@ _SWITCHES = frozenset((
     "hardsigmoid", "hardswish", "hardshrink", "softshrink", "softplus", "softsign", "sigmoid", "tanh", "elu", "selu",
     "celu", "gelu", "silu", "mish", "logsigmoid", "log_sigmoid", "maximum", "minimum", "max", "min", "where",
 ))  # fmt: skip
-
-
-def passes(examples: int) -> float:
-    """About how many single images pass through the model."""
-    climb = 2 * STEPS * STEP + 1
-    return examples + 2 * STEP * IMAGES + climb * (TRIED * IMAGES + KEPT * examples)
 
 
 class Site(NamedTuple):

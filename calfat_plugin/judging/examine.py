@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import device_of, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
-from calfat_plugin.analyses.on_tensors import set_up_task_of
+from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
 from calfat_plugin.exact import exact_text
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.findings import CLAIM, Findings
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
-from calfat_plugin.registry import Registry
-from calfat_plugin.report.numbers import clock, percent
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.runs.compute import using_threads
-from calfat_plugin.runs.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
+from calfat_plugin.runs.loaded_run import LoadedRun, Trust, set_up_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +71,7 @@ def examine(
     _refuse_no_budget(experiment)
     with using_threads(experiment):
         run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
-        test = run.dataset.test
+        test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
         trial = Trial(
             run.model(),
             subset(test, plan.request.examples or EXAMPLES) if images is None else test.subset(images),
@@ -81,7 +80,7 @@ def examine(
             batch_size=experiment.evaluation.batch_size,
             device=run.device,
             seed=experiment.seed,
-            surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},
+            surrogates={str(target): load_model(str(target), None) for target in dict.fromkeys(transfer)},
             fresh=run.model,
             more=run.dataset.train,
         )
@@ -198,7 +197,7 @@ def _judge(
     names, left_out = playable(VERSIONS["standard"], threat, trial.num_classes, trial.data.x.shape[2])
     for name, reason in left_out.items():
         observer.warn(f"AutoAttack runs without {name}: {reason}.")
-    checks = battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
+    checks = battery(full=full, surrogates=bool(trial.surrogates), square="square" in names)
     done = {each.check: each for each in record.evidence if each.check in {check.name for check in checks}}
     record = replace(record, full=full, evidence=tuple(done.values()))
     trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
@@ -217,9 +216,7 @@ def _judge(
             continue
         if verdict().clear and not full:
             break
-        seconds = _seconds_left(checks, record.evidence, len(trial.data))
-        left = "" if seconds is None else f"; at most about {clock(seconds)} left"
-        observer.say(f"check {number} of {len(checks)}: {check.title}{left}")
+        observer.say(f"check {number} of {len(checks)}: {check.title}")
         started = time.perf_counter()
         evidence = check.run(trial)
         evidence = replace(evidence, seconds=time.perf_counter() - started)
@@ -237,27 +234,3 @@ def _judge(
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
     return TrustReport(checks, record.evidence, final, record.path)
-
-
-def _seconds_left(checks: Sequence[Check], evidence: Sequence[Findings], examples: int) -> float | None:
-    """How long the checks that are left take at most: as long for each image as those that are done."""
-    seconds = {each.check: each.seconds for each in evidence}
-    costs = {check.name: check.cost(examples) for check in checks}
-    done = sum(cost for name, cost in costs.items() if seconds.get(name))
-    if not done:
-        return None
-    left = sum(cost for name, cost in costs.items() if name not in seconds)
-    return sum(seconds.values()) * left / done
-
-
-def _surrogate(target: Path, run: LoadedRun, trust: Trust) -> nn.Module:
-    """Another run's model."""
-    weights, directory = find_checkpoint(target)
-    document = recipe_of(directory, (), trust)
-    experiment = assemble(document, Registry.for_recipe(document))
-    if experiment.dataset.name != run.experiment.dataset.name:
-        raise OptionError(
-            f"--transfer {target}: its data set is '{experiment.dataset.name}'; the model on trial is measured on "
-            f"'{run.experiment.dataset.name}'. Name runs of the same data set."
-        )
-    return LoadedRun(experiment, weights, directory, run.device).model()

@@ -11,17 +11,12 @@ from calfat_plugin.maths.intervals import Interval, wilson
 #: The attack whose number is on trial: what papers report beside AutoAttack. Also its label.
 CLAIM = "pgd20"
 
-# Facts that the first check finds.
+# Facts that the first check finds, and the verdict looks at; those of a check alone are named beside it.
 NATURAL = "natural"  # accuracy on the clean images
 GUESS = "guess"  # share of the most frequent class: what a model that ignores the image has under every attack
 CHANGED = "changed"  # share of images whose logits differ when the model is asked again
 BATCHED = "batched"  # share of images whose logits depend on the other images of the batch, or on their order
 REMEMBERED = "remembered"  # share of points that a freshly loaded copy of the model answers otherwise
-REPEATED = "repeated"  # share of images whose logits stay exactly the same at a random point of the ball
-# Facts of other checks.
-UNRELATED = "unrelated"  # share of images at which the gradient is not the derivative of the logits
-ONE_HOT = "one-hot"  # share of images whose logits are as many different numbers as those of a label
-DEAD = "dead"  # share of the values that activation functions are given which no image on trial wakes
 
 _INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow from the rest of it
 

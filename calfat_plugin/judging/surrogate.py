@@ -27,11 +27,6 @@ _SMALLEST = 8  # pixels a side before the last layers
 _LEARNING_RATE = 2e-3
 
 
-def passes(examples: int) -> float:
-    """About how many single images pass through the surrogate, and through the model, in training."""
-    return EPOCHS * (examples + MORE) * (3.0 * _STEPS + 2 * 3.0 + 1)
-
-
 def network(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
     """Plain convolutions that halve the image until it is small, and two dense layers."""
     layers: list[nn.Module] = [nn.Conv2d(in_channels, _WIDTH, 3, padding=1), nn.ReLU()]

@@ -62,8 +62,8 @@ def gradient_ascent(
     return x_adv
 
 
-def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False) -> Tensor:
-    """The gradient of a scalar with respect to x_adv; ``keep_graph``: another objective of the same pass follows."""
+def input_gradient(objective: Tensor, x_adv: Tensor) -> Tensor:
+    """The gradient of a scalar with respect to x_adv."""
     import torch
 
     if not objective.requires_grad:
@@ -72,7 +72,7 @@ def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False
             "computes without gradients. Gradient attacks need a differentiable model."
         )
     with timed("backward"):
-        (grad,) = torch.autograd.grad(objective, x_adv, retain_graph=keep_graph)
+        (grad,) = torch.autograd.grad(objective, x_adv)
     return grad
 
 

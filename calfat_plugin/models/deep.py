@@ -1,4 +1,4 @@
-"""The deeper networks: VGG-8, ResNet-18 and two AlexNets."""
+"""The deeper networks: VGG-8, ResNet-18 and an AlexNet."""
 
 from __future__ import annotations
 
@@ -90,41 +90,15 @@ class AlexNet64(ImageClassifier):
             *conv_block(nn.Conv2d(256, 256, 3, padding=1), pool=nn.MaxPool2d(3, 2)),
         ]
         flat_size(convs, 256, image_size, "alexnet64")  # for its error: the pooling takes any size
-        hidden = _hidden(256 * 6 * 6, 4096, dropout)
-        body = nn.Sequential(*convs, nn.AdaptiveAvgPool2d(6), nn.Flatten(), *hidden)
+        body = nn.Sequential(
+            *convs,
+            nn.AdaptiveAvgPool2d(6),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+        )
         super().__init__(body, nn.Linear(4096, num_classes))
-
-
-class AlexNet64Small(ImageClassifier):
-    """A narrow AlexNet with two hidden layers of 512, whose last map is 2x2 on 64x64 images; far cheaper."""
-
-    def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (64, 64),
-        num_classes: int = 10,
-        *,
-        dropout: float = 0.5,
-    ) -> None:
-        convs = [
-            *conv_block(PixelConv2d(in_channels, 96, 11, 4, 5), pool=nn.MaxPool2d(2)),
-            *conv_block(nn.Conv2d(96, 256, 5, padding=2), pool=nn.MaxPool2d(2)),
-            *conv_block(nn.Conv2d(256, 384, 3, padding=1)),
-            *conv_block(nn.Conv2d(384, 384, 3, padding=1)),
-            *conv_block(nn.Conv2d(384, 256, 3, padding=1), pool=nn.MaxPool2d(2)),
-        ]
-        size = flat_size(convs, 256, image_size, "alexnet64_small")
-        body = nn.Sequential(*convs, nn.Flatten(), *_hidden(size, 512, dropout))
-        super().__init__(body, nn.Linear(512, num_classes))
-
-
-def _hidden(size: int, width: int, dropout: float) -> list[nn.Module]:
-    """AlexNet's two hidden layers, each with dropout before it."""
-    return [
-        nn.Dropout(dropout),
-        nn.Linear(size, width),
-        nn.ReLU(inplace=True),
-        nn.Dropout(dropout),
-        nn.Linear(width, width),
-        nn.ReLU(inplace=True),
-    ]

@@ -37,7 +37,7 @@ class BatchNormOptions:
 
 @dataclass(frozen=True)
 class DropoutOptions:
-    """Options of the AlexNets."""
+    """Options of the AlexNet."""
 
     dropout: float = option(0.5, low=0, high=1, help="dropout before the hidden layers; always off in attacks")
 
@@ -71,7 +71,4 @@ ENTRIES = (
     _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", 8, BatchNormOptions),
     _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images", 1),
     _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", 63, DropoutOptions),
-    _model(
-        "alexnet64_small", "deep:AlexNet64Small", "a narrow AlexNet for 64x64 images, far cheaper", 29, DropoutOptions
-    ),
 )

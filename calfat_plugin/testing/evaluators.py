@@ -133,11 +133,7 @@ def tiny_set_up(data: ImageData) -> SetUpTask:
 
 
 class _Trial:
-    """An evaluator, and the model and the images that it is tried on.
-
-    Attributes:
-        clean: (N,) bool, whether the model is right about the images.
-    """
+    """An evaluator, and the model and the images that it is tried on."""
 
     def __init__(self, experiment: Experiment, data: ImageData) -> None:
         self.data, self.threat = data, experiment.threat
@@ -147,7 +143,7 @@ class _Trial:
         nothing = f"{self.label}: it asks the model about an empty batch; skip the call then."
         self.model.register_forward_pre_hook(lambda module, inputs: require(len(inputs[0]) > 0, nothing))
         self.clients = TinyClients(self.model)
-        self.clean = self.right(data.x)
+        self.clean = self.right(data.x)  # (N,) bool
 
     def right(self, x: Tensor) -> Tensor:
         """Whether the model is right about these images, (N, C, H, W): (N,) bool."""

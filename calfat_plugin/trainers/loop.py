@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -22,12 +21,12 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, cosine
-from calfat_plugin.maths.losses import cross_entropy, falling
+from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
-from calfat_plugin.results import ALIGNMENT, FELL, PASSES, LocalUpdate
+from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.additions import perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 _FEW_STEPS = 3  # an attack of fewer may be overfitted
 _PROBED_IMAGES, _FEWEST_PROBED = 32, 8  # at most and at least: it costs little
-_LOOKED_AT = 64  # images at the end of a round, for the sign of the attack
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
 # aggregator's
@@ -183,8 +181,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    pairs: list[Tensor] = []
-    first_looked_at, last, alignment = _first_looked_at(work, lengths), sum(lengths) - 1, None
+    last, alignment = sum(lengths) - 1, None
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
@@ -195,8 +192,6 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
             inspecting = None
             if clean is not None:
                 inspecting = partial(inspected, clean=clean, made=batch.x_adv, number=meter.done + 1)
-            if meter.done >= first_looked_at:
-                pairs.append(_true_losses(work, batch))
             if meter.done == last and method.attacks:
                 with timed("alignment"):
                     alignment = _alignment(work, batch)
@@ -208,9 +203,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(drawn.y), batch.recorded)
-    fell = falling(*torch.cat(pairs, dim=1)) if pairs else 0
-    looks = {FELL: fell or None, ALIGNMENT: alignment}
-    return meter.means() | {name: value for name, value in looks.items() if value is not None}
+    return meter.means() | ({} if alignment is None else {ALIGNMENT: alignment})
 
 
 class LossMeter:
@@ -354,23 +347,6 @@ def _crafted(
             inner = InnerTask(*images, loss, work.threat(batch.y), work.passes, *own)
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned").detach()
     return x_adv, kappa
-
-
-def _first_looked_at(work: _Work, lengths: list[int]) -> int:
-    """From which batch of rounds 1, 2, 4, 8 ..., counted from 0, :func:`_true_losses` are taken: the last few."""
-    task = work.task
-    if not work.method.attacks or task.round & (task.round - 1) or task.inner.has_own_steps:
-        return sum(lengths)
-    enough = 1 + math.ceil(_LOOKED_AT / task.settings.batch_size)  # the last one of an epoch may be short
-    return sum(lengths) - min(enough, lengths[0])
-
-
-def _true_losses(work: _Work, batch: TrainBatch) -> Tensor:
-    """(2, N) losses of the true label, clean and attacked; 0 for images that the model has wrong: they go anywhere."""
-    with _looking(work), torch.no_grad():
-        clean, attacked = (work.loss.attack_logits(work.task.model(x)) for x in (batch.x_nat, batch.x_adv))
-    losses = torch.stack([cross_entropy(logits, batch.y, reduction="none") for logits in (clean, attacked)])
-    return losses.where(clean.argmax(dim=1) == batch.y, 0)
 
 
 def _alignment(work: _Work, batch: TrainBatch) -> float | None:

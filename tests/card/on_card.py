@@ -229,7 +229,6 @@ def measured(device: torch.device, name: str, options: dict[str, Any]) -> tuple[
 SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
     "cnn_mcmahan": {"image_size": (32, 32)},
-    "alexnet64_small": {"image_size": (64, 64)},
 }
 
 
@@ -331,7 +330,6 @@ def with_plugins() -> Registry:
 
 CHECKS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (testing.check_trainer, {}),
-    (testing.check_same_steps, {"reference": "standard", "steps": 1}),
     (testing.check_aggregator, {"trainer": "standard"}),
     (testing.check_attacker, {}),
     (testing.check_evaluator, {}),

@@ -253,8 +253,8 @@ def test_every_paper_of_the_package_is_whole_and_cited() -> None:
 @pytest.mark.parametrize(
     ("kind", "metric", "taken"),
     [
-        (TrainerEntry, "loss", " (taken: alignment, attack_falls, loss, passes)"),
-        (TrainerEntry, "a/b", " (taken: alignment, attack_falls, loss, passes)"),
+        (TrainerEntry, "loss", " (taken: alignment, loss, passes)"),
+        (TrainerEntry, "a/b", " (taken: alignment, loss, passes)"),
         (EvaluatorEntry, "Margin", ""),
     ],
 )

@@ -32,12 +32,6 @@ def test_trainers_with_every_loss(name: str) -> None:
     testing.check_trainer(name, registry=registry(), **EARLY.get(name, {}))
 
 
-@pytest.mark.parametrize("name", names(entries.TrainerEntry))
-def test_trainers_take_their_own_steps(name: str) -> None:
-    early = EARLY.get(name, {})
-    testing.check_same_steps(name, name, registry=registry(), steps=1, reference_options=early, **early)
-
-
 @pytest.mark.parametrize("name", names(entries.AggregatorEntry))
 def test_aggregators(name: str) -> None:
     entry, _ = registry().find(entries.AggregatorEntry, name)
@@ -75,7 +69,6 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
     "cnn_mcmahan": {"image_size": (32, 32)},
     "alexnet64": {"image_size": (64, 64)},
-    "alexnet64_small": {"image_size": (64, 64)},
 }
 
 

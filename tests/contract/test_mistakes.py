@@ -350,7 +350,7 @@ def test_a_model_that_diverged_is_no_mistake_of_the_attack() -> None:
 
 
 def test_an_evaluator_without_a_budget_is_not_checked_against_one() -> None:
-    """Corruptions change more than eps, and their base reports none."""
+    """What changes more than eps, such as a rotation, and whose base reports none."""
 
     def brightest(self: Any, task: Any, x: Any, y: Any, noise: Any) -> Any:
         return torch.ones_like(x)

@@ -24,7 +24,7 @@ from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import Aggregate, ClientLoss, InnerAttack, LocalTrainer, LossModifier
+from calfat_plugin.interfaces import Aggregate, ClientLoss, InnerAttack, LossModifier
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
@@ -177,94 +177,6 @@ def trainer(build: Any) -> entries.TrainerEntry:
     return entries.TrainerEntry(
         "x", build=build, config=FedTRADESOptions if issubclass(build, FedTRADES) else entries.NoOptions
     )
-
-
-# --- the steps of a known method --------------------------------------------------------------------------------------
-
-
-class Again(FedTRADES):
-    """TRADES by PyTorch's own functions, as its authors write it."""
-
-    def divergence(self, batch, reduction):
-        nat, adv = batch.logits_nat, batch.logits_adv
-        return nn.functional.kl_div(adv.log_softmax(dim=1), nat.softmax(dim=1), reduction=reduction)
-
-    def attack_loss(self, batch):
-        return self.divergence(batch, "sum")
-
-    def train_loss(self, batch):
-        natural = nn.functional.cross_entropy(batch.logits_nat, batch.y)
-        return natural + self.options.beta * self.divergence(batch, "batchmean")
-
-
-def reversed_kl(loss: Any, batch: Any) -> Any:
-    """KL(f(x') || f(x)) in place of KL(f(x) || f(x'))."""
-    nat, adv = batch.logits_nat, batch.logits_adv
-    return nn.functional.kl_div(nat.log_softmax(dim=1), adv.softmax(dim=1), reduction="sum")
-
-
-def forgetful(optimizer: Any, *_: Any) -> Any:
-    """Its momentum is lost in the third epoch."""
-    steps = itertools.count(1)
-    optimizer.register_step_pre_hook(lambda *_: optimizer.state.clear() if next(steps) == 3 else None)
-    return optimizer
-
-
-def with_a_buffer(model: nn.Module, *_: Any) -> nn.Module:
-    model.register_buffer("spare", torch.zeros(1))
-    return model
-
-
-class Summed(Again):
-    def train_loss(self, batch):
-        natural = nn.functional.cross_entropy(batch.logits_nat, batch.y)
-        return natural + self.options.beta * self.divergence(batch, "mean")
-
-
-class OwnLoop(LocalTrainer):
-    """A method whose loop is not ours."""
-
-    def __init__(self, options, modifier):
-        self.method = Again(options, modifier)
-
-    def fit(self, task):
-        return self.method.fit(task)
-
-
-WEIGHTS = "its weights are not those of 'fedtrades':"
-MORE = "more than 0.0001. Compare train_loss, backward and optimiser."
-STEP_1 = "x: in step 1 of client 0, round 1"
-STEPS = {
-    f"{STEP_1}00, its adversarial examples are not those of 'fedtrades': example 6 is off by up to 0.08, more than "
-    "0.0001. Compare start and attack_loss.": but(Again, attack_loss=reversed_kl),
-    f"{STEP_1}, {WEIGHTS} 'body.0.weight' is off by up to 0.0119, {MORE}": Summed,
-    f"x: in step 3 of client 0, round 1, {WEIGHTS} 'classifier.bias' is off by up to 0.0894, {MORE}": but(
-        Again, make_optimizer=forgetful
-    ),
-    f"{STEP_1}, its tensors are not those of 'fedtrades': only one of the two has 'spare'.": but(
-        Again, adapt_model=with_a_buffer
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "broken"), STEPS.items())
-def test_other_steps(text: str, broken: Any) -> None:
-    assert complaint(testing.check_same_steps, trainer(broken), "fedtrades") == text
-
-
-@pytest.mark.parametrize("method", [Again, OwnLoop])
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_the_same_steps(method: Any, norm: Any) -> None:
-    known = registry(entries.TrainerEntry("x", build=method, config=FedTRADESOptions))
-    beta = {"beta": 3.0}
-    testing.check_same_steps("x", "fedtrades", registry=known, reference_options=beta, steps=3, norm=norm, **beta)
-
-
-def test_a_late_difference_and_one_of_clients_that_lack_classes() -> None:
-    known = testing.builtin_registry()
-    with pytest.raises(AssertionError, match=r"^fedgairat: in step 1 of client 0, round 100, its weights are not"):
-        testing.check_same_steps("fedgairat", "fedpgd", registry=known, steps=1)
-    testing.check_same_steps("fedgairat", "fedpgd", registry=known, steps=1, start_round=101)
 
 
 # --- aggregators ------------------------------------------------------------------------------------------------------

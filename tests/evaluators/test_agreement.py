@@ -1,4 +1,4 @@
-"""FGSM, BIM, PGD, MI-FGSM, CW and DeepFool against torchattacks and foolbox.
+"""FGSM, BIM, PGD, MI-FGSM and CW against torchattacks and foolbox.
 
 Those packages are not installed here: ``benchmarks/attack_agreement.py`` ran them on a tiny network and wrote down what
 they gave. The same script compares on 500 examples of trained networks; docs/evaluation.md has the outcome.
@@ -16,7 +16,6 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.base import BudgetedAttack
-from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, MIFGSM, PGD, CWOptions, FGSMOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.threat import ThreatModel
@@ -28,8 +27,6 @@ def evaluator(case: dict[str, Any]) -> BudgetedAttack:
     start = "uniform" if case["random"] else "x"
     if case["name"] == "FGSM":
         return FGSM(FGSMOptions())
-    if case["name"] == "DeepFool":
-        return DeepFool(DeepFoolOptions(steps=case["steps"]))
     if case["name"].startswith("MI-FGSM"):
         return MIFGSM(MIFGSMOptions(steps=case["steps"], step_size=parse_number(case["step_size"])))
     if case["name"].startswith("CW"):

@@ -180,29 +180,6 @@ def test_an_absolute_step_stays_in_its_norm_and_is_reported(run_dir, arguments, 
     assert out.count("  step-size: pgd6: ") == bool(warning)
 
 
-def test_what_depends_on_no_eps_is_measured_once(run_dir):
-    code, out, err = call(
-        run_dir, "--attacks", "pgd4,panel,corruptions", "--norm", "l1", "--eps", "2,1", "--examples", 12,
-        "--set", "panel.linf=0.1", "--set", "panel.l2=null", "--set", "panel.l1=2", "--set", "panel.steps=4",
-    )  # fmt: skip
-    assert (code, err) == (0, "")
-    rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
-    assert [(row["label"], row["settings"].get("norm"), row["settings"].get("eps")) for row in rows] == [
-        ("natural", None, None),
-        ("pgd4", "l1", "1"),
-        ("panel", None, None),
-        ("corruptions", None, None),
-        ("pgd4", "l1", "2"),
-    ]
-    panel, corruptions = rows[2], rows[3]
-    assert list(panel["metrics"]) == ["mean", "linf", "l1", "corruptions"]
-    assert panel["accuracy"] <= corruptions["accuracy"] <= corruptions["metrics"]["mean"]
-    measured = re.findall(r"^([a-z0-9]+(?: \(l1 \d\))?)  +\d", out, re.MULTILINE)
-    assert measured == ["natural", "pgd4 (l1 1)", "panel", "corruptions", "pgd4 (l1 2)"]
-    figures = (f"{name} {value:.4g}" for name, value in panel["metrics"].items())
-    assert f"\npanel: {', '.join(figures)}\n" in out  # more than the table has columns for
-
-
 def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):
     code, out, _ = call(run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12)
     assert code == 0

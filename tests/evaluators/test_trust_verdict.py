@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.exact import parse_number
-from calfat_plugin.judging.battery import SAMPLE, battery
-from calfat_plugin.judging.checks import AutoAttackCheck, BudgetCurve, unbounded
+from calfat_plugin.judging.battery import SAMPLE, AutoAttackCheck, BudgetCurve, battery, unbounded
 from calfat_plugin.judging.findings import CLAIM, Findings, Found, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
 from tests.snapshot import TextSnapshot
 
-CHECKS = battery(full=False, surrogates=1)
+CHECKS = battery(full=False, surrogates=True)
 HONEST = {
     "fgsm": 0.86,
     "pgd20": 0.80,
@@ -291,15 +291,46 @@ def test_of_a_randomised_model_one_run_decides_nothing(snapshot: TextSnapshot) -
     snapshot(found.sentence)
 
 
-def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
-    for checks in (battery(full=False), battery(full=True), battery(full=False, surrogates=3)):
-        costs = [check.cost(SAMPLE) for check in checks[5:-1]]
-        assert costs == sorted(costs)
-        assert checks[-1].name.startswith("autoattack")
-    first = [check.name for check in battery(full=True)][:5]
-    assert first == ["answers", "gradients", "pgd", "slopes", "losses"]
-    assert "surrogate" in {check.name for check in battery(full=False)}
-    assert battery(full=True)[-1].name == "autoattack"
+def test_the_battery_has_the_gradients_first_and_autoattack_last() -> None:
+    first = ["answers", "gradients", "pgd", "slopes", "losses"]
+    then = ["noise", "budget", "strength", "dead-units", "black-box", "surrogate"]
+    assert [check.name for check in battery(full=True)] == [*first, *then, "autoattack"]
+    every = [check.name for check in battery(full=False, surrogates=True)]
+    assert every == [*first, "transfer", *then, f"autoattack-{SAMPLE}"]
+    assert [check.name for check in battery(full=False, square=False)] == [
+        *first,
+        *(name for name in then if name != "black-box"),
+        f"autoattack-{SAMPLE}",
+    ]
+
+
+def test_an_attack_takes_what_its_label_says() -> None:
+    every = {attack.label: attack for check in battery(full=True) for attack in check.attacks}
+    options: dict[str, Any] = {label: vars(attack.evaluator)["options"] for label, attack in every.items()}
+    taken = {label: (how.steps, how.restarts) for label, how in options.items() if isinstance(how, PGDOptions)}
+    few = {"pgd5": (5, 1), "pgd100": (100, 1), "pgd20 x 5": (20, 5)}
+    assert taken == dict.fromkeys(("pgd20", "cw20", "dlr20", "margin20"), (20, 1)) | few
+    assert (options["noise100"].draws, options["square1000"].queries) == (100, 1000)
+    assert {label for label, attack in every.items() if attack.resumable} == {"square1000"}
+    assert {label: attack.classes for label, attack in every.items() if attack.classes > 2} == {"dlr20": 3}
+
+
+def test_autoattack_comes_to_the_nearest_first_as_published() -> None:
+    asked: list[Any] = []
+
+    def attack(label: str, evaluator: Any, *, only: torch.Tensor, resumable: bool) -> Row:
+        how = evaluator.options
+        asked.append((label, how.version, how.iterations, how.queries, only.tolist(), resumable))
+        return Row(label, "", 0.5 if label == "autoattack" else 1.0, None, 2, 0.0)
+
+    trial: Any = SimpleNamespace(nearest_to_an_error=lambda steps: torch.tensor([4, 2, 0, 1, 3]), attack=attack)
+    assert len(list(AutoAttackCheck(examples=2).rows(trial))) == 2  # all withstand the second time
+    list(AutoAttackCheck(examples=5, iterations=7, queries=9).rows(trial))
+    assert asked == [
+        ("autoattack", "standard", 100, 5000, [2, 4], True),
+        ("autoattack (2)", "standard", 100, 5000, [0, 1], True),
+        ("autoattack", "standard", 7, 9, [0, 1, 2, 3, 4], True),
+    ]
 
 
 def test_evidence_survives_json() -> None:

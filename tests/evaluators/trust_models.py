@@ -13,20 +13,19 @@ from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.judging.attacks import Noise, NoiseOptions
-from calfat_plugin.judging.battery import battery
+from calfat_plugin.judging.battery import AutoAttackCheck, battery
 from calfat_plugin.judging.check import Attack, Check
-from calfat_plugin.judging.checks import AutoAttackCheck
 from calfat_plugin.models.cnn import CNNSmall
 
 #: A battery in a few seconds, by name of the check: too weak to publish, enough to end.
 WEAK = {
-    "noise": (Attack("noise20", Noise(NoiseOptions(draws=20)), 20),),
+    "noise": (Attack("noise20", Noise(NoiseOptions(draws=20))),),
     "strength": tuple(
-        Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)), 60)
+        Attack(label, PGD(PGDOptions(steps=steps, restarts=restarts)))
         for label, steps, restarts in (("pgd5", 5, 1), ("pgd25", 25, 1), ("pgd20 x 2", 20, 2))
     ),
     "black-box": (
-        Attack("square200", AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=200)), 200, True),
+        Attack("square200", AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=200)), True),
     ),
 }
 QUICK = AutoAttackCheck(iterations=5, queries=20)

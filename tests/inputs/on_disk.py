@@ -46,20 +46,6 @@ def write_cifar10(root: Path, n_train: int = 50, n_test: int = 20, seed: int = 0
     return made
 
 
-def write_binary_cifar10(root: Path, n_train: int = 50, n_test: int = 20, seed: int = 0) -> Written:
-    """root/cifar-10-batches-bin: records of the label and 3,072 values; the names as text."""
-    made = _make(n_train, n_test, (3, 32, 32), 10, seed)
-    folder = root / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    parts = {f"data_batch_{n}": part for n, part in enumerate(np.array_split(np.arange(n_train), 5), start=1)}
-    files = {name: (made.x_train[part], made.y_train[part]) for name, part in parts.items()}
-    for name, (x, y) in {**files, "test_batch": (made.x_test, made.y_test)}.items():
-        records = np.concatenate([y.astype(np.uint8)[:, None], x.reshape(len(x), -1)], axis=1)
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
-    (folder / "batches.meta.txt").write_text("\n".join(CIFAR10_NAMES) + "\n\n")
-    return made
-
-
 def write_cifar100(root: Path, n_train: int = 200, n_test: int = 100, seed: int = 0) -> Written:
     """root/cifar-100-python with train, test and meta."""
     made = _make(n_train, n_test, (3, 32, 32), 100, seed)

@@ -19,7 +19,7 @@ import torch
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, Dataset, files, published
 from calfat_plugin.errors import DataError
-from tests.cli.runner import Ended, calfat
+from tests.cli.runner import calfat
 from tests.inputs import on_disk
 
 make_torchvision_importable()
@@ -239,38 +239,14 @@ def test_cifar10_comes_from_npm_where_its_site_cannot_be_reached(tmp_path, monke
         published.load_cifar10(tmp_path / "again", download=True)
 
 
-def test_the_binary_layout_is_the_same_data_set(tmp_path):
-    on_disk.write_binary_cifar10(tmp_path / "binary")
-    on_disk.write_cifar10(tmp_path / "pickles")
-    on_disk.write_binary_cifar10(tmp_path / "pickles", seed=1)  # the pickles come first
-    binary, pickles = (published.load_cifar10(tmp_path / name, verify=False) for name in ("binary", "pickles"))
-    for one, other in ((binary.train, pickles.train), (binary.test, pickles.test)):
-        assert torch.equal(one.x, other.x)
-        assert torch.equal(one.y, other.y)
-    assert (binary.name, binary.class_names, binary.augment) == (pickles.name, pickles.class_names, pickles.augment)
-
-
-def test_a_damaged_file_of_the_binary_layout_is_named(tmp_path):
-    on_disk.write_binary_cifar10(tmp_path / "cifar10")
-    damaged = tmp_path / "cifar10" / "cifar-10-batches-bin" / "data_batch_2.bin"
-    with pytest.raises(DataError, match=re.escape("data_batch_1.bin is corrupt: its MD5 is ")):
-        published.load_cifar10(tmp_path)
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    text = f"data set cifar10: {damaged} cannot be read (ValueError: "
-    with pytest.raises(DataError, match=f"^{re.escape(text)}"):
-        published.load_cifar10(tmp_path, verify=False)
-
-
-def test_the_binary_layout_is_there_for_download(tmp_path, monkeypatch):
-    on_disk.write_binary_cifar10(tmp_path)
-    folder = tmp_path / "cifar-10-batches-bin"
-    sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in folder.iterdir()}
-    monkeypatch.setattr(published, "_BINARY_CIFAR10_MD5", sums)
-    said = f"cifar10: {folder} has all 7 files, their MD5 sums are right.\n"
-    assert calfat("download", "cifar10", "--to", str(tmp_path)) == Ended(0, said, "")
+def test_the_command_names_what_it_can_bring():
     for name, hint in (("cifar", "Did you mean 'cifar10'?"), ("digits", "Data sets: cifar10, cifar100, fmnist, mnist")):
         ended = calfat("download", name)
         assert (ended.code, f"no data set '{name}' is offered for download. {hint}" in ended.err) == (2, True)
+
+
+def test_each_name_finds_the_files_of_its_own_data_set():
+    assert {name: files().name for name, files in published.FILES.items()} == {name: name for name in published.FILES}
 
 
 # --- compressed files, and Debian's package ---------------------------------------------------------------------------

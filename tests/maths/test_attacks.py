@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.gradient import CW, CWOptions
-from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent, input_gradient, momentum
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent, momentum
 from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.threat import ThreatModel
 
@@ -176,17 +176,6 @@ def test_steering_decides_where_a_step_goes():
     plain, opposite = (pgd(steps=1, threat=threat, steering=steering) for steering in (None, torch.neg))
     torch.testing.assert_close(plain - X, X - opposite)
     assert not torch.equal(plain, X)
-
-
-def test_a_second_gradient_of_one_pass_needs_the_graph_to_be_kept():
-    x = X.clone().requires_grad_()
-    logits = linear(x).square()
-    for row in range(2):
-        found = input_gradient(logits[:, row].sum(), x, keep_graph=True)
-        torch.testing.assert_close(found, 2 * (X @ W[row]) * W[[row]])
-    input_gradient(logits.sum(), x)
-    with pytest.raises(RuntimeError, match="second time"):
-        input_gradient(logits.sum(), x)
 
 
 class TestAttackMode:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.maths.losses import cross_entropy, falling, kl_divergence
 from calfat_plugin.modifiers.calibrated import CalibratedLoss, CalibrationOptions
 from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies
 
@@ -148,3 +148,18 @@ class TestDivergence:
         target = torch.tensor([[0.0, -300.0]]).requires_grad_()
         kl_divergence(target, torch.zeros(1, 2)).backward()
         assert target.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("clean", "attacked", "fell"),
+    [
+        ([1.0] * 10, [0.5] * 10, 10),
+        ([1.0] * 9, [0.5] * 9, 0),  # chance could do that
+        ([1.0] * 10, [1 - 1e-6] * 10, 0),  # rounding
+        ([1.0] * 16, [0.5] * 12 + [1.1] * 4, 0),  # three quarters are not over three quarters
+        ([1.0] * 16, [0.5] * 13 + [1.1] * 3, 13),
+        ([1.0] * 16, [0.9] * 13 + [9.0] * 3, 0),  # but the sum rises
+    ],
+)
+def test_what_counts_as_falling(clean: list[float], attacked: list[float], fell: int) -> None:
+    assert falling(torch.tensor(clean), torch.tensor(attacked)) == fell

@@ -120,7 +120,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "cnn_strided": {"norm": "batch"},
     "cnn_mcmahan": {"image_size": (28, 28), "padding": 2},
     "vgg8": {"image_size": (8, 8)},
-    "alexnet64_small": {"image_size": (29, 29)},
 }
 
 

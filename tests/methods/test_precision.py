@@ -16,7 +16,7 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.judging.checks import Slopes
+from calfat_plugin.judging.battery import Slopes
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units

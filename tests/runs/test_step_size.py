@@ -64,7 +64,7 @@ def test_whose_step_follows_which_eps(threat: str, steps: list[str]) -> None:
 
 def test_warnings_name_all_whom_a_bad_step_concerns() -> None:
     absolute = "{eps: 0.3, step_size: 0.05, steps: 2}"
-    evaluators = EVALUATORS.replace("natural, ", "natural, deepfool, autoattack, ")
+    evaluators = EVALUATORS.replace("natural, ", "natural, fab, autoattack, ")
     tiny = f"mine.yaml:4: calfat.evaluators[7]: tiny: {LONG}"
     assert experiment(absolute, evaluators).warnings == (
         f"mine.yaml:3: calfat.threat: training, bim2, pgd2, seen: {SHORT}",

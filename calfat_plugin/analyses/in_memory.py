@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
@@ -30,53 +29,21 @@ if TYPE_CHECKING:
     Images: TypeAlias = Tensor | ArrayLike | DataLoader[Any] | ImageData | Dataset
 
 Number = float | str | Fraction
-Budgets = list[Any] | tuple[Any, ...]
 
 
-@overload
-def evaluate(
-    model: nn.Module,
-    x: Images,
-    y: Labels | None = ...,
-    evaluators: str | Sequence[str | Mapping[str, Any]] = ...,
-    *,
-    eps: Number | None = ...,
-    norm: Norm = ...,
-    step_size: Number | None = ...,
-    targets: Labels | None = ...,
-    batch_size: int = ...,
-    seed: int = ...,
-    on_progress: Callable[[str, int, int, int], None] | None = ...,
-) -> dict[str, EvaluationResult]: ...
-@overload
-def evaluate(
-    model: nn.Module,
-    x: Images,
-    y: Labels | None = ...,
-    evaluators: str | Sequence[str | Mapping[str, Any]] = ...,
-    *,
-    eps: Budgets,
-    norm: Norm = ...,
-    step_size: Number | None = ...,
-    targets: Labels | None = ...,
-    batch_size: int = ...,
-    seed: int = ...,
-    on_progress: Callable[[str, int, int, int], None] | None = ...,
-) -> dict[Any, dict[str, EvaluationResult]]: ...
 def evaluate(
     model: nn.Module,
     x: Images,
     y: Labels | None = None,
     evaluators: str | Sequence[str | Mapping[str, Any]] = (),
     *,
-    eps: Number | Budgets | None = None,
+    eps: Number | None = None,
     norm: Norm = "linf",
     step_size: Number | None = None,
-    targets: Labels | None = None,
     batch_size: int = 500,
     seed: int = 0,
     on_progress: Callable[[str, int, int, int], None] | None = None,
-) -> dict[str, EvaluationResult] | dict[Any, dict[str, EvaluationResult]]:
+) -> dict[str, EvaluationResult]:
     """Measure any model, on the device where it is.
 
     Args:
@@ -85,16 +52,15 @@ def evaluate(
             (images, labels) batches, an ``ImageData``, or a ``Dataset``, whose ``test`` it is then, without ``y``.
         y: (N,) labels, whole numbers from 0.
         evaluators: as recipes write them: names such as ``"pgd20"``, or mappings with a name and options.
-        eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
+        eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``.
         norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
         step_size: of attacks that take steps, a number or a multiple of eps such as ``"eps/10"``; None: ``eps/4``.
-        targets: (N,) the wrong label that the attacks aim at for each image; the results then have ``target_success``.
         batch_size: images a batch.
         seed: of random starts.
         on_progress: called with (label, examples done, examples in all, correct so far).
 
     Returns:
-        Label to result, in the order given; of a list of budgets such a mapping for each, by its eps as given.
+        Label to result, in the order given.
 
     Raises:
         CalfatError: something does not fit; the text says what.
@@ -111,59 +77,25 @@ def evaluate(
     picks = [evaluators] if isinstance(evaluators, str) else evaluators
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
-    budgets = _budgets(eps)
-    experiments = {each: experiment_of(picks, each, norm, step_size, batch_size, seed) for each in budgets}
-    data = images_of(x, y)
-    found = {
-        each: _measure(experiment, model, data, targets, on_progress=on_progress or _ignore)
-        for each, experiment in experiments.items()
-    }
-    for alarm in find_alarms(chain.from_iterable(results.values() for results in found.values())):
+    experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
+    found = _measure(experiment, model, images_of(x, y), on_progress=on_progress or _ignore)
+    for alarm in find_alarms(found.values()):
         warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=2)
-    return found if budgets is eps else found[eps]
+    return found
 
 
-@overload
-def attack(
-    name: str | Mapping[str, Any],
-    model: nn.Module,
-    x: Images,
-    y: Labels | None = ...,
-    *,
-    eps: Number | None = ...,
-    norm: Norm = ...,
-    step_size: Number | None = ...,
-    targets: Labels | None = ...,
-    batch_size: int = ...,
-    seed: int = ...,
-) -> Tensor: ...
-@overload
-def attack(
-    name: str | Mapping[str, Any],
-    model: nn.Module,
-    x: Images,
-    y: Labels | None = ...,
-    *,
-    eps: Budgets,
-    norm: Norm = ...,
-    step_size: Number | None = ...,
-    targets: Labels | None = ...,
-    batch_size: int = ...,
-    seed: int = ...,
-) -> dict[Any, Tensor]: ...
 def attack(
     name: str | Mapping[str, Any],
     model: nn.Module,
     x: Images,
     y: Labels | None = None,
     *,
-    eps: Number | Budgets | None = None,
+    eps: Number | None = None,
     norm: Norm = "linf",
     step_size: Number | None = None,
-    targets: Labels | None = None,
     batch_size: int = 500,
     seed: int = 0,
-) -> Tensor | dict[Any, Tensor]:
+) -> Tensor:
     """Adversarial examples, checked against the budget: those that ``evaluate`` counts with the same arguments.
 
     Args:
@@ -173,45 +105,33 @@ def attack(
             (images, labels) batches that does not shuffle, an ``ImageData``, or the ``test`` of a ``Dataset``, without
             ``y``.
         y: (N,) labels, whole numbers from 0.
-        eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
+        eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``.
         norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
         step_size: of attacks that take steps, a number or a multiple of eps such as ``"eps/10"``; None: ``eps/4``.
-        targets: (N,) the wrong label to aim at for each image; None: any wrong one.
         batch_size: images a batch.
         seed: of random starts.
 
     Returns:
-        (N, C, H, W) float32 in [0, 1], on the device of ``x``; of a list of budgets such a tensor for each, by its eps
-        as given. Images that were not attacked, or that AutoAttack could not break, are as they were.
+        (N, C, H, W) float32 in [0, 1], on the device of ``x``. Images that were not attacked, or that AutoAttack could
+        not break, are as they were.
 
     Raises:
         CalfatError: something does not fit, or the evaluator makes no adversarial examples (``natural``).
     """
     from calfat_plugin.datasets import pixels
 
-    budgets = _budgets(eps)
-    experiments = {each: experiment_of([name], each, norm, step_size, batch_size, seed) for each in budgets}
-    for experiment in experiments.values():
-        ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
-        if not evaluator.gives_examples:
-            raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
+    experiment = experiment_of([name], eps, norm, step_size, batch_size, seed)
+    ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
+    if not evaluator.gives_examples:
+        raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
     data = images_of(x, y, keeps_order=True)
-    found = {each: pixels(data.x).clone() for each in experiments}
-    for each, experiment in experiments.items():
+    found = pixels(data.x).clone()
 
-        def keep(where: Tensor, x_adv: Tensor, points: Tensor = found[each]) -> None:
-            points[where.to(points.device)] = x_adv.detach().to(points.device)
+    def keep(where: Tensor, x_adv: Tensor) -> None:
+        found[where.to(found.device)] = x_adv.detach().to(found.device)
 
-        _measure(experiment, model, data, targets, on_examples=keep)
-    return found if budgets is eps else found[eps]
-
-
-def _budgets(eps: Number | Budgets | None) -> Sequence[Any]:
-    if not isinstance(eps, (list, tuple)):
-        return (eps,)
-    if not eps:
-        raise OptionError("eps: there is no budget in the list.")
-    return eps
+    _measure(experiment, model, data, on_examples=keep)
+    return found
 
 
 def _ignore(*arguments: object) -> None:
@@ -294,29 +214,6 @@ def _loaded(loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
-    """What an attack aims at: (N,) int64 on the CPU."""
-    import torch
-
-    try:
-        found = torch.as_tensor(targets).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"targets must be a tensor or an array of whole numbers: {error}.") from None
-    if found.shape != data.y.shape or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise DataError(
-            f"targets are {tuple(found.shape)} {found.dtype}; expected a label for each image, ({len(data)},) integers."
-        )
-    low, high = int(found.min()), int(found.max())
-    if low < 0 or high >= num_classes:
-        raise DataError(f"targets run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
-    own = int((found == data.y.cpu()).sum())
-    if own:
-        raise DataError(
-            f"targets: {own} of {len(data)} are the images' own labels; leave these images out, or aim elsewhere."
-        )
-    return found.long()
-
-
 def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
     """What evaluators of this model are set up with, on the device where it is."""
     import torch
@@ -345,7 +242,6 @@ def _measure(
     experiment: Experiment,
     model: nn.Module,
     data: ImageData,
-    targets: Labels | None,
     *,
     on_progress: Callable[[str, int, int, int], None] = _ignore,
     on_examples: Callable[[Tensor, Tensor], None] = _ignore,
@@ -353,18 +249,11 @@ def _measure(
     from calfat_plugin.evaluators.measure import measure
 
     task = set_up_task_of(model, data)
-    evaluators = experiment.ready_evaluators(experiment.evaluators, task)
-    for label, evaluator in evaluators:
-        if targets is not None and evaluator.gives_examples and not evaluator.takes_targets:
-            raise OptionError(
-                f"evaluator '{label}' makes no targeted attacks. Those that do: fgsm, bim, pgd, mi-fgsm, cw."
-            )
     return measure(
         model,
         data,
-        evaluators,
+        experiment.ready_evaluators(experiment.evaluators, task),
         num_classes=task.num_classes,
-        targets=None if targets is None else _targets(targets, data, task.num_classes),
         threat=experiment.threat,
         batch_size=experiment.evaluation.batch_size,
         device=task.device,
