@@ -116,7 +116,6 @@ def run(
     plugins: str | Path | Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
-    overwrite: bool = False,
     download: bool = False,
     progress: bool = True,
     workers: int | Literal["auto"] | None = None,
@@ -132,7 +131,6 @@ def run(
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
-        overwrite: replace the run in ``run_dir``, if it has not finished its first round.
         download: fetch a missing data set.
         progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
         workers: train the clients of a round in so many processes of this machine, with the same result; ``"auto"``: as
@@ -179,7 +177,7 @@ def run(
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     path = None if run_dir is None else Path(run_dir)
-    request = Request(experiment, path, resume, ["calfat_plugin.run"], overwrite=overwrite)
+    request = Request(experiment, path, resume, ["calfat_plugin.run"])
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     notes: list[str] = []
     if workers is not None:

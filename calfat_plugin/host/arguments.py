@@ -78,6 +78,7 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         process_id=0,
         role="server",
         using_mlops=False,
+        enable_wandb=False,
     )
     for section in experiment.host_sections.values():  # the host asks of some keys only whether they are there
         vars(args).update({key: value for key, value in dataclasses.asdict(section).items() if value is not None})
@@ -102,7 +103,7 @@ def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
 def fingerprint(experiment: Experiment) -> str:
     """A digest of all in a recipe that two parties of one run must agree on."""
     plain = experiment.as_run()
-    for section in ("device_args", "comm_args", "tracking_args"):
+    for section in ("device_args", "comm_args"):
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
     plain["calfat"]["dataset"].pop("download", None)  # each party fetches its own copy

@@ -40,15 +40,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     """Let FedML's runner run an algorithm of ours, under the patches that a run needs."""
     check_version(fedml.__version__)
     with reseeds_the_world(), no_telemetry():
-        try:
-            args = fedml.init(args, check_env=False, should_init_logs=False)
-        except Exception as error:  # whatever wandb raises, for want of a login, a network, or a right name
-            if not args.enable_wandb:
-                raise
-            raise HostError(
-                f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
-                f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
-            ) from error
+        args = fedml.init(args, check_env=False, should_init_logs=False)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
 
 

@@ -304,11 +304,6 @@ class Flower(Runtime):
             raise self._error(
                 BACKEND, f"'{experiment.comm.backend}' is a backend of FedML; Flower has its own. Remove the key."
             )
-        if experiment.tracking.enable_wandb:
-            raise self._error(
-                ("tracking_args", "enable_wandb"),
-                "this is FedML's own tracking. Remove the key, and write calfat.loggers: [wandb].",
-            )
         if device.using_gpu and device.gpu_id:
             raise self._error(
                 ("device_args", "gpu_id"),

@@ -77,9 +77,7 @@ def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[
         words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    if run.state == "new":
-        return [*words, "--overwrite"] if RunDirectory(run.directory).recipe.exists() else words
-    return [*words, "--resume"]
+    return words if run.state == "new" else [*words, "--resume"]
 
 
 def run_all(

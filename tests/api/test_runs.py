@@ -155,7 +155,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
 
     def stop(request: Request) -> None:
         found.append(request.experiment)
-        raise calfat.RunError(f"seen{' to overwrite' if request.overwrite else ''}")
+        raise calfat.RunError("seen")
 
     monkeypatch.setattr(RunDirectory, "open", stop)
     return found
@@ -192,11 +192,10 @@ def test_another_norm_needs_an_eps_beside_it(seen: list[Experiment]) -> None:
 def test_an_empty_section_is_one_where_there_was_none(seen: list[Experiment]) -> None:
     """``ema: {}`` switches the average on, with its defaults; an empty section leaves what the recipe has."""
     ours = {"trainer": {"name": "fedpgd"}, "threat": {"eps": 0.1}}
-    with pytest.raises(calfat.RunError, match="seen to overwrite"):
+    with pytest.raises(calfat.RunError, match="seen"):
         calfat.run(
             {"model_args": {"model": "cnn_small"}, "calfat": ours},
             run_dir="run",
-            overwrite=True,
             set={"train_args": {}, "calfat": {"ema": {}, "threat": {}, "trainer": {"awp": {}}}},
         )
     (found,) = seen
