@@ -1,4 +1,4 @@
-"""The apps that `flwr run` starts: what `calfat new-flower-app` writes names them, and the recipe beside it.
+"""The apps that `flwr run` starts: the module in `examples/flower_app` names them, and the recipe lies beside it.
 
 Flower decides where they run. In its simulation the clients are trained by processes of Ray, as in `calfat run --host
 flower`. Between SuperNodes each node is a party: its ``--node-config`` says which client it is (``partition-id``) and

@@ -340,8 +340,8 @@ class FlowerSilos(Flower):
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         if self._grid is None:
             raise HostError(
-                "with Flower, parties with data of their own are an app that `flwr run` starts: `calfat new-flower-app "
-                "DIR --recipe RECIPE` writes it. For a simulation: --set common_args.training_type=simulation."
+                "with Flower, parties with data of their own are an app that `flwr run` starts: put the recipe into a "
+                "copy of examples/flower_app. For a simulation: --set common_args.training_type=simulation."
             )
         from calfat_plugin.host.flower.server import serve
 
