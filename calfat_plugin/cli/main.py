@@ -33,7 +33,6 @@ COMMANDS = {
     "new-plugin": "Write the package of a plugin of your own.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",
-    "doctor": "Find what is wrong with this installation.",
 }
 
 _STDERR = 2  # its descriptor, the last of the three that every program has
