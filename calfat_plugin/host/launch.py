@@ -7,7 +7,6 @@ is there, and applies only to the host versions it was tested with.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from calfat_plugin.compat import all_entry_points, make_torchvision_importable, quick_imports
-
-if "torch" not in sys.modules:  # in the process that workers are forked from, where no plugins were looked for
-    list(all_entry_points())  # before torch, which fails where one of them is damaged
+from calfat_plugin.compat import make_torchvision_importable, quick_imports
 
 with quick_imports():
     import torch
