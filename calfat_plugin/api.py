@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -126,8 +126,7 @@ def run(
     Args:
         recipe: a recipe file, or its sections as a mapping.
         seed: instead of the recipe's.
-        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's; or sections, such
-            as ``{"train_args": {"comm_round": 5}}``, which set the keys in them and leave the others.
+        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
@@ -145,7 +144,7 @@ def run(
     from calfat_plugin.runs import session
 
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
-    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(from_python(set or {}), document)}
+    values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
@@ -369,20 +368,6 @@ def load_dataset(
     for key, value in from_python(options).items():
         document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
     return assemble(document, Registry.for_recipe(document)).load_dataset()
-
-
-def _dotted(values: Mapping[str, Any], document: Document, within: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of all that sections hold, level by level; a plugin with its options is one value.
-
-    So is an empty section that the recipe lacks: it may switch something on, as ``ema`` does.
-    """
-    for key, value in values.items():
-        path = within + key
-        is_section = isinstance(value, Mapping) and "." not in key and not (within and "name" in value)
-        if is_section and (value or not within or document.get(tuple(path.split("."))) is not None):
-            yield from _dotted(value, document, f"{path}.")
-        else:
-            yield path, value
 
 
 def load_run(directory: str | Path) -> Run:

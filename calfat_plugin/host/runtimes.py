@@ -143,10 +143,6 @@ class CrossSilo(Runtime):
     def security_warnings(self, rank: int) -> Iterator[str]:
         if self.is_unprotected and rank == 0:
             yield UNPROTECTED
-        if (tls := self.experiment.silo.tls) is not None:
-            from calfat_plugin.host.transports.certificates import exposed_key
-
-            yield from filter(None, [exposed_key(tls, rank)])
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.server import run_server

@@ -226,7 +226,7 @@ class FlowerOptions:
 
 
 _PERCENT = OptionInfo(
-    "<label>", float, False, None, True, help="accuracy in percent, as in the source; fractions warn", low=0, high=100
+    "<label>", float, False, None, True, help="accuracy in percent, as in the source", low=0, high=100
 )
 
 
