@@ -31,7 +31,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, from_python, read_document
-from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
@@ -210,7 +210,6 @@ def trust(
     step_size: str | float | None = None,
     checkpoint: str | None = None,
     model: str | None = None,
-    model_file: str | Path | None = None,
     weights: str | Path | None = None,
     dataset: str | None = None,
     data_dir: str | Path | None = None,
@@ -241,7 +240,6 @@ def trust(
         step_size: of the attacks, a number or a multiple of eps such as ``"eps/10"``; None: the recipe's.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
         model: ``package.module:factory``, or a built-in name.
-        model_file: instead of ``model``, a Python file with the network, or ``file.py:Name``.
         weights: its state dict.
         dataset: the name of the data set that it is judged on.
         data_dir: where data sets are; None: the recipe's.
@@ -287,7 +285,6 @@ def trust(
         model,
         _path(weights),
         dataset,
-        () if model_file is None else model_overrides(str(model_file)),
         attacks=(),
         eps=() if eps is None else (_exact(eps),),
         norm=norm,

@@ -78,7 +78,6 @@ class Registry:
 
     Attributes:
         failures: installed plugins that could not be loaded, and damaged distributions, and why.
-        model_files: module name to file with networks (``--model-file``), of those that were loaded.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,6 @@ class Registry:
         self._providers: dict[str, Provider] = {}
         self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
         self.failures: list[Failure] = []
-        self.model_files: dict[str, PluginFile] = {}
 
     @classmethod
     def load(
@@ -118,9 +116,7 @@ class Registry:
         for file in files.values():
             version = f"{_SHA256}{file.sha256[:12]}"
             provider = Provider(str(file.path), version, file.name)
-            registry._add(file.load(), provider, str(file.path), needs_hooks=not file.model)
-            if file.model:
-                registry.model_files[file.name] = file
+            registry._add(file.load(), provider, str(file.path), needs_hooks=False)
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
             registry._discover({_normal(name) for name in blocked if name.strip()}, files)

@@ -65,7 +65,6 @@ def run(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
-    model_file: tuple[str, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
@@ -82,7 +81,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += (*of_host, *model_file)
+    overrides += of_host
     values: list[tuple[str, ...]] = [("--set", override) for override in overrides]
     values += [("--plugin", str(plugin)) for plugin in plugins]
     values += [] if seed is None else [("--seed", str(seed))]
