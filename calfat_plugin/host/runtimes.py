@@ -23,7 +23,7 @@ from calfat_plugin.recipe.schema import BACKENDS, DASK, MPI, PROCESSES, TRAINING
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
-    from calfat_plugin.host.arguments import ClientTask, ServerTask
+    from calfat_plugin.host.tasks import ClientTask, ServerTask
     from calfat_plugin.host.transports.base import Transport
     from calfat_plugin.results import EvaluationResult
 

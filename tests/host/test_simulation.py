@@ -22,7 +22,7 @@ from calfat_plugin.host import launch, simulation  # before all else of fedml
 # isort: split
 from fedml.simulation.sp.fedavg.client import Client
 
-from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.launch import host_arguments
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.host.arguments import fingerprint
+from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
