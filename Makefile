@@ -30,8 +30,6 @@ SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST_FLOWER = PYTHONDONTWRITEBYTECODE= $(FLOWER_VENV)/bin/python -m pytest
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-# Only needed where somebody had unlinked it.
-LINK = @$(BIN)/calfat link-fedml >/dev/null
 
 .PHONY: help run run-flower test-flower slow-flower cifar10 quick noise test slow lint docs clean
 
@@ -92,12 +90,10 @@ clean:
 # so the second `make run` starts at once and a changed pin is installed by the next one.
 $(VENV)/.installed: $(SETUP_FILES) | $(BIN)/python
 	$(PIP_INSTALL) -e .
-	$(LINK)
 	@touch $@
 
 $(VENV)/.installed-dev: $(SETUP_FILES) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
-	$(LINK)
 	@touch $(VENV)/.installed $@
 
 # By uv, which links gigabytes of CUDA libraries where pip would copy them. Unlike pip it compiles only when told to.

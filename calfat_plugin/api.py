@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -31,7 +31,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, from_python, read_document
-from calfat_plugin.recipe.plugin_files import model_overrides, with_plugins
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
@@ -116,7 +116,6 @@ def run(
     plugins: str | Path | Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
-    overwrite: bool = False,
     download: bool = False,
     progress: bool = True,
     workers: int | Literal["auto"] | None = None,
@@ -127,12 +126,10 @@ def run(
     Args:
         recipe: a recipe file, or its sections as a mapping.
         seed: instead of the recipe's.
-        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's; or sections, such
-            as ``{"train_args": {"comm_round": 5}}``, which set the keys in them and leave the others.
+        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
-        overwrite: replace the run in ``run_dir``, if it has not finished its first round.
         download: fetch a missing data set.
         progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
         workers: train the clients of a round in so many processes of this machine, with the same result; ``"auto"``: as
@@ -147,7 +144,7 @@ def run(
     from calfat_plugin.runs import session
 
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
-    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(from_python(set or {}), document)}
+    values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
@@ -179,7 +176,7 @@ def run(
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     path = None if run_dir is None else Path(run_dir)
-    request = Request(experiment, path, resume, ["calfat_plugin.run"], overwrite=overwrite)
+    request = Request(experiment, path, resume, ["calfat_plugin.run"])
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     notes: list[str] = []
     if workers is not None:
@@ -213,7 +210,6 @@ def trust(
     step_size: str | float | None = None,
     checkpoint: str | None = None,
     model: str | None = None,
-    model_file: str | Path | None = None,
     weights: str | Path | None = None,
     dataset: str | None = None,
     data_dir: str | Path | None = None,
@@ -244,7 +240,6 @@ def trust(
         step_size: of the attacks, a number or a multiple of eps such as ``"eps/10"``; None: the recipe's.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
         model: ``package.module:factory``, or a built-in name.
-        model_file: instead of ``model``, a Python file with the network, or ``file.py:Name``.
         weights: its state dict.
         dataset: the name of the data set that it is judged on.
         data_dir: where data sets are; None: the recipe's.
@@ -290,7 +285,6 @@ def trust(
         model,
         _path(weights),
         dataset,
-        () if model_file is None else model_overrides(str(model_file)),
         attacks=(),
         eps=() if eps is None else (_exact(eps),),
         norm=norm,
@@ -371,20 +365,6 @@ def load_dataset(
     for key, value in from_python(options).items():
         document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
     return assemble(document, Registry.for_recipe(document)).load_dataset()
-
-
-def _dotted(values: Mapping[str, Any], document: Document, within: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of all that sections hold, level by level; a plugin with its options is one value.
-
-    So is an empty section that the recipe lacks: it may switch something on, as ``ema`` does.
-    """
-    for key, value in values.items():
-        path = within + key
-        is_section = isinstance(value, Mapping) and "." not in key and not (within and "name" in value)
-        if is_section and (value or not within or document.get(tuple(path.split("."))) is not None):
-            yield from _dotted(value, document, f"{path}.")
-        else:
-            yield path, value
 
 
 def load_run(directory: str | Path) -> Run:

@@ -1,13 +1,10 @@
-"""Make imports work that their environment breaks: of torchvision beside another torch, of torch beside damage.
+"""Make imports work that their environment breaks: of torchvision beside another torch.
 
 PyPI offers torchvision only as a CUDA build for Linux. Beside a CPU-only torch its compiled operators cannot load, yet
 its Python side registers fake kernels for two of them (``nms`` and ``qnms``) and fails because nobody defined their
 schemas. Defining those schemas is enough for data sets, transforms and models, which is all that we and the host use.
 
-Torch and pydantic, which the host imports, ask every distribution of the environment for its entry points. Where the
-metadata of one cannot be read, importing them fails, whatever that distribution is for.
-
-What they import is much: :func:`quick_imports` takes a quarter off its time.
+What torch and the hosts import is much: :func:`quick_imports` takes a quarter off its time.
 """
 
 from __future__ import annotations
@@ -17,20 +14,15 @@ import gc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
-from typing import Any
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _library: object | None = None  # torch drops the schemas when the library object is collected
-
-_discover = Distribution.discover
-_damaged: set[Path] = set()  # folders
 
 
 def make_torchvision_importable() -> bool:
@@ -79,31 +71,6 @@ def _compiled_operators_load() -> bool:
     except OSError:
         return False
     return True
-
-
-def all_entry_points() -> Iterator[tuple[Distribution, Sequence[EntryPoint] | Exception]]:
-    """Every distribution on the search path with its entry points, or with what is wrong with its metadata.
-
-    ``importlib.metadata`` leaves a damaged distribution out from then on, for whoever asks in this process.
-    """
-    for found in _discover():
-        try:
-            points = list(found.entry_points)
-        except Exception as error:  # which ones, differs between damages and versions of the library
-            _damaged.add(folder_of(found))
-            Distribution.discover = staticmethod(_undamaged)  # type: ignore[method-assign]
-            yield found, error
-        else:
-            yield found, points
-
-
-def folder_of(found: Distribution) -> Path:
-    """Where the metadata of a distribution is, such as ``my_fat-1.1.dist-info``."""
-    return Path(str(getattr(found, "_path", "unknown")))  # not public, but all that is left of a damaged one
-
-
-def _undamaged(**context: Any) -> Iterable[Distribution]:
-    return (found for found in _discover(**context) if folder_of(found) not in _damaged)
 
 
 def num_cores() -> int:

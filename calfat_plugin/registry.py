@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distribution
+from importlib.metadata import EntryPoint, distribution, distributions
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pluggy
 
 from calfat_plugin import __version__, builtin, entries, hookspecs
-from calfat_plugin.compat import all_entry_points, folder_of
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document
@@ -78,7 +78,6 @@ class Registry:
 
     Attributes:
         failures: installed plugins that could not be loaded, and damaged distributions, and why.
-        model_files: module name to file with networks (``--model-file``), of those that were loaded.
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,6 @@ class Registry:
         self._providers: dict[str, Provider] = {}
         self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
         self.failures: list[Failure] = []
-        self.model_files: dict[str, PluginFile] = {}
 
     @classmethod
     def load(
@@ -118,9 +116,7 @@ class Registry:
         for file in files.values():
             version = f"{_SHA256}{file.sha256[:12]}"
             provider = Provider(str(file.path), version, file.name)
-            registry._add(file.load(), provider, str(file.path), needs_hooks=not file.model)
-            if file.model:
-                registry.model_files[file.name] = file
+            registry._add(file.load(), provider, str(file.path), needs_hooks=False)
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
             registry._discover({_normal(name) for name in blocked if name.strip()}, files)
@@ -310,11 +306,9 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
     ``importlib.metadata.entry_points`` fails once the host's importlib-metadata 1.7 is imported.
     """
     seen: set[str] = set()
-    for found, points in all_entry_points():
+    for found in distributions():
         try:
-            if isinstance(points, Exception):
-                raise points
-            if not any(point.group == GROUP for point in points):
+            if not any(point.group == GROUP for point in found.entry_points):
                 continue
             name = next(iter(found.metadata.get_all("Name", [])), "")
             if not name:
@@ -326,7 +320,7 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
             points = [point for point in first.entry_points if point.group == GROUP]
             offered = [(Provider(name, first.version or "?", point.name), point) for point in points]
         except Exception as error:  # in another encoding, say, or with the name of another distribution
-            folder = folder_of(found)
+            folder = Path(str(getattr(found, "_path", "unknown")))  # not public, but all that is left of a damaged one
             name, _, version = folder.stem.partition("-")
             yield Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({_reason(error)})")
         else:

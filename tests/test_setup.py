@@ -248,24 +248,23 @@ RUN = "run recipes/calfat_digits.yaml"
 TEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --weight-noise 0"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
-LINK = "link-fedml"
 
 
 def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     assert checkout.make("run").returncode == 0
-    assert checkout.calls() == ["-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
+    assert checkout.calls() == ["-m venv .venv", UPGRADE, INSTALL, RUN]
     checkout.make("run", "ARGS=--seed 1")
     assert checkout.calls() == [f"{RUN} --seed 1"]
     checkout.make("test")
-    assert checkout.calls() == [f"{INSTALL}[dev]", LINK, TEST]
+    assert checkout.calls() == [f"{INSTALL}[dev]", TEST]
     checkout.make("test")
     checkout.make("docs")
     checkout.make("run")
     assert checkout.calls() == [TEST, "-m mkdocs build", RUN]
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
-    assert checkout.calls() == [INSTALL, LINK, RUN]
+    assert checkout.calls() == [INSTALL, RUN]
 
 
 @pytest.mark.parametrize("page", ["../README.md", "install.md"])
@@ -331,7 +330,7 @@ def test_make_brings_a_fitting_python_where_there_is_none(missing: tuple[str, ..
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines()[0] == BRINGS
     if not missing:  # the stand-in of 3.11 is made by `-m venv`, too
-        assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
+        assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, RUN]
         assert machine.run().stdout.splitlines() == [f".venv/bin/calfat {RUN} "]
 
 

@@ -63,14 +63,11 @@ def planned(
     model: str | None,
     weights: Path | None,
     dataset: str | None,
-    model_file: Sequence[str] = (),
     **request: Any,
 ) -> AttackPlan:
     """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`."""
     asked = AttackRequest(**request)
-    if model is not None and model_file:
-        raise OptionError("--model and --model-file each name a model; leave one out.")
-    own = {"--model-file" if model_file else "--model": model_file or model, "--weights": weights, "--dataset": dataset}
+    own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:
             raise OptionError(
@@ -78,13 +75,13 @@ def planned(
                 "--weights and --dataset, not both."
             )
         return plan_run(target, checkpoint, asked)
-    if not (model or model_file) or weights is None or dataset is None:
+    if model is None or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
-            f"--model (or --model-file), --weights and --dataset (missing: {missing})."
+            f"--model, --weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, asked, model_file)
+    return plan_model(model, weights, dataset, asked)
 
 
 def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> AttackPlan:
@@ -93,21 +90,18 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> At
     return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
 
-def plan_model(
-    model: str | None, weights: Path, dataset: str, request: AttackRequest, model_file: Sequence[str] = ()
-) -> AttackPlan:
-    """Attack a model of the user's own: a name or ``package.module:factory``, or what ``--model-file`` means."""
+def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> AttackPlan:
+    """Attack a model of the user's own: a name or ``package.module:factory``."""
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
-    document = Document("calfat attack", {}, {}).with_overrides(model_file)
+    document = Document("calfat attack", {}, {})
     for path, value, place in (
         (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
         (("model_args", "model"), model, f"--model {model}"),
         (("device_args", "using_gpu"), True, "calfat attack"),
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
-        if value is not None:
-            document = document.with_value(path, value, place)
+        document = document.with_value(path, value, place)
     return _plan(weights, None, with_plugins(document, request.plugins), request)
 
 

@@ -124,7 +124,6 @@ def open_evidence(
     model: str | None = None,
     weights: Path | None = None,
     dataset: str | None = None,
-    model_file: Sequence[str] = (),
     **request: Any,
 ) -> tuple[LoadedRun, Path]:
     """The model that evidence is about, and its file.
@@ -139,7 +138,7 @@ def open_evidence(
         there = RunDirectory(target).recipe.is_file()
         hint = " It is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
-    own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset, "model_file": model_file}
+    own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset}
     run = (
         None
         if any(own.values())

@@ -17,7 +17,7 @@ from calfat_plugin import __version__
 from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
 from calfat_plugin.disk import read_json, write_text
 from calfat_plugin.errors import OptionError, RunError
-from calfat_plugin.experiment.resuming import FREE, flat
+from calfat_plugin.experiment.differences import FREE, flat
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS

@@ -47,7 +47,6 @@ def own_recipe(entry: Entry, seed: int, means: Means) -> Document:
             if isinstance(each, Mapping) and each.get("source") is not None:
                 raise RunError(f"{document.file}: '{each.get('name')}' reads {each['source']}, which is not followed.")
     own = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.data.items()}
-    own.pop("tracking_args", None)
     own.pop("device_args", None)
     own.pop("comm_args", None)
     for key in ("flower", "silo", "loggers", "reported"):

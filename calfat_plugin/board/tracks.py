@@ -17,7 +17,7 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, write_new_folder
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import parse_number
-from calfat_plugin.experiment.resuming import flat
+from calfat_plugin.experiment.differences import flat
 from calfat_plugin.recipe.document import BOARD, read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import first_of

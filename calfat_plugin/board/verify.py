@@ -261,7 +261,7 @@ def _other_arithmetic(entry: Entry, seed: int, means: Means, path: Path, from_st
     folder = path.with_name(f"{path.name}-otherwise")
     _, other = again(entry, seed, replace(means, device=None), folder, from_start=from_start)
     run = RunDirectory(other)
-    options = ["--run-dir", str(other), "--plain", "--no-page", "--overwrite" if from_start else "--resume"]
+    options = ["--run-dir", str(other), "--plain", "--no-page", "--resume"]
     done = subprocess.run(
         [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(run.recipe), *options],
         env={**os.environ, "ATEN_CPU_CAPABILITY": _OTHER_UNITS[capability]},

@@ -31,13 +31,12 @@ def check(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
-    model_file: tuple[str, ...],
     show: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
-    overrides += (*of_host, *model_file)
+    overrides += of_host
     document = read_document(recipe)  # once: it may be a pipe
     with json_output(as_json):  # a plugin may print
         if "axes" not in document.data:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from calfat_plugin.cli.options import Decorator, model_file_option
+from calfat_plugin.cli.options import Decorator
 from calfat_plugin.threat import Norm
 
 target_argument: Decorator = click.argument(
@@ -27,7 +27,6 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs weights and data set."
     ),
-    model_file_option,
     click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
     click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),

@@ -1,4 +1,4 @@
-"""The apps that `flwr run` starts: what `calfat new-flower-app` writes names them, and the recipe beside it.
+"""The apps that `flwr run` starts: the module in `examples/flower_app` names them, and the recipe lies beside it.
 
 Flower decides where they run. In its simulation the clients are trained by processes of Ray, as in `calfat run --host
 flower`. Between SuperNodes each node is a party: its ``--node-config`` says which client it is (``partition-id``) and
@@ -27,10 +27,10 @@ from calfat_plugin.cli.progress import choose_progress
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.flower.client import any_client, app_that
 from calfat_plugin.host.flower.messages import MODEL, Answer, fields_of, tensors_of
 from calfat_plugin.host.runtimes import runtime_on
+from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.runs import session

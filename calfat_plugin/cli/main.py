@@ -31,16 +31,11 @@ COMMANDS = {
     "trust": "Judge whether a model's robust accuracy may be believed.",
     "board": "Keep a leaderboard that checks its entries itself.",
     "new-plugin": "Write the package of a plugin of your own.",
-    "new-flower-app": "Write an app that 'flwr run' starts.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",
-    "link-fedml": "Let 'fedml run RECIPE' run recipes.",
-    "unlink-fedml": "Make 'fedml' FedML's own command again.",
-    "doctor": "Find what is wrong with this installation.",
 }
 
 _STDERR = 2  # its descriptor, the last of the three that every program has
-_MODULES = {"unlink-fedml": "link-fedml"}  # where that is not the command's own name
 
 
 class LazyGroup(click.Group):
@@ -86,8 +81,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"calfat_plugin.cli.{_MODULES.get(cmd_name, cmd_name).replace('-', '_')}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"calfat_plugin.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from calfat_plugin.recipe.plugin_files import PluginFile, model_overrides
+from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.shipped import shipped_files
 
@@ -51,20 +51,13 @@ plugin_option: Decorator = click.option(
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="A Python file with plugins, which need not be installed; repeatable.",
-)
-model_file_option: Decorator = click.option(
-    "--model-file",
-    "model_file",
-    metavar="FILE[:NAME]",
-    callback=lambda ctx, param, text: () if text is None else model_overrides(text),  # for the overrides
-    help="A Python file with the network: a class or function NAME, or the only one.",
+    help="A Python file with plugins or a network, which need not be installed; repeatable.",
 )
 
 
 def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A recipe, and what is changed in it."""
-    for each in (model_file_option, plugin_option, _host_option, seed_option, set_option, _recipe_argument):
+    for each in (plugin_option, _host_option, seed_option, set_option, _recipe_argument):
         command = each(command)
     return command
 

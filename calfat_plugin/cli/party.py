@@ -72,8 +72,5 @@ def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint
     if not located(words[0]).is_file():
         raise RunError(f"{words[0]}: every process of this run reads the recipe; save it in a file instead of a pipe.")
     hint.directory, hint.is_ours = RunDirectory(directory), False
-    if request.overwrite:
-        hint.directory.refuse_to_overwrite()  # before a client removes its part of a run that is kept
-        words.append("--overwrite")
     if status := run_all(runtime, words, directory, resume=request.resume):
         sys.exit(status)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -17,84 +15,27 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin import entries
-from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, methods_of
+from calfat_plugin.cli.entry_page import WHERE, entry_page
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.entries import KINDS, kind_of
 from calfat_plugin.errors import PluginError, did_you_mean
-from calfat_plugin.exact import StepSize
-from calfat_plugin.experiment import defined_modifiers
-from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import BLOCK_VARIABLE, Registry
 
 _WIDTH = 80
-_OPTION_KEYS = (
-    *("name", "type", "expected", "required", "default", "optional"),
-    *("unit", "low", "high", "open_low", "choices", "help"),
-)
 
 
 @click.command()
 @click.argument("name", required=False)
 @plugin_option
-@json_option
-def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
+def plugins(name: str | None, plugins: tuple[Path, ...]) -> None:
     """List everything that a recipe can name, or explain NAME."""
-    with json_output(as_json) as show:
-        registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
-        everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
-        found = everything if name is None else _find(registry, name)
-        if as_json:
-            content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
-            if name is None:
-                content["not_loaded"] = [{**vars(each.provider), "reason": each.reason} for each in registry.failures]
-            show(content)
-        elif name is None:
-            _print_list(registry)
-        else:
-            _print_pages(registry, found)
-
-
-def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
-    """Everything known about an entry of ``registry``, ready for JSON."""
-    provider = registry.provider(kind_of(entry), entry.name)
-    described = {
-        **{key: getattr(entry, key) for key in ("kind", "name", "summary", "formula", "number_option")},
-        "where": WHERE[kind_of(entry)],
-        **vars(provider),
-        "options": [_describe_option(info) for info in describe_options(entry.config)],
-        "presets": {
-            name: {
-                "help": preset.help,
-                "options": _plain(preset.options),
-                "recipe": _plain(preset.recipe(PRESET_DATASET)),
-            }
-            for name, preset in entry.presets.items()
-        },
-        "citation": entry.citation and {"text": entry.citation.text, "bibtex": entry.citation.bibtex},
-    }
-    if isinstance(entry, entries.TrainerEntry):
-        described["modifiers"] = list(defined_modifiers(registry, entry))
-    if isinstance(entry, entries.ModifierEntry):
-        described["methods"] = methods_of(registry, entry)
-    if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):
-        described["conflicts"] = dict(entry.conflicts)
-    if isinstance(entry, entries.DatasetEntry):
-        described |= {"num_classes": entry.num_classes, "image_shape": entry.image_shape and list(entry.image_shape)}
-    return described
-
-
-def _describe_option(info: OptionInfo) -> dict[str, Any]:
-    words: dict[type, str] = {Fraction: "fraction", StepSize: "fraction or eps/N", str: "text"}
-    described = {key: to_plain(getattr(info, key)) for key in _OPTION_KEYS}
-    each = words.get(info.type, info.type.__name__)
-    return {**described, "type": f"list of {each}" if info.many else each}
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: to_plain(value) for key, value in values.items()}
+    registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
+    if name is None:
+        _print_list(registry)
+    else:
+        _print_pages(registry, _find(registry, name))
 
 
 def _find(registry: Registry, name: str) -> list[entries.Entry]:

@@ -47,7 +47,6 @@ from calfat_plugin.shipped import located
 @click.option(
     "--resume", is_flag=True, help="Resume the newest unfinished run of this recipe and seed, or the one in --run-dir."
 )
-@click.option("--overwrite", is_flag=True, help="Replace the run in --run-dir, if it has not finished its first round.")
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
 @click.option("--local", is_flag=True, help="Start all processes of a cross-silo run on this machine.")
@@ -66,11 +65,9 @@ def run(
     seed: int | None,
     of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
-    model_file: tuple[str, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
-    overwrite: bool,
     role: str | None,
     rank: int | None,
     local: bool,
@@ -84,7 +81,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += (*of_host, *model_file)
+    overrides += of_host
     values: list[tuple[str, ...]] = [("--set", override) for override in overrides]
     values += [("--plugin", str(plugin)) for plugin in plugins]
     values += [] if seed is None else [("--seed", str(seed))]
@@ -107,7 +104,7 @@ def run(
         runtime = runtime_of(experiment)
         is_party = local or role is not None or rank is not None
         typed = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        request = Request(experiment, run_dir, resume, typed, profile=profile, overwrite=overwrite, page=not no_page)
+        request = Request(experiment, run_dir, resume, typed, profile=profile, page=not no_page)
         if workers is not None:
             if is_party and not runtime.is_cross_silo:
                 raise RunError(f"{OPTION} starts all processes of a run. Leave out --local, --role and --rank.")

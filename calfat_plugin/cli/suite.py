@@ -14,7 +14,7 @@ import click
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, model_file_option, plugin_option, set_option
+from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
@@ -50,7 +50,6 @@ SOME_FAILED = 1
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
 @plugin_option
-@model_file_option
 @click.option(
     "--only",
     multiple=True,
@@ -77,7 +76,6 @@ def suite(
     seeds: str | None,
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
-    model_file: tuple[str, ...],
     only: tuple[str, ...],
     record: Path | None,
     trust: bool,
@@ -91,7 +89,6 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    overrides += model_file
     with json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
         check_record(loaded)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
@@ -16,14 +15,12 @@ from calfat_plugin.recipe.schema import ClientGroup
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
     """What has no effect, or not the one that was probably meant, each with its place and what to do."""
     yield from _other_optimizer(experiment)
-    yield from _unknown_labels(experiment)
     yield from _no_effect(experiment, written)
     yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
     if trains:
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
-        yield from _fractions(experiment)
 
 
 def too_large_batches(experiment: Experiment, groups: Mapping[int, ClientGroup], sizes: Mapping[int, int]) -> str:
@@ -47,15 +44,6 @@ def _other_optimizer(experiment: Experiment) -> Iterator[str]:
     if asked.lower() not in ("fedavg", chosen.lower()):
         text = f"'{asked}' has no effect; calfat.aggregator selects the algorithm, here '{chosen}'."
         yield _at(experiment, ("train_args", "federated_optimizer"), text)
-
-
-def _unknown_labels(experiment: Experiment) -> Iterator[str]:
-    """Of published numbers, a label that is nearly one of this recipe's. One may well run fewer than the paper."""
-    labels = [plugin.label for plugin in experiment.evaluators]
-    for label in experiment.reported.percent:
-        if label not in labels and (near := did_you_mean(label, labels)):
-            text = f"no evaluator of this recipe has that label.{near}"
-            yield _at(experiment, ("calfat", "reported", label), text)
 
 
 def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
@@ -147,13 +135,3 @@ def _unused_budgets(experiment: Experiment) -> Iterator[str]:
         if "threat" in group.changed and not trained.trains_attacked:
             why = f"the local trainer '{trained.trainer.name}' does not attack"
             yield _at(experiment, (*group.path, "threat"), f"this key has no effect here: {why}.")
-
-
-def _fractions(experiment: Experiment) -> Iterator[str]:
-    """Of published numbers. A robust accuracy below 1 % is nothing special, but all of them are hardly so low."""
-    percent = experiment.reported.percent
-    largest = max(percent, key=lambda label: percent[label], default="")
-    if largest and 0 < percent[largest] <= 1:
-        value = percent[largest]
-        text = f"got {value:g}, and percent are wanted; if this is a fraction, write {100 * value:g}."
-        yield _at(experiment, ("calfat", "reported", largest), text)

@@ -171,9 +171,7 @@ class _Reader:
         options = self.document.section(path)
         if what.kind is entries.ModelEntry:
             module, colon, network = name.partition(":")
-            if file := self.registry.model_files.get(module):
-                name, colon = f"{module}:{file.network(network)}", ":"
-            elif colon and not (module and network):
+            if colon and not (module and network):
                 text = f"got '{name}', expected the name of a model, or package.module:factory of your own."
                 raise self.document.error(what.named_by, text)
             if colon:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 import traceback
 import uuid
@@ -18,7 +17,6 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from calfat_plugin.compat import all_entry_points
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.observer import BatchProgress, RunObserver
@@ -72,8 +70,6 @@ def this_process() -> tuple[str, int]:
 @lru_cache(maxsize=1)
 def started(start: bytes) -> Worker:
     """This process's worker, made when it is first asked for; ``start`` is a pickled function that makes it."""
-    if "torch" not in sys.modules:
-        list(all_entry_points())  # before torch, which fails where one of them is damaged
     worker: Worker = pickle.loads(start)()
     return worker
 

@@ -7,8 +7,8 @@ import sys
 from importlib import metadata
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.arguments import TESTED_VERSIONS
 
+TESTED_FEDML = "0.9.6"  # the patches in launch.py are for this version
 TESTED_FLOWER = "1.41"
 FEDML_INSTALLS = sys.version_info < (3, 12)  # setup.cfg says why not above
 
@@ -40,7 +40,7 @@ def refuse_without_flower() -> None:
 
 def how_to_get_a_host() -> str:
     """What to do where FedML is not installed: on this version of Python, and beside what is installed."""
-    version, flower = TESTED_VERSIONS[-1], version_of("flwr")
+    version, flower = TESTED_FEDML, version_of("flwr")
     choose = "add --host flower, or common_args.host: flower to the recipe"
     if FEDML_INSTALLS:
         return f"Install it: pip install fedml=={version}" + (f"; or {choose}: Flower is installed." if flower else "")

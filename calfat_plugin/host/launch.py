@@ -6,19 +6,16 @@ is there, and applies only to the host versions it was tested with.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from calfat_plugin.compat import all_entry_points, make_torchvision_importable, quick_imports
-
-if "torch" not in sys.modules:  # in the process that workers are forked from, where no plugins were looked for
-    list(all_entry_points())  # before torch, which fails where one of them is damaged
+from calfat_plugin.compat import make_torchvision_importable, quick_imports
 
 with quick_imports():
     import torch
@@ -29,35 +26,66 @@ with warnings.catch_warnings(), quick_imports():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
+from calfat_plugin.disk import expanded  # noqa: E402
 from calfat_plugin.errors import HostError  # noqa: E402
 from calfat_plugin.federation.global_rng import generators_kept  # noqa: E402
-from calfat_plugin.host.arguments import TESTED_VERSIONS  # noqa: E402
+from calfat_plugin.host.installed import TESTED_FEDML  # noqa: E402
 
-__all__ = ["fedml", "run_host"]
+if TYPE_CHECKING:
+    from calfat_plugin.experiment import Experiment
+
+__all__ = ["fedml", "host_arguments", "run_host", "silo_arguments"]
 
 
 def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[Any], Any]) -> None:
     """Let FedML's runner run an algorithm of ours, under the patches that a run needs."""
     check_version(fedml.__version__)
     with reseeds_the_world(), no_telemetry():
-        try:
-            args = fedml.init(args, check_env=False, should_init_logs=False)
-        except Exception as error:  # whatever wandb raises, for want of a login, a network, or a right name
-            if not args.enable_wandb:
-                raise
-            raise HostError(
-                f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
-                f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
-            ) from error
+        args = fedml.init(args, check_env=False, should_init_logs=False)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
+
+
+def host_arguments(experiment: Experiment) -> SimpleNamespace:
+    """The host's view of a recipe: one flat object, with its own sections only.
+
+    From the section ``calfat`` an attack's ``epsilon`` would land on the ``epsilon`` of its differential privacy.
+    """
+    args = SimpleNamespace(
+        yaml_config_file=experiment.document.file,
+        run_id="0",
+        rank=0,
+        local_rank=0,
+        process_id=0,
+        role="server",
+        using_mlops=False,
+        enable_wandb=False,
+    )
+    for section in experiment.host_sections.values():  # the host asks of some keys only whether they are there
+        vars(args).update({key: value for key, value in dataclasses.asdict(section).items() if value is not None})
+    args.data_cache_dir = str(expanded(experiment.data.data_cache_dir))
+    args.client_num_per_round = experiment.clients_per_round
+    args.worker_num = experiment.clients_per_round
+    # The host asks us after every round; calfat.monitor decides what is evaluated.
+    args.frequency_of_the_test = 1
+    return args
+
+
+def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
+    args = host_arguments(experiment)
+    num_clients = experiment.num_clients
+    args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank
+    args.worker_num = num_clients
+    # The host would take the first ``client_num_per_round`` ranks for the whole federation.
+    args.client_id_list = str(list(range(1, num_clients + 1)) if rank == 0 else [rank])
+    return args
 
 
 def check_version(version: str) -> None:
     """Refuse a host that the patches were not tested with."""
-    if version not in TESTED_VERSIONS:
+    if version != TESTED_FEDML:
         raise HostError(
-            f"fedml {version} is installed; calfat_plugin is tested with {', '.join(TESTED_VERSIONS)}. "
-            f"Install it with: pip install fedml=={TESTED_VERSIONS[-1]}"
+            f"fedml {version} is installed; calfat_plugin is tested with {TESTED_FEDML}. "
+            f"Install it with: pip install fedml=={TESTED_FEDML}"
         )
 
 

@@ -23,7 +23,7 @@ from calfat_plugin.recipe.schema import BACKENDS, DASK, MPI, PROCESSES, TRAINING
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
-    from calfat_plugin.host.arguments import ClientTask, ServerTask
+    from calfat_plugin.host.tasks import ClientTask, ServerTask
     from calfat_plugin.host.transports.base import Transport
     from calfat_plugin.results import EvaluationResult
 
@@ -143,10 +143,6 @@ class CrossSilo(Runtime):
     def security_warnings(self, rank: int) -> Iterator[str]:
         if self.is_unprotected and rank == 0:
             yield UNPROTECTED
-        if (tls := self.experiment.silo.tls) is not None:
-            from calfat_plugin.host.transports.certificates import exposed_key
-
-            yield from filter(None, [exposed_key(tls, rank)])
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.server import run_server
@@ -304,11 +300,6 @@ class Flower(Runtime):
             raise self._error(
                 BACKEND, f"'{experiment.comm.backend}' is a backend of FedML; Flower has its own. Remove the key."
             )
-        if experiment.tracking.enable_wandb:
-            raise self._error(
-                ("tracking_args", "enable_wandb"),
-                "this is FedML's own tracking. Remove the key, and write calfat.loggers: [wandb].",
-            )
         if device.using_gpu and device.gpu_id:
             raise self._error(
                 ("device_args", "gpu_id"),
@@ -345,8 +336,8 @@ class FlowerSilos(Flower):
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         if self._grid is None:
             raise HostError(
-                "with Flower, parties with data of their own are an app that `flwr run` starts: `calfat new-flower-app "
-                "DIR --recipe RECIPE` writes it. For a simulation: --set common_args.training_type=simulation."
+                "with Flower, parties with data of their own are an app that `flwr run` starts: put the recipe into a "
+                "copy of examples/flower_app. For a simulation: --set common_args.training_type=simulation."
             )
         from calfat_plugin.host.flower.server import serve
 

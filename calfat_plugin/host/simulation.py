@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import host_arguments, run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
@@ -21,8 +21,8 @@ from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.adapters import MessageTrainer, WorkerTrainer
-from calfat_plugin.host.arguments import ServerTask, host_arguments
 from calfat_plugin.host.executors import Workers
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.results import EvaluationResult, State
 
 

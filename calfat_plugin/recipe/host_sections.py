@@ -13,6 +13,7 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.keys import Section, keys_of
 
 _KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
+_KEYS["tracking_args"] = []  # FedML's, of which no key acts here
 _OURS = (*_KEYS, "calfat")
 _HOME = {key: name for name, keys in _KEYS.items() for key in keys}
 _HOME_IN_CALFAT = {
@@ -35,6 +36,7 @@ SWITCHES: Mapping[str, str] = {
     "enable_defense": "FedML's own defences do not run here (calfat.aggregator has others)",
     "enable_attack": "FedML's own attacks do not run here (calfat.clients has others)",
     "enable_fhe": "there is no homomorphic encryption here: the server sees every client's update",
+    "enable_wandb": "FedML's own tracking does not run here (calfat.loggers: [wandb] is ours)",
 }
 """FedML's switches of what there is not here, and the reason. FedML reads them in any section."""
 
@@ -56,10 +58,6 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
     if reason := _REFUSED_OPTIMIZERS.get(optimizer.lower()):
         path: KeyPath = ("train_args", "federated_optimizer")
         raise document.error(path, f"got '{optimizer}', but {reason}. Remove the key, or write FedAvg.")
-    if not typed["tracking_args"].enable_wandb:
-        if not document.has(("tracking_args", "enable_wandb")):
-            useless += [("tracking_args", key) for key, value in vars(typed["tracking_args"]).items() if value]
-        typed["tracking_args"] = schema.TrackingArgs()
     found = [(f"{document.place(path)}: {dotted(path)}", _hint(path)) for path in useless]
     if found:  # one warning: a file that is copied from elsewhere may have a dozen such keys
         (first, hint), *others = found
@@ -92,12 +90,14 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
         if key in SWITCHES:
             text = f"got {describe(section[key])}, but {SWITCHES[key]}. Write {key}: false."
             raise document.error((name, key), text)
+    is_off = any(section.get(switch) is False for switch in SWITCHES)
     if name in _KEYS:
         for key in asked:
             if key not in _KEYS[name]:
                 refuse_misplaced(document, (name, key))
-                yield name, key
-    elif asked and not any(section.get(switch) is False for switch in SWITCHES):
+                if not (is_off and name == "tracking_args"):
+                    yield name, key
+    elif asked and not is_off:
         yield (name,)
 
 
@@ -105,6 +105,4 @@ def _hint(path: KeyPath) -> str:
     if len(path) == 1:
         return ""
     name, key = map(str, path)
-    if key in _KEYS[name]:
-        return " It needs tracking_args.enable_wandb: true."
     return f" Did you mean '{_OTHER_WORDS[key]}'?" if key in _OTHER_WORDS else did_you_mean(key, _KEYS[name])

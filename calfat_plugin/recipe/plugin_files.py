@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import sys
 import traceback
@@ -17,12 +16,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 
 from calfat_plugin.disk import expanded, read_bytes
-from calfat_plugin.errors import PluginError, did_you_mean, listed
+from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.options import option
-from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.recipe.document import Document, KeyPath
 
 PLUGINS: KeyPath = ("calfat", "plugins")
 _MAX_BYTES = 1_000_000  # what goes beyond is no program that somebody wrote
@@ -34,53 +33,23 @@ class PluginFileOptions:
 
     file: str = option(help="the file, `<module>.py`; `--plugin FILE` writes it here with its whole path")
     sha256: str | None = option(None, help="of its content; null: as it is now. A recipe as run has it")
-    model: bool = option(False, help="it has a network for `model_args.model` and needs no hooks; see `--model-file`")
 
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A Python file with hooks, and the SHA-256 of its content; ``model``: it has a network and needs no hooks."""
+    """A Python file with hooks, or with what a recipe names as ``module:factory``, and the SHA-256 of its content."""
 
     path: Path
     sha256: str
-    model: bool = False
 
     @property
     def name(self) -> str:
         """What it is called as a module."""
         return self.path.stem
 
-    def as_run(self) -> dict[str, str | bool]:
+    def as_run(self) -> dict[str, str]:
         """As a recipe as run has it."""
-        return {"file": str(self.path), "sha256": self.sha256, **({"model": True} if self.model else {})}
-
-    @property
-    def override(self) -> str:
-        """As the value of ``--set``."""
-        return f"{dotted((*PLUGINS, self.name))}={json.dumps(self.as_run())}"
-
-    def network(self, name: str) -> str:
-        """Name of the network that ``model_args.model`` means by what it says behind the module's name.
-
-        If that is nothing, it is the only ``torch.nn.Module`` class of the file, or where it has none, its only
-        function. Names that begin with ``_`` and what it imports do not count.
-        """
-        module = self.load()
-        own = {key: value for key, value in vars(module).items() if getattr(value, "__module__", "") == self.name}
-        functions = [key for key, value in own.items() if isinstance(value, FunctionType)]
-        nn = getattr(sys.modules.get("torch"), "nn", None)  # without torch there are no networks
-        classes = [key for key, value in own.items() if nn and isinstance(value, type) and issubclass(value, nn.Module)]
-        if name:
-            if callable(getattr(module, name, None)):
-                return name
-            hint = did_you_mean(name, [*classes, *functions])
-            raise PluginError(f"{self.path}: there is no class or function '{name}'.{hint}")
-        found = [key for key in classes or functions if not key.startswith("_")]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise PluginError(f"{self.path}: it has no torch.nn.Module class and no function that makes a network.")
-        raise PluginError(f"{self.path}: which of {listed(found)} is the network? Name it: {self.path.name}:NAME.")
+        return {"file": str(self.path), "sha256": self.sha256}
 
     def load(self) -> ModuleType:
         """The module; it is run once a process for each content."""
@@ -140,7 +109,7 @@ def plugin_files(document: Document) -> dict[str, PluginFile]:
             raise document.error(
                 (*PLUGINS, name, "file"), f"got '{options.file}', expected a Python file of the module '{name}'."
             )
-        found[name] = PluginFile(path, options.sha256 or _digest(path), options.model)
+        found[name] = PluginFile(path, options.sha256 or _digest(path))
     return found
 
 
@@ -152,18 +121,9 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         path = _python_file(file, place)
         if not (first := named.setdefault(path.stem, path)).samefile(path):
             raise PluginError(f"{place}: {first} is a module '{path.stem}', too; rename one of the two files.")
-        has_model = document.get((*PLUGINS, path.stem, "model")) is True
-        now = PluginFile(path, _digest(path), has_model)
+        now = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
     return document
-
-
-def model_overrides(text: str) -> tuple[str, str]:
-    """What ``--model-file FILE[:NAME]`` means as two values of ``--set``: the file, and ``model_args.model``."""
-    file, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
-    path = _python_file(file or text, f"--model-file {text}")
-    model = f"{path.stem}:{name}" if name else path.stem
-    return PluginFile(path, _digest(path), model=True).override, f"model_args.model={model}"
 
 
 def _python_file(file: str | Path, place: str) -> Path:

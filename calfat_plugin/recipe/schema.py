@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from calfat_plugin import entries
 from calfat_plugin.by_class import BY_CLASS_PAPER, ByClassOptions
-from calfat_plugin.errors import OptionError
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
 from calfat_plugin.recipe.additions import EMA_PAPER, Additions, EMAOptions
@@ -127,25 +126,6 @@ class CommArgs:
     )
 
 
-@dataclass(frozen=True)
-class TrackingArgs:
-    """``tracking_args``: tracking by FedML, off by default; its other keys are those of FedML, for Weights & Biases."""
-
-    enable_wandb: bool = option(
-        False, help="open a run of Weights & Biases through FedML; needs wandb_project; see also calfat.loggers"
-    )
-    wandb_project: str | None = option(None, help="project of the run; null: without enable_wandb")
-    wandb_entity: str | None = option(None, help="user or team that has the project; null: the user who is logged in")
-    run_name: str | None = option(None, help="name of the run; null: wandb chooses one")
-    wandb_only_server: bool | None = option(None, help="true: no run for the clients across silos; null: as false")
-    wandb_group_id: str | None = option(None, help="any text: a group of runs, each named by its rank; null: no group")
-
-    def __post_init__(self) -> None:
-        if self.enable_wandb and self.wandb_project is None:
-            text = "FedML also needs the name of a project; write it as tracking_args.wandb_project."
-            raise OptionError(text, ("enable_wandb",))
-
-
 HOST_SECTIONS: Mapping[str, type] = {
     "common_args": CommonArgs,
     "data_args": DataArgs,
@@ -153,7 +133,6 @@ HOST_SECTIONS: Mapping[str, type] = {
     "train_args": TrainArgs,
     "device_args": DeviceArgs,
     "comm_args": CommArgs,
-    "tracking_args": TrackingArgs,
 }
 
 
@@ -247,7 +226,7 @@ class FlowerOptions:
 
 
 _PERCENT = OptionInfo(
-    "<label>", float, False, None, True, help="accuracy in percent, as in the source; fractions warn", low=0, high=100
+    "<label>", float, False, None, True, help="accuracy in percent, as in the source", low=0, high=100
 )
 
 
@@ -354,7 +333,6 @@ class Recipe(CalfatSection):
         train: ``train_args``.
         device: ``device_args``.
         comm: ``comm_args``.
-        tracking: ``tracking_args``.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -366,7 +344,6 @@ class Recipe(CalfatSection):
     train: TrainArgs
     device: DeviceArgs
     comm: CommArgs
-    tracking: TrackingArgs
     warnings: tuple[str, ...] = ()
 
     @property
@@ -442,8 +419,6 @@ class Recipe(CalfatSection):
         sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
         # What has no effect is not written: read again, the file would draw a warning.
         del sections["train_args"]["federated_optimizer"]
-        tracking = sections["tracking_args"]
-        sections["tracking_args"] = {key: value for key, value in tracking.items() if value is not None}
         sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}
         if not self.partition.entry.uses_alpha:
             del sections["data_args"]["partition_alpha"]

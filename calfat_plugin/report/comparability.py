@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from calfat_plugin.experiment.resuming import PLUGIN_PLACE, comparable
+from calfat_plugin.experiment.differences import PLUGIN_PLACE, comparable
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.recipe.clients import CHOOSING
 from calfat_plugin.results import evaluator_of, release_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from calfat_plugin.experiment.resuming import flat
+from calfat_plugin.experiment.differences import flat
 from calfat_plugin.options import options_to_plain
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.report.comparability import settings_of

@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import time
@@ -44,9 +43,6 @@ DEFAULT_ROOT = Path("runs")
 TWO_LEFT = "two-rounds-left"  # from which anybody trains the last two rounds again
 CHECKPOINTS = ("last", "best-natural", "best-robust", TWO_LEFT)
 CLIENTS = "clients"  # folder beside the checkpoints
-_OF_LOGGERS = ("tensorboard", "wandb")
-_OF_PARTY = re.compile("rank-[0-9]+")  # below a server's directory, of a client: it looks after its own
-_SHOWN = 3  # files that an error names
 _ATTEMPTS = 100
 
 
@@ -98,7 +94,7 @@ class RunDirectory:
         """A new directory with the recipe as run, or the one to resume."""
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
-            return cls.create(experiment, path, parent, overwrite=request.overwrite)
+            return cls.create(experiment, path, parent)
         directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
         if not directory.recipe.exists():
             raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
@@ -106,18 +102,13 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def create(
-        cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None, *, overwrite: bool = False
-    ) -> D:
+    def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
         """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
         wanted = path or parent
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
         chosen = cls(path or new_path(experiment, parent))
         chosen._made = made if path else [chosen.path, *made]
-        if overwrite and chosen.recipe.exists():
-            chosen.refuse_to_overwrite()
-            chosen.discard(of_loggers=True)
         chosen._refuse_another_run()
         try:
             chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -131,40 +122,9 @@ class RunDirectory:
     def _refuse_another_run(self) -> None:
         if self.recipe.exists():
             raise RunError(
-                f"{self.path}: there is a run in this directory already. {self._or_overwrite}"
-                "Add --resume to continue it, or choose another --run-dir."
-            )
-
-    def refuse_to_overwrite(self) -> None:
-        """Refuse to remove a run of which a round was finished, or with which there are files of others."""
-        if not self.recipe.exists():
-            return
-        with self.locked():
-            found = self.worth_keeping()
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            raise RunError(
-                f"{self.path}: --overwrite replaces a run that has not finished a round, and nothing else, but this "
-                f"directory has {', '.join(found[:_SHOWN])}{more}. Add --resume instead to continue the run, or choose "
+                f"{self.path}: there is a run in this directory already. Add --resume to continue it, or choose "
                 "another --run-dir."
             )
-
-    def worth_keeping(self) -> list[str]:
-        """What is here beside a run that has finished no round: files of finished rounds, and of others than runs."""
-        done = {self.last_checkpoint, self.results}
-        if self.rounds.is_file() and self.rounds.read_bytes().count(b"\n") > 2:  # the first round may leave its row
-            done.add(self.rounds)
-        if self.recipe.is_file() and not self.recipe.read_bytes().rstrip().endswith(END_AS_RUN.encode()):
-            done.add(self.recipe)  # somebody wrote it
-        checkpoints = self.last_checkpoint.parent
-        own = {each for path in self._files() for each in (path, temporary_of(path))} - done
-        own |= {checkpoints, self.client_states, *(self.path / name for name in _OF_LOGGERS)}
-        found = [path for path in (*self.path.glob("*"), *checkpoints.glob("*")) if path not in own]
-        return sorted(str(path.relative_to(self.path)) for path in found if not _OF_PARTY.fullmatch(path.name))
-
-    @property
-    def _or_overwrite(self) -> str:
-        return "" if self.worth_keeping() else "No round of it was finished, so --overwrite replaces it. "
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
@@ -198,7 +158,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path}: the recipe is not the one this run was started with. "
                 f"{changes(then, now, different, 'when started')}. "
-                f"{why_not(different)}{self._or_overwrite}Resume with the run's own recipe: "
+                f"{why_not(different)}Resume with the run's own recipe: "
                 + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
 
@@ -257,7 +217,7 @@ class RunDirectory:
         except RunError:
             return True
 
-    def discard(self, *, keep_log: bool = False, of_loggers: bool = False) -> bool:
+    def discard(self, *, keep_log: bool = False) -> bool:
         """Remove a run in which no round was finished: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
@@ -265,8 +225,7 @@ class RunDirectory:
         if self.last_checkpoint.exists() or self.busy:
             return False
         kept = {self.log} if keep_log else set()
-        found = [self.client_states, *(self.path / name for name in _OF_LOGGERS if of_loggers)]
-        found += [each for path in self._files() for each in (path, temporary_of(path))]
+        found = [self.client_states, *(each for path in self._files() for each in (path, temporary_of(path)))]
         if self.path in self._made and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
             found += self.path.iterdir()

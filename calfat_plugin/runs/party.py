@@ -29,8 +29,8 @@ from calfat_plugin.experiment import going_further
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
-from calfat_plugin.host.arguments import ClientTask
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
+from calfat_plugin.host.tasks import ClientTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document

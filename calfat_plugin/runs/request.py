@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.host.runtimes import runtime_of, supported_runtime
 from calfat_plugin.recipe.document import Document
@@ -25,13 +24,9 @@ class Request:
     command: list[str]
     workers: int = 0  # that train a simulation's clients side by side; 0: this process trains them
     profile: bool = False
-    overwrite: bool = False  # replaces a run in run_dir that has finished no round
     page: bool = True  # whether the page is drawn when the run is finished
 
     def __post_init__(self) -> None:
-        if self.overwrite and (self.resume or self.run_dir is None):
-            why = "--resume continues it. Choose one of the two." if self.resume else "name it with --run-dir."
-            raise RunError(f"--overwrite is for a run in --run-dir that is to begin anew; {why}")
         runtime_of(self.experiment).refuse_without_host()
         object.__setattr__(self, "experiment", with_resolved_precision(self.experiment))
 

@@ -21,8 +21,8 @@ from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.experiment.implausible import too_large_batches
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
-from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime, runtime_of
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed

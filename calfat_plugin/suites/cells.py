@@ -180,7 +180,7 @@ def _mark(run: SuiteRun) -> tuple[str, str]:
 def _state(run: SuiteRun) -> tuple[State, str]:
     """(state, what has changed since the run was started)."""
     directory, experiment = RunDirectory(run.directory), run.experiment
-    if not directory.recipe.exists() or not (directory.last_checkpoint.exists() or directory.worth_keeping()):
+    if not directory.recipe.exists():
         return "new", ""
     try:
         then = _as_started(directory.recipe, read_text(directory.recipe, "recipe"), experiment.registry)

@@ -22,7 +22,7 @@ from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.resuming import FREE, flat
+from calfat_plugin.experiment.differences import FREE, flat
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust

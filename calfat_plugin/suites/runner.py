@@ -74,12 +74,10 @@ def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[
         if not any(within(keys[index], later) for later in keys[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
     for file in run.experiment.plugins.values():
-        words += ["--set", file.override] if file.model else ["--plugin", str(file.path)]
+        words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
-    if run.state == "new":
-        return [*words, "--overwrite"] if RunDirectory(run.directory).recipe.exists() else words
-    return [*words, "--resume"]
+    return words if run.state == "new" else [*words, "--resume"]
 
 
 def run_all(

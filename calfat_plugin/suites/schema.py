@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from calfat_plugin.compat import all_entry_points
 from calfat_plugin.errors import did_you_mean, listed
 from calfat_plugin.exact import parse_number
 from calfat_plugin.options import describe
@@ -32,8 +31,6 @@ _WHAT_IS_MEASURED = (
     *(f"calfat.{key}" for key in ("dataset", "partition", "evaluators", "monitor", "evaluation", "reported")),
     *(f"calfat.threat.{key}" for key in ("norm", "eps")),
 )
-
-list(all_entry_points())  # before the first model: pydantic fails where a distribution is damaged
 
 
 class AtError(ValueError):

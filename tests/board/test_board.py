@@ -369,22 +369,30 @@ def test_weights_that_the_recipe_did_not_make_are_found(board: Path) -> None:
 
 
 @two_arithmetics
+@pytest.mark.parametrize("from_start", [False, True])
 def test_weights_of_another_processor_are_as_far_as_two_arithmetics_are(
-    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_start: bool
 ) -> None:
     """The last model is made again as a processor without vector units makes it, and the board is not told."""
     monkeypatch.setattr(verify, "_OTHER_UNITS", dict.fromkeys(verify._OTHER_UNITS, "default"))
     last = folder_of(board) / "seed-0" / "checkpoints" / "last.safetensors"
-    theirs = verify._other_arithmetic(entry_of(board), 0, Means(), tmp_path / "theirs", from_start=False)
+    if from_start:  # then nobody reads what the model was two rounds before
+        before = last.with_name("two-rounds-left.safetensors")
+        snapshot, notes = load_checkpoint(before)
+        lost = {name: tensor * float("nan") for name, tensor in snapshot.global_state.items()}
+        save_checkpoint(before, replace(snapshot, global_state=lost), notes)
+        signed(board)
+    theirs = verify._other_arithmetic(entry_of(board), 0, Means(), tmp_path / "theirs", from_start=from_start)
     snapshot, notes = load_checkpoint(last)
     assert any(not torch.equal(theirs[name], tensor) for name, tensor in snapshot.global_state.items())
     save_checkpoint(last, replace(snapshot, global_state=theirs), notes)
     signed(board)
     monkeypatch.undo()
     found: list[str] = []
-    assert list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None, found)) == []
+    assert list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, from_start, None, found)) == []
+    assert found[0].startswith("4 rounds" if from_start else "two rounds")
     assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found[0]
-    with_bits: list[str] = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", False, 0, found))
+    with_bits = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", from_start, 0, found))
     assert "end elsewhere" in with_bits[0]
 
 

@@ -164,20 +164,9 @@ def test_recipes_and_suites_in_the_place_of_each_other_are_pointed_to_their_comm
     assert calfat("check", str(suite), "--show") == refused(said)
     said = f"{suite}: this is a suite. Run it with: calfat suite {suite}"
     assert calfat("run", str(suite)) == refused(said)
-    assert calfat("new-flower-app", "app", "--recipe", str(suite)) == refused(said)
-    assert not Path("app").exists()
     for given, at in ((suite, suite), ({"title": "Table 1", "axes": {}}, "recipe")):
         with pytest.raises(RecipeError, match=rf"^{at}: this is a suite\. Run it with: calfat suite "):
             run(given)
-
-
-def test_a_flower_app_has_the_texts_as_they_were_given() -> None:
-    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-    folder = Path('a"b\\b é\x7f') / "app"
-    ended = calfat("new-flower-app", str(folder), "--recipe", str(RECIPE))
-    assert (ended.code, ended.err) == (0, "")
-    flower = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    assert flower["config"]["runs"] == str(folder.absolute() / "runs")
 
 
 # --- plugins ----------------------------------------------------------------------------------------------------------

@@ -65,11 +65,7 @@ def test_a_recipe_can_name_what_the_file_offers(snapshot: TextSnapshot) -> None:
     snapshot(error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("plugins", "--json"), ("plugins", "my-fat", "--json"), ("check", "r.yaml", "--json"), ("schema",)],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [("check", "r.yaml", "--json"), ("schema",)], ids=" ".join)
 def test_what_the_file_prints_is_not_in_the_json(words: tuple[str, ...]) -> None:
     method = METHOD.format(name="my-fat", module="my_fat").replace("yield", "print('in its hook'); yield")
     Path("my_fat.py").write_text(f"print('at import')\n{method}")

@@ -1,8 +1,7 @@
-"""``calfat plugins``: what a recipe can name, as a page, as an explanation, as JSON."""
+"""``calfat plugins``: what a recipe can name, as a list and as an explanation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,8 +12,8 @@ import pytest
 from calfat_plugin import __version__, registry
 from calfat_plugin.entries import KINDS, AggregatorEntry, Citation, Entry, ModifierEntry, Preset, TrainerEntry
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.options import describe_options, option
-from calfat_plugin.registry import BUILT_IN, Provider, Registry
+from calfat_plugin.options import option
+from calfat_plugin.registry import Provider, Registry
 from tests.cli.runner import calfat
 from tests.snapshot import TextSnapshot
 
@@ -178,46 +177,3 @@ def test_an_unknown_name_is_refused(installed: Installed, snapshot: TextSnapshot
         ended = calfat("plugins", name)
         assert (ended.code, ended.out) == (2, "")
         snapshot(ended.err)
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def test_json_has_everything(installed: Installed) -> None:
-    add(installed, "slow-at", RuntimeError("no"))
-    content = json.loads(calfat("plugins", "--json").out)
-    built_in = Registry.load(entry_points=False)
-    listed = {(plugin["kind"], plugin["name"]) for plugin in content["plugins"]}
-    assert listed == {(kind.kind, name) for kind in KINDS for name in built_in.names(kind)}
-    assert content["not_loaded"] == [
-        {"plugin": "slow-at", "distribution": "slow-at", "version": "1.1", "reason": "RuntimeError: no"}
-    ]
-    (trainer,) = (p for p in content["plugins"] if (p["kind"], p["name"]) == ("local trainer", "calfat"))
-    entry, _ = built_in.find(TrainerEntry, "calfat")
-    assert [info["name"] for info in trainer["options"]] == [info.name for info in describe_options(entry.config)]
-    assert trainer["summary"] == entry.summary
-    assert trainer["citation"]["bibtex"].startswith("@inproceedings{chen2022calfat")
-    assert (trainer["distribution"], trainer["version"], trainer["plugin"]) == (
-        BUILT_IN.distribution,
-        BUILT_IN.version,
-        BUILT_IN.plugin,
-    )
-
-
-def test_json_of_one_name(installed: Installed) -> None:
-    add(installed, "all", Everything())
-    trainer, aggregator = json.loads(calfat("plugins", "everything", "--json").out)["plugins"]
-    assert aggregator["options"] == []
-    assert (trainer["modifiers"], trainer["conflicts"]) == (
-        ["plain", "theirs"],
-        {"scaffold": "both correct the drift."},
-    )
-    assert trainer["presets"]["wide"] == {
-        "help": "a wide ball", "options": {"eps": "16/255", "path": "here"}, "recipe": {}
-    }  # fmt: skip
-    eps = trainer["options"][1]
-    assert (eps["name"], eps["type"], eps["unit"]) == ("eps", "fraction", "fraction of the pixel range")
-    assert eps["expected"] == "a number or a fraction such as 8/255, >= 0, or null"
-    assert (eps["required"], eps["default"], eps["optional"]) == (False, None, True)
-    assert (eps["low"], eps["high"], eps["open_low"], eps["choices"]) == (0, None, False, [])
-    assert eps["help"].startswith("radius; null: that of the run")

@@ -23,7 +23,6 @@ QUICK: list[tuple[list[str], str]] = [
     (["check", DIGITS], f"{DIGITS}: good."),
     (["plugins"], "local trainers   calfat.trainer"),
     (["plugins", "calfat"], "calfat (local trainer)"),
-    (["doctor", "--help"], "Usage: calfat doctor [OPTIONS]"),
 ]
 ONE_BY_ONE = """
 import contextlib

@@ -89,7 +89,7 @@ print("all imported")
 
 def test_everything_but_the_host_floor_imports_where_fedml_is_missing() -> None:
     outside = [name for name in MODULES if not name.startswith(("calfat_plugin.host.", "calfat_plugin.cli.flower_app"))]
-    free = ("arguments", "installed", "runtimes", "executors", "transports.certificates", "transports.message")
+    free = ("tasks", "installed", "runtimes", "executors", "transports.certificates", "transports.message")
     quiet = [f"calfat_plugin.host.{name}" for name in (*free, "transports.mqtt")]
     ended = python(HIDDEN.format(hidden={"fedml"}, modules=[*outside, *quiet]))
     assert ended == Ended(0, "all imported\n", "")

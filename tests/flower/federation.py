@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -59,6 +61,15 @@ def written(folder: Path, changes: Iterable[str] = ()) -> tuple[Path, Experiment
     recipe = folder / "r.yaml"
     recipe.write_text(RECIPE)
     return recipe, checked_experiment(read_document(recipe), changes)
+
+
+def write_app(folder: Path, recipe: Path, changes: Iterable[str] = ()) -> None:
+    """A copy of the example with a recipe, which writes its runs beside it."""
+    shutil.copytree(Path(__file__).parents[2] / "examples" / "flower_app", folder)
+    data = read_document(recipe).with_overrides(changes).data
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**data, "calfat": {"name": recipe.stem, **data["calfat"]}}))
+    project = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(project.replace("~/calfat-runs", f"{folder}-runs"))
 
 
 def digest(state: Mapping[str, torch.Tensor]) -> str:

@@ -15,7 +15,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.cli.runner import ROOT, calfat
+from tests.cli.runner import ROOT
+from tests.flower.federation import write_app
 from tests.flower.processes import MARK, TIMEOUT, started_by, wait_for
 
 # Imported by every process of a federation with a liar. Flower gives up one that has not begun within 30 seconds, which
@@ -63,9 +64,7 @@ class SuperNodes:
 
     def __init__(self, folder: Path, recipe: Path, changes: Iterable[str], clients: int, liar: int = -1) -> None:
         self.folder, self._liar, self._nodes = folder, liar, dict[int, subprocess.Popen[str]]()
-        words = [word for change in changes for word in ("--set", change)]
-        made = calfat("new-flower-app", str(folder / "app"), "--recipe", str(recipe), *words)
-        assert (made.code, made.err) == (0, "")
+        write_app(folder / "app", recipe, changes)
         (folder / "sitecustomize").mkdir()
         (folder / "sitecustomize" / "sitecustomize.py").write_text(CUSTOMIZE)
         authority = trustme.CA()
@@ -89,7 +88,7 @@ class SuperNodes:
     @property
     def run_directory(self) -> Path:
         """The one of the app's only run; a folder that is not there before it has begun."""
-        runs = self.folder / "app" / "runs"
+        runs = self.folder / "app-runs"
         return next(runs.glob("*"), runs / "none")
 
     def __enter__(self) -> SuperNodes:

@@ -1,13 +1,11 @@
-"""The app that `calfat new-flower-app` writes, and parties with folders of their own, over a grid in memory."""
+"""The app of `examples/flower_app`, and parties with folders of their own, over a grid in memory."""
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import logging
 import pickle
 import traceback
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -17,20 +15,18 @@ import pytest
 import tomllib
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
 
 from calfat_plugin.cli import flower_app
 from calfat_plugin.errors import CalfatError, HostError, RunError
 from calfat_plugin.federation.server import Server
-from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower import server as flower_server
 from calfat_plugin.host.flower.messages import Answer, fields_of
 from calfat_plugin.host.flower.rounds import run_rounds
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.request import checked_experiment
-from tests.cli.runner import calfat
-from tests.flower.federation import MemoryGrid, digest, parties, trained_in_loops, written
+from tests.flower.federation import MemoryGrid, digest, parties, trained_in_loops, write_app, written
 from tests.snapshot import TextSnapshot
 
 CHANGES = ("calfat.trainer=fedpgd", "calfat.aggregator=scaffold", "train_args.client_num_in_total=3")
@@ -41,9 +37,7 @@ CHANGED = (*CHANGES, "train_args.client_num_per_round=2")
 def app(tmp_path: Path) -> ModuleType:
     """The module of an app that was just written, and its folder in ``__file__``."""
     recipe, _ = written(tmp_path)
-    words = [word for change in CHANGED for word in ("--set", change)]
-    ended = calfat("new-flower-app", str(tmp_path / "app"), "--recipe", str(recipe), *words)
-    assert (ended.code, ended.err) == (0, "")
+    write_app(tmp_path / "app", recipe, CHANGED)
     spec = importlib.util.spec_from_file_location("calfat_app", tmp_path / "app" / "calfat_app.py")
     assert spec is not None
     assert spec.loader is not None
@@ -85,8 +79,8 @@ def run(app: ModuleType, grid: MemoryGrid, **config: Any) -> Path:
 
 
 def written_by(app: ModuleType) -> list[Path]:
-    """The run directories in the app's folder, in the order in which they were made."""
-    return sorted((Path(str(app.__file__)).parent / "runs").glob("*"), key=lambda path: path.stat().st_ctime_ns)
+    """The app's run directories, in the order in which they were made."""
+    return sorted(Path(config_of(app)["runs"]).glob("*"), key=lambda path: path.stat().st_ctime_ns)
 
 
 def test_each_run_has_a_directory_of_its_own_and_the_unfinished_one_is_resumed(
@@ -114,17 +108,6 @@ def test_each_run_has_a_directory_of_its_own_and_the_unfinished_one_is_resumed(
     assert (third / "results.json").exists()
     assert len((third / "rounds.csv").read_text().splitlines()) == 3
     assert len(written_by(app)) == 3
-
-
-def test_runs_stay_out_of_what_flower_sends_to_the_nodes(app: ModuleType) -> None:
-    """Which has every JSON and YAML file of the folder."""
-    folder = Path(str(app.__file__)).parent
-    (folder / "runs" / "0-x").mkdir(parents=True)
-    (folder / "runs" / "0-x" / "partition.json").write_text("{}")
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
-        names = bundle.namelist()
-    assert "recipe.yaml" in names
-    assert not [name for name in names if name.startswith("runs")]
 
 
 def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: ModuleType, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import pack_refusal
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower import server as flower_server
 from calfat_plugin.host.flower.client import any_client_app
 from calfat_plugin.host.flower.messages import STATE, packed, tensors_of
 from calfat_plugin.host.flower.rounds import RemoteTrainingError, run_rounds
 from calfat_plugin.host.flower.server import resources, simulate
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.results import RoundRecord, State
 from calfat_plugin.runs.request import checked_experiment

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import calfat_plugin
-from calfat_plugin.cli import doctor
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import installed
 from tests.cli.runner import RECIPES, calfat
@@ -29,8 +28,7 @@ def without_fedml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Mon
 
 
 def has(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    for module in (installed, doctor):
-        monkeypatch.setattr(module, "version_of", versions.get)
+    monkeypatch.setattr(installed, "version_of", versions.get)
 
 
 @pytest.mark.parametrize("flower", [{}, {"flwr": "1.41.0"}])
@@ -86,10 +84,3 @@ def test_checks_and_views_need_no_host(without_fedml: pytest.MonkeyPatch) -> Non
     ):
         ended = calfat(*words)
         assert (ended.code, ended.err) == (0, ""), words
-
-
-def test_doctor_warns_without_a_host(without_fedml: pytest.MonkeyPatch) -> None:
-    found = doctor.check_host()
-    assert (found.status, found.check, found.todo) == ("warn", "host", installed.how_to_get_a_host())
-    has(without_fedml, flwr="1.41.0")
-    assert doctor.check_host() == doctor.Finding("ok", "host", "Flower 1.41.0; FedML is not installed")

@@ -47,6 +47,10 @@ def test_recipes_run_in_whatever_order_both_are_installed(environment: Offline, 
     for each in (wheel, fedml, wheel):
         environment.install(each)
     assert answers(environment) == LINKED
+    (environment.site / "calfat_fedml.pth").unlink()  # as docs/host.md says
+    assert answers(environment) == NOT_LINKED
+    environment.install(wheel)
+    assert answers(environment) == LINKED
     environment.uninstall("calfat-plugin")
     assert answers(environment) == NOT_LINKED
     assert [file.name for file in environment.site.glob("*calfat*")] == []
@@ -70,33 +74,6 @@ def test_an_editable_installation_is_linked_too(environment: Offline, dist: Path
     assert environment.call("calfat", "check", "calfat_digits").code == 0
     environment.uninstall("calfat-plugin")
     assert answers(environment) == NOT_LINKED
-
-
-def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
-    environment: Offline, wheel: Path, fedml: Path
-) -> None:
-    environment.install(wheel, fedml)
-    unlinked = environment.call("calfat", "unlink-fedml")
-    assert (unlinked.code, unlinked.err) == (0, "")
-    assert unlinked.out.endswith("To undo this: calfat link-fedml\n")
-    assert answers(environment) == NOT_LINKED
-    linked = environment.call("calfat", "link-fedml")
-    assert (linked.code, linked.err) == (0, "")
-    assert linked.out.endswith("To undo this: calfat unlink-fedml\n")
-    assert answers(environment) == LINKED
-    environment.uninstall("calfat-plugin")
-    assert answers(environment) == NOT_LINKED
-
-
-def test_without_a_launcher_there_is_nothing_to_link(environment: Offline, wheel: Path, fedml: Path) -> None:
-    without = "FedML is not installed, so it has no command to link. 'calfat run' runs recipes without it."
-    install = "Install it: pip install --force-reinstall --no-deps fedml==0.9.6"
-    environment.install(wheel)
-    for error in (without, f"{environment.bin} has no FedML launcher. {install}"):
-        for command in ("link-fedml", "unlink-fedml"):
-            assert environment.call("calfat", command) == Ended(2, "", f"error: {error}\n")
-        environment.install(fedml)
-        (environment.bin / "fedml").unlink()
 
 
 def test_other_programs_start_as_if_nothing_were_there(environment: Offline, wheel: Path, fedml: Path) -> None:

@@ -70,9 +70,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_all_that_needs_no_host_works(core: Downloaded, finished: Path) -> None:
     shutil.copytree(finished, core.elsewhere / "run")
-    findings = {found["check"]: found["status"] for found in json.loads(core.call("calfat", "doctor", "--json").out)}
-    assert findings.pop("host") == "warn"
-    assert set(findings.values()) <= {"ok", "warn"}
     assert core.call("calfat", "check", "calfat_digits").out.count("calfat_digits.yaml: good. calfat with") == 1
     assert core.call("calfat", "suite", "digits_table1", "--dry-run").code == 0
     for words in (

@@ -36,9 +36,6 @@ def test_a_recipe_runs_where_only_the_wheel_was_installed(
     environment = Downloaded(tmp_path, python, tool)
     environment.install(*options, str(next(dist.glob("*.whl"))))
     call, elsewhere = environment.call, environment.elsewhere
-    findings = json.loads(call("calfat", "doctor", "--json").out)
-    broken = [found for found in findings if found["status"] == "fail"]
-    assert [found for found in broken if found["check"] != "import fedml"] == []  # which has a limit of time
     for command in ("calfat", "fedml"):
         done = call(command, "run", "calfat_digits", *SHORT, "--run-dir", command)
         assert done.code == 0, done

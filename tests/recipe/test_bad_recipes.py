@@ -128,7 +128,6 @@ def test_as_a_process_of_its_own_it_imports_nothing_heavy(content: str | bytes, 
     ("edit", "said"),
     [
         ("epochs: 1 -> federated_optimizer: FedProx", "r.yaml:8: train_args.federated_optimizer: 'FedProx' has"),
-        ("threat: -> reported: {pgd2: 40}\\n  threat:", "r.yaml:16: calfat.reported.pgd2: no evaluator"),
     ],
 )
 def test_what_may_be_meant_draws_a_warning(edit: str, said: str, tmp_path: Path) -> None:

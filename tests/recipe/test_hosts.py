@@ -18,7 +18,6 @@ from tests.snapshot import TextSnapshot
 FLOWER = "common_args.host=flower"
 REFUSED = {
     "backend": ["comm_args.backend=MPI"],
-    "tracking": ["tracking_args.enable_wandb=true", "tracking_args.wandb_project=p"],
     "gpu_id": ["device_args.using_gpu=true", "device_args.gpu_id=1"],
     "gpus without": ["calfat.flower.client_gpus=0.5"],
     "no gpus": ["device_args.using_gpu=true", "calfat.flower.client_gpus=0"],

@@ -32,7 +32,6 @@ WARNED = [
     ("calfat.monitor.evaluators[0].eps", ["calfat.monitor.evaluators=[{name: pgd5, eps: 0}]"]),
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
-    ("calfat.reported.natural", ["calfat.reported={source: x, natural: 0.6469, pgd20: 0.31}"]),
 ]
 
 
@@ -53,8 +52,6 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
         ["calfat.trainer=standard", "calfat.clients=[{ids: 0, trainer: fedpgd, threat: {eps: 4/255}}]"],
-        ["calfat.reported={source: x, natural: 64.69, pgd20: 0.31}"],
-        ["calfat.reported={source: x, pgd20: 0}"],
     ],
 )  # fmt: skip
 def test_what_may_well_be_meant_is_not(overrides: list[str]) -> None:

@@ -19,8 +19,8 @@ from calfat_plugin.entries import AggregatorEntry, TrainerEntry
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import shards_of
-from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.simulation import simulate
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry

@@ -47,9 +47,3 @@ def test_both_are_written_out_in_full_and_read_again() -> None:
 def test_what_is_wrong_is_reported_with_its_place(override: str, snapshot: TextSnapshot) -> None:
     with snapshot.raises(RecipeError, f"--set {override}: calfat."):
         experiment(override)
-
-
-def test_a_number_for_an_evaluator_that_is_not_run_draws_a_warning() -> None:
-    run = experiment("calfat.reported={natural: 60, pdg20: 31}")
-    (warning,) = (text for text in run.warnings if "reported" in text)
-    assert warning.endswith("calfat.reported.pdg20: no evaluator of this recipe has that label. Did you mean 'pgd20'?")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.experiment.resuming import same_but_rounds
+from calfat_plugin.experiment.differences import same_but_rounds
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.tensor_files import read_facts, write_tensors

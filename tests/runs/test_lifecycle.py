@@ -14,8 +14,8 @@ from calfat_plugin import disk
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime
+from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry

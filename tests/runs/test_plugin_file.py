@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import calfat_plugin
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
-from calfat_plugin.host.arguments import fingerprint
+from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat

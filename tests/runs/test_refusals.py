@@ -18,8 +18,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.request import Request
-from tests.report.made import experiment, made_run, record
+from tests.report.made import experiment, made_run
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 from tests.snapshot import TextSnapshot
 
@@ -129,94 +128,6 @@ def test_what_another_process_writes_is_not_discarded(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
     hint.after_error()
     assert not made.path.exists()
-
-
-def begun(path: Path, run: type[RunDirectory] = RunDirectory) -> RunDirectory:
-    """A run that was killed when its first round was all but finished."""
-    directory = run.create(experiment(), path)
-    RoundsFile(directory.rounds, ["natural"], 11).append(record(1, {"natural": 0.5}))
-    directory.client_states.mkdir()
-    for file in (
-        *(directory.environment, directory.partition, directory.log, directory.profile),
-        directory.checkpoint("best-natural"),
-        directory.last_checkpoint.with_name("last.safetensors.tmp"),
-        directory.client_states / "client-0-round-1.safetensors",
-    ):
-        file.touch()
-    (path / "tensorboard").mkdir()
-    (path / "tensorboard" / "events").touch()
-    return directory
-
-
-def test_a_run_that_finished_no_round_is_overwritten(tmp_path: Path) -> None:
-    directory = begun(tmp_path / "run")
-    other = begun(tmp_path / "run" / "rank-1")  # a party's, which looks after its own
-    changed = experiment("train_args.batch_size=8")
-    for resume in (False, True):
-        with pytest.raises(RunError, match="No round of it was finished, so --overwrite replaces it"):
-            RunDirectory.open(Request(changed, directory.path, resume, []))
-    before = contents(other.path)
-    RunDirectory.open(Request(changed, directory.path, False, [], overwrite=True)).check_same(changed)
-    assert contents(other.path) == before
-    assert sorted(path.name for path in directory.path.iterdir()) == ["checkpoints", "rank-1", "recipe.yaml"]
-    assert not any(directory.last_checkpoint.parent.iterdir())
-
-
-@pytest.mark.parametrize(
-    "file",
-    ["checkpoints/last.safetensors", "results.json", "rounds.csv", "recipe.yaml", "checkpoints/mine.pt", "notes/a"],
-)
-def test_what_took_work_is_never_overwritten(tmp_path: Path, file: str) -> None:
-    directory = begun(tmp_path / "run")
-    (directory.path / "notes").mkdir()
-    if file != "notes/a":
-        (directory.path / "notes").rmdir()
-    with (directory.path / file).open("a") as content:  # as it is in recipe.yaml and rounds.csv, and a second round
-        content.write("2,0.5\n")
-    before = contents(tmp_path)
-    with pytest.raises(RunError) as raised:
-        RunDirectory.open(Request(experiment(), directory.path, False, [], overwrite=True))
-    assert str(raised.value) == (
-        f"{directory.path}: --overwrite replaces a run that has not finished a round, and nothing else, but this "
-        f"directory has {file.removesuffix('/a')}. Add --resume instead to continue the run, or choose another "
-        "--run-dir."
-    )
-    with pytest.raises(RunError, match=r"in this directory already. Add --resume to"):
-        RunDirectory.open(Request(experiment(), directory.path, False, []))
-    assert contents(tmp_path) == before
-
-
-def test_where_there_is_no_run_nothing_is_overwritten(tmp_path: Path) -> None:
-    for name in ("log.txt", "results.json"):
-        (tmp_path / name).write_text("of somebody")
-    RunDirectory.open(Request(experiment(), tmp_path, False, [], overwrite=True))
-    assert (tmp_path / "log.txt").read_text() == (tmp_path / "results.json").read_text() == "of somebody"
-
-
-def test_a_run_that_is_written_is_not_overwritten(tmp_path: Path) -> None:
-    directory = begun(tmp_path / "run")
-    before = contents(tmp_path)
-    with directory.locked(), pytest.raises(RunError, match="another process is writing this run"):
-        RunDirectory.open(Request(experiment(), directory.path, False, [], overwrite=True))
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(("path", "resume"), [(Path("run"), True), (None, False)])
-def test_overwrite_needs_a_directory_that_is_not_resumed(
-    path: Path | None, resume: bool, snapshot: TextSnapshot
-) -> None:
-    with snapshot.raises(RunError):
-        Request(experiment(), path, resume, [], overwrite=True)
-
-
-def test_a_run_that_was_killed_in_its_first_round_is_overwritten(warm: WarmServer, recipe: Path) -> None:
-    run = ("run", "tiny.yaml", "--set", "train_args.comm_round=1", "--run-dir", "run")
-    assert warm.run(*run, cwd=recipe.parent, **sabotage("best", 1)).code == -9
-    changed = (*run, "--set", "train_args.batch_size=64")
-    assert "so --overwrite replaces it" in warm.run(*changed, cwd=recipe.parent).err
-    done = warm.run(*changed, "--overwrite", cwd=recipe.parent)
-    assert (done.code, done.err) == (0, "")
-    assert "but this directory has" in refused(warm, recipe.parent, *changed, "--overwrite")
 
 
 def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnapshot) -> None:

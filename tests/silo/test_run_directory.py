@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calfat_plugin.cli import party
-from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
-from calfat_plugin.host.arguments import fingerprint
-from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
-from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.party import PartyDirectory, run_client
 from calfat_plugin.runs.request import Request, checked_experiment
 from tests.report.made import experiment
@@ -130,34 +126,3 @@ def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
     assert (
         fingerprint(party) == fingerprint(downloading) != fingerprint(checked_experiment(recipe, seed=party.seed + 1))
     )
-
-
-def test_a_client_is_overwritten_with_the_run_that_finished_no_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the server has finished the first round, only the server's directory says."""
-    monkeypatch.chdir(tmp_path)
-    started: list[list[str]] = []
-    monkeypatch.setattr(party, "run_all", lambda runtime, words, *_, **__: started.append(words))
-    Path("a.yaml").touch()
-    silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=GRPC")
-    request = Request(silos, Path("run"), False, [], overwrite=True)
-    server = RunDirectory.create(silos, Path("run"))
-    client = PartyDirectory.create(silos, Path("run/rank-1"))
-    client.last_checkpoint.with_name("round-1.safetensors").touch()
-    assert (server.worth_keeping(), client.worth_keeping()) == ([], [])
-    hint = ResumeHint(["run", "a.yaml"], resumed=False)
-    party.take_part(request, runtime_of(silos), party.ALL, ["run", "a.yaml"], hint)
-    assert started == [["a.yaml", "--overwrite"]]
-    assert hint.command == ["run", "a.yaml", "--local"]
-
-    server.last_checkpoint.touch()
-    with pytest.raises(RunError, match=r"^run: .* has checkpoints/last\.safetensors\."):
-        party.take_part(request, runtime_of(silos), party.ALL, ["run", "a.yaml"], hint)
-    assert client.recipe.exists()
-
-    PartyDirectory.create(silos, Path("run/rank-1"), overwrite=True)
-    assert not any(client.last_checkpoint.parent.iterdir())
-    client.last_checkpoint.with_name("round-2.safetensors").touch()
-    with pytest.raises(RunError, match=r"has checkpoints/round-2\.safetensors"):
-        PartyDirectory.create(silos, Path("run/rank-1"), overwrite=True)

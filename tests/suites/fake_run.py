@@ -34,7 +34,6 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--workers", default="no")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--no-page", action="store_true")
     words = parser.parse_args()
@@ -47,7 +46,7 @@ def main() -> None:
         directory.write_recipe(experiment)
         print(f"resuming with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
     else:
-        directory = RunDirectory.create(experiment, words.run_dir, overwrite=words.overwrite)
+        directory = RunDirectory.create(experiment, words.run_dir)
         workers = "" if words.workers == "no" else f" and {words.workers} workers"
         print(f"running with {os.environ['OMP_NUM_THREADS']} threads{workers}", flush=True)
     with directory.locked():

@@ -168,14 +168,12 @@ def test_a_changed_cell_is_refused_with_what_differs(plan_of, snapshot):
         plan_of(text)
 
 
-def test_a_run_that_finished_no_round_begins_anew_also_with_another_recipe(plan_of):
+def test_a_run_that_finished_no_round_is_resumed_with_its_own_recipe_only(plan_of):
     begin(plan_of(SUITE))
-    run = plan_of(SUITE).runs[0]
-    RunDirectory(run.directory).last_checkpoint.unlink()
-    plan = plan_of(SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
-    assert plan.runs[0].state == "new"
-    assert command(plan, plan.runs[0])[-3:] == ["--run-dir", str(run.directory), "--overwrite"]
-    (run.directory / "notes.txt").touch()  # of somebody else: nothing is removed
+    RunDirectory(plan_of(SUITE).runs[0].directory).last_checkpoint.unlink()
+    plan = plan_of(SUITE)
+    assert plan.runs[0].state == "unfinished"
+    assert command(plan, plan.runs[0])[-1] == "--resume"
     with pytest.raises(RunError, match="differs from the suite's current one"):
         plan_of(SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.1"))
 

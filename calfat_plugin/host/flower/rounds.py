@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.wire import num_bytes
-from calfat_plugin.host.arguments import ServerTask, max_message
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, answer_in, content, packed
+from calfat_plugin.host.tasks import ServerTask, max_message
 from calfat_plugin.peer_text import peer_text
 
 _INTERVAL = 0.05  # seconds between two looks for answers

@@ -14,11 +14,11 @@ from flwr.app import Message, MessageType
 from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import ServerTask, fingerprint
 from calfat_plugin.host.flower.client import any_client_app
 from calfat_plugin.host.flower.launch import Engine, Grid, silently
 from calfat_plugin.host.flower.messages import content, fields_of
 from calfat_plugin.host.flower.rounds import run_rounds
+from calfat_plugin.host.tasks import ServerTask, fingerprint
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.results import EvaluationResult
 

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import run_host, silo_arguments  # before all else of fedml, whose import it prepares
 
 # isort: split
 
@@ -18,9 +18,10 @@ from fedml.cross_silo.client.message_define import MyMessage
 
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
-from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.transports.base import FAILED, AnothersError, Transport, UnreachableError
+from calfat_plugin.host.tasks import ClientTask, OpenTransport, fingerprint, max_message
+from calfat_plugin.host.transports.base import FAILED, AnothersError, Transport
 from calfat_plugin.host.transports.message import Message, RefusedError
+from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import run_host, silo_arguments  # before all else of fedml, whose import it prepares
 
 # isort: split
 
@@ -21,8 +21,8 @@ from fedml.cross_silo.server.message_define import MyMessage
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.wire import Wire, num_bytes
 from calfat_plugin.host.adapters import OnTransport
-from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
 from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
+from calfat_plugin.host.tasks import OpenTransport, ServerTask, fingerprint, max_message
 from calfat_plugin.host.transports.base import ALARM, PostponedError, Transport
 from calfat_plugin.host.transports.message import Message, RefusedError
 from calfat_plugin.results import EvaluationResult

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,21 +37,6 @@ class Certificates:
                 f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: {error}. {_HINT}"
             ) from None
         return cls(*contents, context)
-
-
-def exposed_key(settings: TLSSettings, rank: int) -> str:
-    """A warning where other users of this machine may read, or replace, a party's private key; else an empty text."""
-    path = expanded(for_rank(settings.key, rank))
-    try:
-        mode = path.stat().st_mode & 0o777
-    except OSError:  # it cannot be read either, which :meth:`Certificates.read` reports
-        return ""
-    if not mode & 0o077:
-        return ""
-    return (
-        f"calfat.silo.tls.key: {path} is open to other users of this machine (mode {mode:03o}). Whoever reads it can "
-        f"be rank {rank}: chmod 600 {shlex.quote(str(path))}, and make new certificates if somebody may have"
-    )
 
 
 def _read_pem(name: str, path: Path) -> bytes:

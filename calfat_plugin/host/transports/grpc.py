@@ -32,9 +32,10 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, PostponedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import PostponedError, Transport
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.message import RefusedError
+from calfat_plugin.host.transports.queues import Outgoing, UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 

@@ -32,9 +32,10 @@ from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import AnothersError, Outgoing, PostponedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import AnothersError, PostponedError, Transport
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.message import RefusedError
+from calfat_plugin.host.transports.queues import Outgoing, UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_rank
 

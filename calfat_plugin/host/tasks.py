@@ -1,23 +1,16 @@
-"""What a process of a run is given: what it is to do, and the flat ``args`` object that the host reads.
-
-Only the host's own sections of a recipe go into ``args``. The ``calfat:`` section never does: the host flattens
-everything onto one object, where an attack's ``epsilon`` would land on the ``epsilon`` of its differential privacy.
-"""
+"""What a process of a run is to do, as a host's adapter is given it; and on what the parties of a run agree."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import expanded
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.results import RoundRecord, State
 
@@ -28,8 +21,6 @@ if TYPE_CHECKING:
     from calfat_plugin.host.executors import Workers
     from calfat_plugin.host.transports.base import Transport
 
-#: Of FedML; the patches in ``launch.py`` are for these.
-TESTED_VERSIONS = ("0.9.6",)
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
 _LIMIT_FLOOR = 1_000_000
 #: Opens this process's transport from its rank and the largest message that it accepts, in bytes.
@@ -68,41 +59,10 @@ class ClientTask:
     on_finished: Callable[[], None]  # before the goodbye is acknowledged, in a receiving thread; the server may leave
 
 
-def host_arguments(experiment: Experiment) -> SimpleNamespace:
-    """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
-    args = SimpleNamespace(
-        yaml_config_file=experiment.document.file,
-        run_id="0",
-        rank=0,
-        local_rank=0,
-        process_id=0,
-        role="server",
-        using_mlops=False,
-    )
-    for section in experiment.host_sections.values():  # the host asks of some keys only whether they are there
-        vars(args).update({key: value for key, value in dataclasses.asdict(section).items() if value is not None})
-    args.data_cache_dir = str(expanded(experiment.data.data_cache_dir))
-    args.client_num_per_round = experiment.clients_per_round
-    args.worker_num = experiment.clients_per_round
-    # The host asks us after every round; calfat.monitor decides what is evaluated.
-    args.frequency_of_the_test = 1
-    return args
-
-
-def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
-    args = host_arguments(experiment)
-    num_clients = experiment.num_clients
-    args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank
-    args.worker_num = num_clients
-    # The host would take the first ``client_num_per_round`` ranks for the whole federation.
-    args.client_id_list = str(list(range(1, num_clients + 1)) if rank == 0 else [rank])
-    return args
-
-
 def fingerprint(experiment: Experiment) -> str:
     """A digest of all in a recipe that two parties of one run must agree on."""
     plain = experiment.as_run()
-    for section in ("device_args", "comm_args", "tracking_args"):
+    for section in ("device_args", "comm_args"):
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
     plain["calfat"]["dataset"].pop("download", None)  # each party fetches its own copy
