@@ -37,7 +37,7 @@ from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 TinyNet, same_bits = testing.TinyModel, testing.same_bits
 tiny_data, local_task = testing.tiny_images, testing.tiny_task
 
-# The vectors of docs/methods.md: clean and adversarial logits of a batch of two, labels, class counts, one row f.
+# The batch of docs/methods.md 16: clean and adversarial logits of a batch of two, labels, class counts, one row f.
 Z_NAT = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
 Z_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
 Y = torch.tensor([0, 2])
