@@ -220,7 +220,7 @@ COLUMNS: tuple[Column, ...] = (
         "alignment_<k>",
         "mean cosine of the loss's gradient at clean images of client k's last batch and one step of eps further, as "
         "the client claims: near 1 where its loss is nearly linear there. Empty where training attacks in three steps "
-        "or more",
+        "or more, and where the model gives these images one answer, wrong for most",
         value=lambda record: record.alignments,
         logged="alignment/client_<k>",
     ),

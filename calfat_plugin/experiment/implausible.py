@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from calfat_plugin.awp import AWPOptions
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 

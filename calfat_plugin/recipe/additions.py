@@ -6,22 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from calfat_plugin.awp import AWP_PAPER, AWPOptions
 from calfat_plugin.entries import Citation, paper
 from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 
 _SMOOTHING_PAPER = paper("szegedy2016rethinking")
-AWP_PAPER = paper("wu2020adversarial")
 EMA_PAPER = paper("polyak1992acceleration")
-
-
-@dataclass(frozen=True)
-class AWPOptions:
-    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
-    weights that are perturbed against the training loss."""
-
-    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
-    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
+from calfat_plugin.awp import AWPOptions
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
