@@ -130,6 +130,28 @@ def test_every_example_is_in_the_ball_of_its_class(method: str, inner: str) -> N
             assert torch.allclose(far, (0.1 * wanted[batch.y]).float(), atol=1e-5)
 
 
+def test_a_start_is_drawn_in_the_ball_of_its_class() -> None:
+    """An attack that stays there is in it, and near its edge."""
+    seen = []
+
+    class Still(InnerAttack):
+        def craft(self, task: InnerTask) -> Any:
+            seen.append((task.start - task.x_nat).abs().flatten(1).amax(dim=1))
+            return task.start
+
+    data = dataclasses.replace(tiny_data(count=8), y=torch.tensor([0] * 7 + [1]))
+    counts = torch.tensor([7, 1, 0, 0])
+    settings = dataclasses.replace(SETTINGS, batch_size=8, epochs=1)
+    threat = ThreatModel("linf", "0.1", "eps/4", 5)
+    task = local_task(
+        TinyNet(), data, class_counts=counts, settings=settings, threat=threat, inner=Still(), by_class=NOW
+    )
+    train(build_method("fedpgd"), task)
+    own = factors(counts.tolist())
+    far = sorted(seen[0].tolist())
+    assert far[-2] <= 0.1 * own[0] + 1e-6 < far[-1] <= 0.1 * own[1] + 1e-6
+
+
 def test_without_a_share_the_bits_are_those_without_the_section() -> None:
     plain = train(build_method("calfat"), local_task())
     nothing = train(build_method("calfat"), local_task(by_class=ByClassOptions(alpha=0, warmup=0)))
