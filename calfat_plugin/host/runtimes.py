@@ -337,7 +337,8 @@ class FlowerSilos(Flower):
         if self._grid is None:
             raise HostError(
                 "with Flower, parties with data of their own are an app that `flwr run` starts: put the recipe into a "
-                "copy of examples/flower_app. For a simulation: --set common_args.training_type=simulation."
+                "copy of examples/flower_app, of the repository. For a simulation: "
+                "--set common_args.training_type=simulation."
             )
         from calfat_plugin.host.flower.server import serve
 
