@@ -24,7 +24,7 @@ from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import NO_UPDATE, RunError, UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attack import Attackers
+from calfat_plugin.federation.attackers import Attackers
 from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements

@@ -18,7 +18,7 @@ from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attack import build_attacker
+from calfat_plugin.federation.attackers import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalTask, State, TrainSettings

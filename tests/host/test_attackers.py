@@ -15,7 +15,7 @@ import yaml
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import PluginError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.federation.attack import Attackers, build_attacker
+from calfat_plugin.federation.attackers import Attackers, build_attacker
 from calfat_plugin.interfaces import State
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
