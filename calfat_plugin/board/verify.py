@@ -43,6 +43,10 @@ NEAR = 0.05  # of the way that the rounds moved the weights: so far apart nobody
 _OTHER_UNITS = {"AVX512": "avx2", "AVX2": "default", "SVE256": "default"}
 
 
+class NoMeasureError(RunError):
+    """Weights differ, and this processor cannot say what that means: no fault of the entry's, so nothing is noted."""
+
+
 @dataclass(frozen=True)
 class Verified:
     """What came of it: the entry stands where there are no reasons against it."""
@@ -147,6 +151,8 @@ def verify_seed(
             reasons += _replayed(entry, seed, own, found)
             reasons += _attacked_again(entry, seed, revision, own, found)
             reasons += _trained_again(entry, seed, means, Path(temporary), from_start, within, found)
+        except NoMeasureError:
+            raise
         except CalfatError as error:
             reasons.append(str(error))
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -254,9 +260,10 @@ def _other_arithmetic(entry: Entry, seed: int, means: Means, path: Path, from_st
 
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in _OTHER_UNITS:
-        raise RunError(
-            f"its weights are not those that this processor ({capability}) makes, which has no second arithmetic to "
-            "measure what that means. Verify on another one, or say with --within how far the weights may end."
+        raise NoMeasureError(
+            f"{entry.of(seed)}: its weights are not those that this processor ({capability}) makes, which has no "
+            "second arithmetic to measure what that means. Verify on another one, or say with --within how far the "
+            "weights may end."
         )
     folder = path.with_name(f"{path.name}-otherwise")
     _, other = again(entry, seed, replace(means, device=None), folder, from_start=from_start)

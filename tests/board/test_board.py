@@ -421,10 +421,15 @@ def test_how_far_weights_may_end_follows_from_what_is_measured_here(
 def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
     board: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is no fault of the entry's: nothing is noted against it."""
     recipes(board, "momentum: 0.9", "momentum: 0.0")
     monkeypatch.setattr(verify, "_OTHER_UNITS", {})
-    assert "say with --within how far the weights may end" in against(board)
-    assert "say with" not in against(board, within=2)
+    done = call("board", "verify", board)
+    assert (done.exit_code, "does not stand" in done.output) == (2, False)
+    assert f"{folder_of(board) / 'seed-0'}: its weights are not those that this processor" in done.stderr
+    assert "say with --within how far the weights may end" in done.stderr
+    assert not open_board(board).record("main", "honest").exists()
+    assert "end elsewhere" not in against(board, within=2)
 
 
 def test_a_process_that_cannot_train_is_no_measure(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
