@@ -131,7 +131,8 @@ class Study:
         """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""
         folder = re.sub(r"[^a-z0-9.]+", "-", cell.partition("/")[2].lower() or cell.lower())
         name = folder if self.is_skewed_alone else f"{cell.partition('/')[0].lower()}_{folder}"
-        of = self.curves[self.curves["cell"] == name]
+        # Fresh pairs may have curves, too.
+        of = self.curves[(self.curves["cell"] == name) & self.curves["seed"].isin(self.suite["seeds"])]
         if of.empty:
             return "-", "-", "0"
         by_round = {number: list(rows["pgd20"]) for number, rows in of.groupby("round")}
