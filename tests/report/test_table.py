@@ -112,6 +112,7 @@ def test_differences_are_those_of_rows_that_have_a_rival() -> None:
     results, differ = score_tables(["beta", "chosen", "n"], {"x": "X", "y": "Y"}, rows, "so")
     assert (results.head, results.texts, results.notes) == (["beta", "chosen", "n", "X", "Y"], 2, ["so"])
     assert [cell.text for cell in results.cells[0]] == ["0.1", "rate 1", "2", "55.00", "3"]
+    assert [row[3].best for row in results.cells] == [True, False]  # the interval of the difference excludes zero
     assert (differ.head, differ.texts, differ.notes) == (["beta", "n", "X", "Y"], 1, [DIFFERENCES])
     assert [cell.text for cell in differ.cells[1]] == ["0.2", "2", "-9.50 [-15.85, -3.15]", ""]
     assert (list(results.groups), list(differ.groups)) == (["0.1", "0.2"], ["0.1", "0.2"])
