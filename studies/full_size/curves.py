@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,11 @@ def ended(rows: Mapping[Key, Mapping[str, Any]]) -> Iterator[str]:
         verdict = "trained to the end" if rose < ROSE else "NOT trained to the end"
         moved = f"PGD-20 {100 * rose:+.2f} points from round {before} to {last}"
         yield f"{cell}: {len(of[last])} runs, {steps:,.0f} steps, {moved}: {verdict}"
+
+
+def folder_of(cell: str) -> str:
+    """The folder of a cell's runs, by which curves name it."""
+    return "_".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in cell.split("/"))
 
 
 def rise(curve: Mapping[int, Sequence[float]]) -> tuple[int, int, float]:

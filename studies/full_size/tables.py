@@ -5,7 +5,6 @@ python -m studies.full_size.tables
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ import pandas as pd
 import yaml
 
 from studies import pages
-from studies.full_size.curves import HEAD, ROSE, rise
+from studies.full_size.curves import HEAD, ROSE, folder_of, rise
 from studies.records import (
     AT_EQUAL,
     COLLAPSED,
@@ -129,10 +128,8 @@ class Study:
 
     def training(self, cell: str) -> tuple[str, str, str]:
         """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""
-        folder = re.sub(r"[^a-z0-9.]+", "-", cell.partition("/")[2].lower() or cell.lower())
-        name = folder if self.is_skewed_alone else f"{cell.partition('/')[0].lower()}_{folder}"
         # Fresh pairs may have curves, too.
-        of = self.curves[(self.curves["cell"] == name) & self.curves["seed"].isin(self.suite["seeds"])]
+        of = self.curves[(self.curves["cell"] == folder_of(cell)) & self.curves["seed"].isin(self.suite["seeds"])]
         if of.empty:
             return "-", "-", "0"
         by_round = {number: list(rows["pgd20"]) for number, rows in of.groupby("round")}

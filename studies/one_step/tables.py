@@ -5,7 +5,6 @@ python -m studies.one_step.tables
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from studies import pages
-from studies.full_size.curves import ROSE, rise
+from studies.full_size.curves import ROSE, folder_of, rise
 from studies.full_size.tables import HERE as FULL_SIZE
 from studies.full_size.tables import PAPER, REFERENCE, SKEWED
 from studies.records import COLLAPSED, Compared, family, rates, runs, spread, student
@@ -71,7 +70,7 @@ def rows(record: Path) -> list[Row]:
     table, chosen, curves = runs(record), rates(record), _curves(record)
     variants = ATTACKS if record == ONE_STEP else BUDGETS
     return [
-        Row(method, variant, chosen[cell], table.loc[cell], curves.get(_folder(cell), {}))
+        Row(method, variant, chosen[cell], table.loc[cell], curves.get(folder_of(cell), {}))
         for method in METHODS
         for variant in variants
         if (cell := f"{method}/{variant}") in table.index
@@ -90,7 +89,7 @@ def shared() -> list[Row]:
         for variant, ending in SHARED.items():
             cell = f"{SKEWED}/{name}{ending}"
             if cell in table.index and len(of := table.loc[cell].loc[table.loc[cell].index.isin(PAIRS)]):
-                found.append(Row(method, variant, chosen[cell], of, curves.get(_folder(cell), {})))
+                found.append(Row(method, variant, chosen[cell], of, curves.get(folder_of(cell), {})))
     return found
 
 
@@ -101,11 +100,6 @@ def _curves(record: Path) -> dict[str, dict[int, list[float]]]:
         return {}
     cells = pd.read_csv(path).groupby("cell")
     return {str(cell): {int(n): [*part["pgd20"]] for n, part in of.groupby("round")} for cell, of in cells}
-
-
-def _folder(cell: str) -> str:
-    """As a suite names the folder of a cell's runs."""
-    return "_".join(re.sub(r"[^a-z0-9.]+", "-", part.lower()).strip("-") for part in cell.split("/"))
 
 
 def front(every: list[Row]) -> list[Row]:
