@@ -72,17 +72,19 @@ class SuiteProgress(SuiteObserver):
 
 
 def plan_lines(plan: SuitePlan) -> Iterable[str]:
-    """What ``--dry-run`` shows: every run with its state, choice runs first."""
+    """What ``--dry-run`` shows: every run of the selected cells with its state, choice runs first."""
     for run in (*plan.choosing.runs, *plan.runs):
-        state = run.state if not run.to_do or run.cell.name in plan.selected else "left out"
-        yield f"{state:<10}  {run.name}  {run.directory}"
+        if run.cell.name in plan.selected:
+            yield f"{run.state:<10}  {run.name}  {run.directory}"
     for name, choice in plan.choices.items():
-        if choice.finals:
+        if choice.finals and name in plan.selected:
             runs = counted(choice.finals, "choice run")
             yield f"{'waiting':<10}  {name}, {runs}: until the first seed has tried all values"
     for cell in plan.cells:
         if cell.skipped:
             yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"
-        if cell.name in plan.waiting:
+        elif cell.name not in plan.selected:
+            yield f"{'left out':<10}  {cell.name}: --only does not select it"
+        elif cell.name in plan.waiting:
             seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
             yield f"{'waiting':<10}  {cell.name}, {seeds}: until its values are chosen"

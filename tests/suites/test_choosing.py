@@ -54,16 +54,14 @@ def content():
 def test_dry_run_lists_choice_runs_and_what_waits_for_them(tmp_path):
     done = call("--dry-run", "--only", "FedPGD")
     lines = done.stdout.splitlines()
-    place = "runs/suites/tiny/{}/choose/learning_rate={}/seed-100"
-    assert lines[:6] == [
-        f"left out    CalFAT, learning_rate 0.05, seed 100  {place.format('calfat', 0.05)}",
-        f"left out    CalFAT, learning_rate 0.1, seed 100  {place.format('calfat', 0.1)}",
-        f"new         FedPGD, learning_rate 0.05, seed 100  {place.format('fedpgd', 0.05)}",
-        f"new         FedPGD, learning_rate 0.1, seed 100  {place.format('fedpgd', 0.1)}",
-        "waiting     CalFAT, seed 0: until its values are chosen",
+    place = "runs/suites/tiny/fedpgd/choose/learning_rate={}/seed-100"
+    assert lines[:4] == [
+        f"new         FedPGD, learning_rate 0.05, seed 100  {place.format(0.05)}",
+        f"new         FedPGD, learning_rate 0.1, seed 100  {place.format(0.1)}",
+        "left out    CalFAT: --only does not select it",
         "waiting     FedPGD, seed 0: until its values are chosen",
     ]
-    assert lines[6].startswith("the first one: calfat run base.yaml ")
+    assert lines[4].startswith("the first one: calfat run base.yaml ")
     assert done.stdout.endswith(
         f"{HOW}cost: 2 choice runs and 1 run to do; {UNKNOWN}tiny.yaml: good. 2 cells, 3 runs to do.\n"
     )
