@@ -215,10 +215,14 @@ def compared(
     *,
     percentages: bool = True,
 ) -> Chart | None:
-    """One column of several groups of runs: the mean over seeds, and a band of one standard deviation."""
+    """One column of several groups of runs: the mean over seeds, and a band of one standard deviation.
+
+    A run that is not finished counts where none of its group is: it would end the mean where it stands.
+    """
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
-        curves = [dict(curve) for run in runs if (curve := run.curve(column))]
+        done = [run for run in runs if run.finished] or runs
+        curves = [dict(curve) for run in done if (curve := run.curve(column))]
         if curves:
             rounds = sorted(set.intersection(*map(set, curves)))
             stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]

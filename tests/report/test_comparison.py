@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, Drawing
+from calfat_plugin.report.charts import Chart, Drawing, compared
 from calfat_plugin.report.comparison import group_runs, results_tables
 from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
@@ -66,6 +67,21 @@ def test_charts_are_one_an_evaluator(tmp_path: Path, charts: dict[str, tuple[str
         ("robust_2", "Accuracy under pgd20"),
         ("heterogeneity", "Heterogeneity s²"),
     ]
+
+
+def test_a_curve_is_the_mean_of_finished_runs_and_a_run_in_progress_does_not_end_it(tmp_path: Path) -> None:
+    finished = [{"natural": accuracy} for accuracy in (0.2, 0.4, 0.6)]
+    paths = [
+        made_run(tmp_path / seed, seed, final=FINAL if len(rounds) > 1 else None, rounds=rounds)
+        for seed, rounds in zip(SEEDS, (finished, finished, [{"natural": 0.9}]), strict=False)
+    ]
+    runs = [read_run(path) for path in paths]
+    chart = compared("natural", "", "", "natural", {"all": runs, "none finished": runs[2:]})
+    assert chart is not None
+    figure = Figure()
+    chart.draw(figure)
+    drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in figure.axes[0].lines}
+    assert drawn == {"all": [(1, 20.0), (2, 40.0), (3, 60.0)], "none finished": [(1, 90.0)]}
 
 
 def test_a_table_says_how_many_examples_it_is_about_and_compares_none_that_were_measured_otherwise(
