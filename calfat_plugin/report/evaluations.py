@@ -7,7 +7,7 @@ from typing import Any
 
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.labels import budget
-from calfat_plugin.report.numbers import bare_percent, interval, listed_ids, points
+from calfat_plugin.report.numbers import bare_percent, figure, interval, listed_ids, points
 from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import FREQUENCY, WORST
 
@@ -100,7 +100,7 @@ def tails_table(evaluations: Iterable[Evaluation], class_names: Sequence[str] = 
 def figures_of(evaluation: Evaluation) -> str:
     """What it measured beside accuracy: ``ece 0.125, margin mean 2``."""
     found = (evaluation.get("metrics") or {}).items()
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found if value is not None)
+    return ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in found if value is not None)
 
 
 def trust_table(content: Mapping[str, Any]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.report.labels import difference
+from calfat_plugin.report.numbers import figure
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.table import Cell, Row, Table
 
@@ -36,7 +37,7 @@ def groups_table(run: RunFiles) -> Table:
         if name == OTHERS and who and not ids:
             continue
         curves = [run.curve(f"group/{name}/{what}") for what in GROUPED]
-        means = [f"{curve[-1][1]:.4g}" if curve else "" for curve in curves]
+        means = [figure(curve[-1][1]) if curve else "" for curve in curves]
         marked = f"{name}, attackers" if group is not None and group.attacker is not None else name
         text = "as the recipe says" if group is None else difference(group, run.recipe)
         rows.append([Cell(marked, beside=[text]), "" if ids is None else ranges(ids), *means])

@@ -32,6 +32,11 @@ def interval(low: float, high: float) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def figure(number: float) -> str:
+    """A measured number that is no accuracy: ``5,400,000``, ``0.0123``, four digits or the whole number."""
+    return f"{number:,.0f}" if 999.5 <= abs(number) < 1e15 else f"{number:.4g}"
+
+
 def points(difference: float) -> str:
     """A difference of two fractions in percentage points, with its sign: ``+0.31``."""
     return f"{100 * difference:+.2f}"

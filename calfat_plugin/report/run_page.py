@@ -26,7 +26,7 @@ from calfat_plugin.report.charts import (
 from calfat_plugin.report.evaluations import evaluations_table, figures_of, tails_table, trust_table, worst_table
 from calfat_plugin.report.groups import groups_table, ranges, with_groups
 from calfat_plugin.report.images import Strip, read_strips
-from calfat_plugin.report.numbers import bare_percent, counted, duration, unbroken_percent
+from calfat_plugin.report.numbers import bare_percent, counted, duration, figure, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
@@ -135,7 +135,7 @@ def _rounds(run: RunFiles) -> Table:
     columns.sort(key=lambda column: 0 if column.kind == "share" else 1 if column.key is None else 2)
 
     def shown(column: Column, value: float | None) -> str:
-        return bare_percent(value) if value is None or column.kind == "share" else f"{value:.4g}"
+        return bare_percent(value) if value is None or column.kind == "share" else figure(value)
 
     spent = duration(sum(seconds for _, seconds in run.curve("seconds")))
     name = f"Every round in numbers: {counted(len(run.rounds), 'round')} in {spent}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.report.labels import listing
-from calfat_plugin.report.numbers import bare_percent, interval, paired_points, points
+from calfat_plugin.report.numbers import bare_percent, figure, interval, paired_points, points
 from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import WORST
 
@@ -66,9 +66,11 @@ def score_cell(score: Score) -> Cell:
     """
 
     def text(number: float | None) -> str:
-        return "" if number is None else bare_percent(number) if score.is_accuracy else f"{number:.4g}"
+        return "" if number is None else bare_percent(number) if score.is_accuracy else figure(number)
 
-    ends = score.interval and (interval if score.is_accuracy else "[{:.4g}, {:.4g}]".format)(*score.interval)
+    ends = ""
+    if score.interval is not None:
+        ends = interval(*score.interval) if score.is_accuracy else f"[{', '.join(map(figure, score.interval))}]"
     known = [] if score.reported is None else [bare_percent(score.reported)]
     known += [] if score.difference is None else [points(score.difference) + "!" * bool(score.beyond)]
     beside = filter(None, (ends, f"({', '.join(known)})" if known else ""))

@@ -6,6 +6,7 @@ from calfat_plugin.report.numbers import (
     bare_percent,
     counted,
     duration,
+    figure,
     percent,
     points,
     signed,
@@ -25,6 +26,11 @@ def test_differences_have_a_sign() -> None:
     assert signed("[-1, 2]") == "[\N{MINUS SIGN}1, 2]"
     for text in ("0-4, 7", "1e-05", "T-shirt", "2026-01-01"):  # none of these is a negative number
         assert signed(text) == text
+
+
+def test_measured_numbers_are_read_without_powers_of_ten() -> None:
+    numbers = (5.4e6, -12345.6, 999.96, 0.012345, 0.0, 2.5e-7, 1e20, float("nan"))
+    assert [*map(figure, numbers)] == ["5,400,000", "-12,346", "1,000", "0.01235", "0", "2.5e-07", "1e+20", "nan"]
 
 
 def test_durations_and_counts() -> None:
