@@ -47,7 +47,7 @@ class ScaffoldOptions:
     pairing: Pairing = option(
         "after_step",
         help="after_step: correct the weights after each step; gradient: correct the gradient before it. They differ "
-        "with momentum only, and each has its own measure of the distance",
+        "with momentum only, and each has its own measure of the distance; with momentum variant I needs gradient",
     )
     server_lr: float = option(1.0, low=0, open_low=True, help="eta_g, step of the server along the clients' mean")
 
@@ -190,6 +190,13 @@ def _check(options: ScaffoldOptions, recipe: Recipe) -> None:
         raise OptionError(
             f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{found}, which scales the steps of each "
             "client in another way. Remove that key, or choose another aggregator, such as fedavg."
+        )
+    if options.variant == "I" and options.pairing == "after_step" and train.momentum:
+        times = 1 / (1 - train.momentum)
+        raise OptionError(
+            f"variant: I measures plain gradients. With train_args.momentum {train.momentum:g} a step has up to "
+            f"{times:.3g} times as much of the client's, and pairing: after_step takes it off once, so most of the "
+            "drift stays. Write pairing: gradient, or momentum: 0."
         )
 
 

@@ -19,7 +19,9 @@ from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
+    from torch import Tensor, nn
+
+    from calfat_plugin.threat import ThreatModel
 
 
 class FromModel(PGD):
@@ -29,15 +31,20 @@ class FromModel(PGD):
         super().__init__(options)
         self.source = source
 
-    def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image."""
+    def _climb(
+        self, task: EvaluationTask, threat: ThreatModel, x: Tensor, y: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image.
+
+        Which images another start is tried on is the business of the model that is measured.
+        """
         import torch
 
         assert self.source is not None
         with fast_passes(self.source, x) as rows:
             on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows)
-            found = super().craft(on_source, x, y, noise)
-        return torch.where(found.isfinite(), found, x)
+            found, vanished = super()._climb(on_source, threat, x, y, start)
+        return torch.where(found.isfinite(), found, x), vanished
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ FREE = (
 )
 _SHOWN = 3  # keys that a message names
 _REASONS = {
-    _ROUNDS: "A cosine schedule ends with the rounds, and atas draws nothing anew in the last of them, so the finished "
-    "ones would have been others",
+    _ROUNDS: "A cosine schedule ends with the rounds, the warm-up of by_class is a share of them, and atas draws "
+    "nothing anew in the last of them, so the finished ones would have been others",
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
@@ -49,7 +49,7 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
         flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None
     every = sorted(set(flat_first) | set(flat_second))
     shorter = min(flat_first, flat_second, key=lambda recipe: recipe.get(_ROUNDS, 0))
-    depends = COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) or _spares_its_last_round(shorter)
+    depends = COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) or _counts_its_rounds(shorter)
     free = FREE if depends else (*FREE, _ROUNDS)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
@@ -57,12 +57,14 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
 
 
-def _spares_its_last_round(recipe: Mapping[str, Any]) -> bool:
-    """Whether ATAS, in training or in that of a group, goes on in the last round with what a longer run draws anew."""
+def _counts_its_rounds(recipe: Mapping[str, Any]) -> bool:
+    """Whether training, also a group's, goes by the number of rounds: in a warm-up of eps by class, which is a share of
+    them, or where ATAS goes on in the last one with what a longer run draws anew."""
     groups = (flat(group) for group in recipe.get("calfat.clients") or ())
-    attacks = [(recipe, "calfat.threat.inner."), *((group, "threat.inner.") for group in groups)]
-    resets = [keys.get(f"{at}reset") for keys, at in attacks if keys.get(f"{at}name") == ATAS.name]
-    return any(reset and recipe[_ROUNDS] % reset == 0 for reset in resets)
+    threats = [(recipe, "calfat.threat."), *((group, "threat.") for group in groups)]
+    resets = [keys.get(f"{at}inner.reset") for keys, at in threats if keys.get(f"{at}inner.name") == ATAS.name]
+    warmups = [keys.get(f"{at}by_class.warmup") for keys, at in threats]
+    return any(warmups) or any(reset and recipe[_ROUNDS] % reset == 0 for reset in resets)
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:

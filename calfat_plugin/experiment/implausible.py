@@ -8,6 +8,7 @@ from calfat_plugin.awp import AWPOptions
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
+from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 
@@ -19,6 +20,7 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
     yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
     if trains:
+        yield from _smoothed_slopes(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
 
@@ -105,6 +107,23 @@ def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
             names += [plugin.label] if plugin.label not in names else []
     for problem, (path, names) in found.items():
         yield _at(experiment, path, f"{', '.join(names)}: {problem}")
+
+
+def _smoothed_slopes(experiment: Experiment) -> Iterator[str]:
+    """Label smoothing shortens the gradient of training, which SORA's slope takes for a loss that turns."""
+    own = [group for group in experiment.clients if {"trainer", "threat"}.intersection(group.changed)]
+    trained = [(experiment.trainer.path, experiment), *((each.path, experiment.trained_by(each)) for each in own)]
+    for path, recipe in trained:
+        how, smoothing = recipe.threat.inner.options, recipe.additions.label_smoothing
+        by_slope = isinstance(how, SORAOptions) and how.alignment == "slope" and recipe.trains_attacked
+        if by_slope and smoothing > how.slack:
+            longest = how.longest * how.slack / smoothing
+            text = (
+                f"with label_smoothing {smoothing:g} the slope by which sora goes is hardly above {1 - smoothing:g}, "
+                f"and a step about {longest:.2g} eps at most, not {how.longest:g}: a weak attack. Add alignment: "
+                "cosine to calfat.threat.inner, or remove label_smoothing."
+            )
+            yield _at(experiment, path, text)
 
 
 def _no_budget(experiment: Experiment) -> Iterator[str]:

@@ -385,18 +385,25 @@ _MOST_LEVEL_TICKS = 7
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
-    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps."""
-    attacked = [evaluation for evaluation in evaluations if "eps" in evaluation["settings"]]
-    texts = list(dict.fromkeys(str(evaluation["settings"]["eps"]) for evaluation in attacked))
+    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
+
+    Of attacks in several norms, whose eps have nothing in common, it is of those in the norm with most of them.
+    """
+    of_norms: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # norm, and eps as text, to the evaluations
+    for evaluation in evaluations:
+        if "eps" in (how := evaluation["settings"]):
+            of_norms.setdefault(str(how["norm"]), {}).setdefault(str(how["eps"]), []).append(evaluation)
+    norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(texts) < 2:
         return None
     natural = [float(e["accuracy"]) for e in evaluations if "eps" not in e["settings"]]
     start = [(0.0, natural[0])] if natural and "0" not in texts else []
-    ticks = ["0", *texts] if start else texts
+    ticks = ["0", *texts] if start else [*texts]
     lines: dict[str, list[tuple[float, float]]] = {}
-    for evaluation in attacked:
-        line = lines.setdefault(str(evaluation["label"]), [*start])
-        line.append((float(parse_number(evaluation["settings"]["eps"])), float(evaluation["accuracy"])))
+    for eps, attacks in texts.items():
+        for evaluation in attacks:
+            line = lines.setdefault(str(evaluation["label"]), [*start])
+            line.append((float(parse_number(eps)), float(evaluation["accuracy"])))
 
     title = "Accuracy under attack over eps" + (f", {of}" if of else "")
     numbers = dict.fromkeys(str(each["num_examples"]) for each in evaluations if "num_examples" in each)
@@ -408,6 +415,6 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
         [Line(attack, index, sorted(points)) for index, (attack, points) in enumerate(lines.items())],
         "accuracy (%)",
         percentages=True,
-        x_label=f"eps ({attacked[0]['settings']['norm']}, fraction of the pixel range)",
+        x_label=f"eps ({norm}, fraction of the pixel range)",
         ticks={text: float(parse_number(text)) for text in ticks},
     )

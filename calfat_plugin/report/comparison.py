@@ -209,9 +209,10 @@ def _image_by_image(groups: Sequence[Group]) -> Table:
         kept = [found for each in runs if (found := evidence_of(each[seed].path)) is not None]
         if len(kept) < 2 or kept[0].facts["data"] != kept[1].facts["data"]:
             continue
-        attacks = [name for name in kept[0].tried if name in kept[1].tried]
-        for name in (NATURAL, *attacks, *([WORST_CASE] if len(attacks) > 1 else ())):
-            tried, right = zip(*(each.verdicts(name) for each in kept), strict=True)
+        attacks = [name for name in kept[0].tried if name in kept[1].tried and _alike(name, *(of[seed] for of in runs))]
+        together = {WORST_CASE: attacks} if len(attacks) > 1 else {}  # of these alone: each run may have had others
+        for name, of in {NATURAL: [], **{name: [name] for name in attacks}, **together}.items():
+            tried, right = zip(*(each.withstand(of) if of else each.verdicts(name) for each in kept), strict=True)
             both, (one, other) = tried[0] & tried[1], right
             only = int((both & one & ~other).sum()), int((both & other & ~one).sum())
             number, p = int(both.sum()), mcnemar(*only)
@@ -219,12 +220,24 @@ def _image_by_image(groups: Sequence[Group]) -> Table:
             difference = points((only[0] - only[1]) / number)
             rows.append([whose, f"{number:,}", *map(str, only), difference, f"{p:.2g}" if p >= 0.001 else "< 0.001"])
     note = (
-        "Of the same test images: those that the first setting alone has right, those that the second alone has right, "
-        "first minus second in points, and the exact McNemar test of it. It says what these images show of two models; "
-        "what another seed gives is another question, which the intervals over seeds answer."
+        "Of the same test images, attacked in the same way: those that the first setting alone has right, those that "
+        "the second alone has right, first minus second in points, and the exact McNemar test of it. It says what "
+        "these images show of two models; what another seed gives is another question, which the intervals over seeds "
+        "answer."
     )
     head = ["evaluator", "images", "first alone", "second alone", "difference", "p"]
     return Table("Image by image", head, rows, notes=[note])
+
+
+def _alike(label: str, one: RunFiles, other: RunFiles) -> bool:
+    """Whether two runs measured with the same evaluator under a label, in the same ball and with the same step."""
+
+    def how(run: RunFiles) -> tuple[object, ...]:
+        picks = {pick.get("label", pick["name"]): pick for pick in run.settings["calfat"]["evaluators"]}
+        settings = settings_of(run.settings)
+        return picks.get(label), *(settings.get(f"calfat.threat.{key}") for key in ("norm", "eps", "step_size"))
+
+    return how(one) == how(other)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -365,24 +365,17 @@ def _alignment(work: _Work, batch: TrainBatch) -> float | None:
         answers.append(logits.argmax(dim=1))
         return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
 
-    with _looking(work):
+    passed = work.count.images
+    with attack_mode(task.model), torch.random.fork_rng(devices=_gpus(task)):  # a look draws nothing from training
         threat = work.threat(y)
         probe = InnerTask(task.model, x, x, loss, threat)
         clean = probe.gradient(x)
         moved = threat.project(threat.ascend(x, clean, float(threat.eps)), x)
         cosines = cosine(clean, probe.gradient(moved))
+    work.count.images = passed  # nor does it count
     cosines = cosines[~cosines.isnan()]
     knows_nothing = len(answers[0].unique()) < 2 and 2 * int((answers[0] == y).sum()) < len(y)
     return None if knows_nothing or len(cosines) < _FEWEST_PROBED else float(cosines.mean())
-
-
-@contextmanager
-def _looking(work: _Work) -> Iterator[None]:
-    """The model in evaluation mode; the global generators are put back afterwards, and what passes does not count."""
-    images = work.count.images
-    with attack_mode(work.task.model), torch.random.fork_rng(devices=_gpus(work.task)):
-        yield
-    work.count.images = images
 
 
 def _gpus(task: LocalTask) -> list[torch.device]:

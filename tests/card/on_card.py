@@ -163,7 +163,7 @@ ADDED: list[dict[str, Any]] = [
         "train_args": {"client_optimizer": "adamw", "max_grad_norm": 0.1},
     },
     {"trainer": "fedpgd", "train_args": {"nesterov": True, "local_steps": 3}, "clients": [{"ids": [1], "epochs": 2}]},
-    {"trainer": "fedpgd", "aggregator": {"name": "scaffold", "variant": "I"}},
+    {"trainer": "fedpgd", "aggregator": {"name": "scaffold", "variant": "I", "pairing": "gradient"}},
     {"trainer": "fedpgd", "aggregator": {"name": "sfat", "start_round": 1}},
     {"runtime": {"precision": "tf32"}, "evaluators": ["personalised"]},
 ]

@@ -119,7 +119,8 @@ def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     assert "1 of 1 values of its tensor 'sign' are not finite" in found.details["unusable"][0]
 
 
-def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -> None:
+@pytest.mark.parametrize("norm", ["linf", "l2"])  # the sign of nan is 0, its unit vector nan
+def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask, norm: Any) -> None:
     """Points that are not finite become clean ones, answers that are not finite are wrong."""
 
     class Exploding(Pixel):
@@ -128,7 +129,11 @@ def test_a_client_cannot_end_the_evaluation_of_the_others(make_task: MakeTask) -
             return super().forward(x) * (torch.inf if x.requires_grad or moved else 1.0)
 
     exploding = Exploding(1, 0.4)
-    found, _ = attacked(make_task, Clients({0: (exploding, exploding), 7: (SECOND, SECOND)}))
+    clients, threat = (
+        Clients({0: (exploding, exploding), 7: (SECOND, SECOND)}),
+        dataclasses.replace(ONE_STEP, norm=norm),
+    )
+    found, _ = attacked(make_task, clients, threat=threat)
     assert found.details["matrix"][0][0] == 4 / 6  # its images are the clean ones
     assert found.details["matrix"][1] == [4 / 6, 0.0, 4 / 6]
     assert found.accuracy == 4 / 6

@@ -14,10 +14,14 @@ from torch import nn
 
 import calfat_plugin
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
+from calfat_plugin.maths.attacks import gradient_ascent
+from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.models.base import ImageClassifier
+from calfat_plugin.seeds import generator
 from calfat_plugin.testing import check_evaluator
 from calfat_plugin.testing.evaluators import balanced_model
-from calfat_plugin.testing.tiny import TinyModel, balanced_images
+from calfat_plugin.testing.tiny import TinyModel, answered, balanced_images
+from calfat_plugin.threat import ThreatModel
 from tests.cli.runner import calfat
 from tests.snapshot import TextSnapshot
 
@@ -89,6 +93,33 @@ def test_the_images_are_those_of_the_source_and_the_verdicts_of_the_model(weight
     with torch.no_grad():
         right = model(crafted).argmax(dim=1) == data.y
     assert result.accuracy_release == float(right.double().mean())
+
+
+def test_each_start_is_tried_on_what_the_measured_model_withstood(weights: Path) -> None:
+    """By hand, from the same starts: that all images fool the source at once says nothing of the model."""
+    source, model = balanced_model().eval(), TinyModel(5, side=8, norm=True)
+    data, threat, noise = answered(model), ThreatModel(eps="0.2"), generator(0, "evaluate/attack")
+    wanted, left, fell = data.x, torch.ones(len(data), dtype=torch.bool), []
+    for _ in range(3):
+        points = gradient_ascent(
+            source,
+            data.x,
+            lambda logits: cross_entropy(logits, data.y, reduction="sum"),
+            threat=threat,
+            steps=5,
+            step_size=float(threat.step_size),
+            start=threat.random_start(data.x, noise),
+        )
+        wanted = points.where(left[:, None, None, None], wanted)
+        with torch.no_grad():
+            assert (source(points).argmax(dim=1) != data.y).all()
+            withstand = left & (model(points).argmax(dim=1) == data.y)
+        fell.append(int(left.sum() - withstand.sum()))
+        left = withstand
+    assert min(fell) > 0
+    pick = {"name": "transfer5", "label": "attack", "source": str(weights), "model": NET, "restarts": 3}
+    assert torch.allclose(calfat_plugin.attack(pick, model, data, eps=0.2), wanted, atol=1e-6)
+    assert calfat_plugin.evaluate(model, data, None, [pick], eps=0.2)["attack"].accuracy == int(left.sum()) / len(data)
 
 
 def test_a_run_has_the_digest_of_its_source(source: Path, tmp_path: Path, no_page: None) -> None:

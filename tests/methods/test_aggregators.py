@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from calfat_plugin.aggregators.fedavg import FedAvg
 from calfat_plugin.aggregators.sfat import slack_weights
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import UpdateError
+from calfat_plugin.errors import RecipeError, UpdateError
 from calfat_plugin.interfaces import AggregationTask, TrainSettings
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
@@ -222,6 +223,30 @@ def test_scaffold_with_momentum(nesterov, pairing, models, variates):
     federation.play()
     assert numbers(federation)[:3] == pytest.approx(models, abs=1e-5)
     assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pairing", "momentum", "nesterov", "holds"),
+    [
+        ("after_step", 0.0, False, True),
+        ("gradient", 0.0, False, True),
+        ("gradient", 0.9, False, True),
+        ("gradient", 0.9, True, True),
+        ("after_step", 0.9, False, False),
+        ("after_step", 0.9, True, False),
+    ],
+)
+def test_scaffold_option_one_keeps_clients_at_the_optimum_or_is_refused(pairing, momentum, nesterov, holds):
+    """There the variates are the clients' gradients, 2 and -2, and nobody may drift."""
+    federation = toy(momentum, nesterov, variant="I", pairing=pairing)
+    federation.state = {"w": torch.tensor([2.0])}
+    federation.kept = {0: {"scaffold/c/w": torch.tensor([2.0])}, 1: {"scaffold/c/w": torch.tensor([-2.0])}}
+    federation.play()
+    assert (numbers(federation) == pytest.approx([2, 2, 2, 0, 2, -2], abs=1e-5)) == holds
+    picked = {"name": "scaffold", "variant": "I", "pairing": pairing}
+    train_args = {"train_args__momentum": momentum, "train_args__nesterov": nesterov}
+    with nullcontext() if holds else pytest.raises(RecipeError, match="Write pairing: gradient, or momentum: 0"):
+        experiment("fedpgd", picked, **train_args)
 
 
 @settings(max_examples=8, deadline=None)

@@ -163,6 +163,20 @@ def test_a_linear_loss_is_aligned() -> None:
     assert float(build_method("fedpgd").fit(task).client_state["inner/alignment"]) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_smoothed_labels_shorten_the_slope_which_is_why_they_draw_a_warning(share: float) -> None:
+    """Also where the loss is linear as far as the step goes."""
+    inner, near = build_inner("sora", first=0.5, decay=0), ThreatModel(eps="0.0001", steps=1)
+    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=32)
+    task = {"threat": near, "inner": inner, "settings": settings}
+    plain, smoothed = (
+        float(train(build_method("fedpgd"), local_task(label_smoothing=s, **task)).client_state["inner/alignment"])
+        for s in (0.0, share)
+    )
+    assert plain == pytest.approx(1, abs=0.01)
+    assert smoothed == pytest.approx(1 - share, abs=0.05)
+
+
 def test_a_client_keeps_its_alignment_from_round_to_round() -> None:
     first = fitted()
     kept = {name: tensor.clone() for name, tensor in first.client_state.items()}

@@ -24,6 +24,7 @@ def resolved(*overrides: str, trains: bool = True) -> Experiment:
     return assemble(parse_document(RECIPE, "r.yaml").with_overrides(overrides), builtin_registry(), trains=trains)
 
 
+SORA, SMOOTH = "calfat.threat.inner=sora", "calfat.trainer={name: fedpgd, label_smoothing: 0.1}"
 WARNED = [
     ("calfat.threat.eps", ["calfat.threat.eps=0"]),
     ("calfat.threat.eps", ["calfat.threat.eps=0", "calfat.trainer=standard"]),
@@ -32,6 +33,8 @@ WARNED = [
     ("calfat.monitor.evaluators[0].eps", ["calfat.monitor.evaluators=[{name: pgd5, eps: 0}]"]),
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
+    ("calfat.trainer", [SORA, SMOOTH]),
+    ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
 ]
 
 
@@ -51,6 +54,9 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural]"],
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
+        [SORA], [SORA, "calfat.trainer={name: fedpgd, label_smoothing: 0.02}"],
+        [SMOOTH, "calfat.threat.inner={name: sora, alignment: cosine}"],
+        [SORA, "calfat.trainer={name: standard, label_smoothing: 0.1}", "calfat.clients=[{ids: 0, trainer: fedpgd}]"],
         ["calfat.trainer=standard", "calfat.clients=[{ids: 0, trainer: fedpgd, threat: {eps: 4/255}}]"],
     ],
 )  # fmt: skip

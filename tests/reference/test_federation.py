@@ -92,7 +92,7 @@ QUICK = [
 ]
 VARIANTS = [
     Setting("calfat", "fedavg", {"parameterisation": "release"}, {"weights": "uniform"}),
-    Setting("mixfat", "scaffold", {"sampling": "fixed"}, {"variant": "I", "server_lr": 0.5}),
+    Setting("mixfat", "scaffold", {"sampling": "fixed"}, {"variant": "I", "pairing": "gradient", "server_lr": 0.5}),
     Setting("fedrbn", "scaffold", METHODS["fedrbn"], {"pairing": "gradient"}),
     Setting("fedrbn", "fedavg", METHODS["fedrbn"], seed=101),  # a round of at clients alone, then an st client
 ]

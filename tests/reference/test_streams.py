@@ -100,7 +100,7 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(seeds, "json", SimpleNamespace(dumps=noted))
     monkeypatch.setattr(SubAttacks, "perturb", watched)
-    setting = Setting("mixfat", "scaffold", {"sampling": "fixed"}, {"variant": "I"}, seed=7)
+    setting = Setting("mixfat", "scaffold", {"sampling": "fixed"}, {"variant": "I", "pairing": "gradient"}, seed=7)
     changes = {
         "train_args.comm_round": 2,
         "calfat.monitor": {"every": 2, "max_examples": 20, "evaluators": ["natural", "fgsm"]},

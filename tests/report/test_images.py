@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from PIL import Image
 
@@ -16,7 +17,7 @@ from calfat_plugin.evaluators.evidence_file import write_evidence
 from calfat_plugin.maths.intervals import mcnemar
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.images import perturbation, png, strips
-from tests.report.made import made_run
+from tests.report.made import draw_nothing, made_run
 
 NAMES = tuple("abc")
 
@@ -93,6 +94,45 @@ def test_the_pages_of_a_run_and_of_two_show_them(tmp_path: Path) -> None:
 
     (runs[1] / "evidence.safetensors").write_bytes(b"damaged")
     assert '<section id="images">' not in write_comparison(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def rows_of(runs: list[Path], tmp_path: Path) -> dict[str, list[str]]:
+    """Of the table image by image: evaluator to images, first alone, second alone, difference, p."""
+    page = write_comparison(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    table = page[page.index('<section id="images">') :]
+    rows = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', table[: table.index("</table>")], re.DOTALL)
+    return {name.strip(): re.findall(r'number">([^<]*)<', row) for name, row in rows}
+
+
+@pytest.mark.parametrize(
+    ("changes", "alike"),
+    [
+        ((), ["natural", "fgsm", "pgd2", "worst-case"]),
+        (("calfat.threat.eps=0.05",), ["natural"]),
+        (("calfat.threat.step_size=eps",), ["natural"]),
+        (("calfat.threat.steps=7",), ["natural", "fgsm", "pgd2", "worst-case"]),  # of training
+        (("calfat.evaluators=[natural, fgsm, {name: pgd2, restarts: 3}]",), ["natural", "fgsm"]),
+    ],
+)
+def test_only_what_was_attacked_alike_is_compared(
+    changes: tuple[str, ...], alike: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the worst case is that of the attacks of both: the second run alone has a strong one."""
+    draw_nothing(monkeypatch)
+    evaluators = "calfat.evaluators=[natural, fgsm, pgd2]"
+    runs = [
+        made_run(tmp_path / "one", evaluators, "calfat.trainer=calfat"),
+        made_run(tmp_path / "other", evaluators, "calfat.trainer=fedpgd", *changes),
+    ]
+    one, other = evidence([True, False, False, False, False, False]), evidence([True, True, False, False, False, False])
+    every = torch.ones(6, dtype=torch.bool)
+    other = replace(other, tried={**other.tried, "strong": every}, broken={**other.broken, "strong": every})
+    for run, kept in zip(runs, (one, replace(other, attacks=(*other.attacks, "strong"))), strict=True):
+        write_evidence(run / "evidence.safetensors", kept)
+    found = rows_of(runs, tmp_path)
+    assert list(found) == alike
+    assert found["natural"][:3] == ["6", "0", "0"]
+    assert all(found[name][:3] == ["6", "1", "0"] for name in alike if name in ("pgd2", "worst-case"))
 
 
 def test_mcnemars_exact_test() -> None:

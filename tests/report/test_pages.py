@@ -6,11 +6,12 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report import charts, write_comparison, write_run_report
 from tests.report.made import FINAL, draw_nothing, full_run, made_run
 from tests.report.pages import Page
 
@@ -173,6 +174,27 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
     assert text.index("attacks/best-robust.json Checkpoint") < text.index("attacks/best-robust-2.json Checkpoint")
     assert "Accuracy under attack over eps, attacks/best-robust.json" in text
     assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
+
+
+def test_a_curve_over_eps_is_of_one_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eps 2 in l1, 0.5 in l2 and 8/255 in linf are no points of one axis."""
+    monkeypatch.setattr(
+        charts, "line_chart", lambda *drawn, **how: ({line.name: line.points for line in drawn[3]}, how)
+    )
+
+    def attacked(*balls: str) -> list[dict[str, Any]]:
+        rows = [{"label": "natural", "accuracy": 0.9, "settings": {}}]
+        for number, ball in enumerate(balls):
+            label, norm, eps = ball.split()
+            rows.append({"label": label, "accuracy": number / 10, "settings": {"norm": norm, "eps": eps}})
+        return rows
+
+    assert charts.eps_chart("attacks", attacked("far l1 2", "near l2 0.5", "pgd20 linf 8/255")) is None
+    sweep = attacked("far l1 2", "pgd20 linf 0.1", "far l1 2", "pgd20 linf 0.2", "fgsm linf 0.1")
+    lines, how = charts.eps_chart("attacks", sweep)  # type: ignore[misc]  # what stands in for it
+    assert lines == {"pgd20": [(0.0, 0.9), (0.1, 0.1), (0.2, 0.3)], "fgsm": [(0.0, 0.9), (0.1, 0.4)]}
+    assert how["x_label"] == "eps (linf, fraction of the pixel range)"
+    assert how["ticks"] == {"0": 0.0, "0.1": 0.1, "0.2": 0.2}
 
 
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:

@@ -150,19 +150,23 @@ def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnap
         ("threat.inner={name: atas, reset: 2}", 3, False),
         ("clients=[{ids: 0, threat: {inner: {name: atas, reset: 4}}}]", 4, True),
         ("threat.inner=free", 4, False),
+        ("threat.by_class={}", 4, True),
+        ("threat.by_class={warmup: 0}", 4, False),
+        ("clients=[{ids: 0, threat: {by_class: {alpha: 0, warmup: 0.5}}}]", 4, True),
     ],
 )
-def test_more_rounds_after_one_that_would_have_drawn_anew(
+def test_more_rounds_than_those_that_training_counted_on(
     setting: str, rounds: int, refused: bool, tmp_path: Path
 ) -> None:
-    """In the last round alone ATAS goes on with the changes that it has: so a run of more rounds is another one."""
+    """A warm-up of eps by class is a share of them, and in the last one alone ATAS goes on with what it has:
+    so a run of more rounds is another one."""
     overrides = (f"calfat.{setting}", f"train_args.comm_round={rounds}")
     run = RunDirectory(made_run(tmp_path / "run", *overrides))
     run.check_same(experiment(*overrides))
     longer = experiment(*overrides, "train_args.comm_round=9")
     if not refused:
         return run.check_same(longer)
-    with pytest.raises(RunError, match=f"comm_round: {rounds} when started, 9 now. .* atas draws nothing anew in"):
+    with pytest.raises(RunError, match=f"comm_round: {rounds} when started, 9 now. .* a share of them, and atas"):
         run.check_same(longer)
 
 
