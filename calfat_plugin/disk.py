@@ -29,13 +29,17 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # Path.expanduser raises RuntimeError there
 
 
+class DiskError(RunError):
+    """A file cannot be written."""
+
+
 @contextmanager
 def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
+        raise DiskError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
 
 
 def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
