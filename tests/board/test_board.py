@@ -650,6 +650,26 @@ def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: 
     assert "eve" not in against(board, 1)
 
 
+def test_a_challenge_on_a_full_disk_leaves_no_half_of_it(
+    made: Path, board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file would be a challenge that proves nothing, and with it the entry would not verify."""
+    nothing_broken(board)
+    copyfile = shutil.copyfile
+
+    def until_it_is_full(source: Path, target: Path) -> None:
+        if target.is_relative_to(board):
+            target.write_bytes(source.read_bytes()[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+        copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", until_it_is_full)
+    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
+    kept = folder_of(board) / "challenges" / "eve.safetensors"
+    assert list(kept.parent.iterdir()) == list(board.rglob(".*.tmp")) == []
+    assert (done.exit_code, f"{kept}: cannot be written (No space left on device)" in done.stderr) == (2, True)
+
+
 # --- boards -----------------------------------------------------------------------------------------------------------
 
 
@@ -671,6 +691,16 @@ def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str
         open_board(board)
     assert text in str(caught.value)
     assert call("board", "verify", board).exit_code == 2
+
+
+def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:
+    (board / "entries" / "main" / ".other.tmp" / "seed-0").mkdir(parents=True)
+    assert open_board(board).entries() == [("main", "honest")]
+
+
+def test_a_board_needs_no_git(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert len(open_board(board).revision()) == 64
 
 
 def test_what_is_no_board_and_no_entry_is_said(board: Path, tmp_path: Path) -> None:
