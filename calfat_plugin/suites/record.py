@@ -189,6 +189,7 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
 
 def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] = ()) -> None:
     """Add rows, or replace those of the same runs, and remove those of ``gone``; several processes may do so."""
+    path = path.resolve()  # a link stays one, and whoever has another to the same file locks the same folder
     with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind

@@ -334,3 +334,14 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
         list(pool.map(lambda key: add_to_record(path, {key: wanted[key]}), wanted))
     assert read_record(path) == wanted
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
+
+
+def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
+    """A record on a disk that machines share: what went to a file in the link's place would be missing there."""
+    (tmp_path / "shared").mkdir()
+    shared, link = tmp_path / "shared" / "runs.csv", tmp_path / "runs.csv"
+    link.symlink_to(shared)  # also before there is one
+    for seed in (7, 8):
+        add_to_record(link, {("CalFAT", "", seed): ROW})
+        assert link.is_symlink()
+    assert len(read_record(shared)) == 2
