@@ -29,13 +29,17 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # Path.expanduser raises RuntimeError there
 
 
+class DiskError(RunError):
+    """A file cannot be written."""
+
+
 @contextmanager
 def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
+        raise DiskError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
 
 
 def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
@@ -94,15 +98,19 @@ def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
 
 
 def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> None:
-    """Write text files, and the folders that their names have, into a new folder."""
+    """Write text files, and the folders that their names have, into a new folder: all of them, or none."""
     try:
         folder.mkdir(parents=True)
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
     except FileExistsError:
         raise RunError(f"{folder}: it is there already. {if_there}") from None
     except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
+    try:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
 
 

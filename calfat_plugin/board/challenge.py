@@ -11,6 +11,7 @@ from calfat_plugin.board.own import Means, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing
 from calfat_plugin.board.tracks import NAME, NAMED, Board
 from calfat_plugin.board.verify import refused
+from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, sync
 from calfat_plugin.errors import OptionError, RunError
 
 
@@ -32,9 +33,21 @@ def challenge(board: Board, track: str, name: str, evidence: Path, by: str, mean
         if reasons := list(refused(own_run(entry, seed, means, Path(temporary)), copy)):
             raise RunError(f"{evidence}: proves nothing: {'; '.join(reasons[:5])}.")
         before = standing(entry)
-        kept.parent.mkdir(exist_ok=True)
-        shutil.copyfile(copy, kept)
+        _place(copy, kept, entry)
     return before, _lowered(entry, kept, evidence)
+
+
+def _place(copy: Path, kept: Path, entry: Entry) -> None:
+    """Put it there whole or not at all; what a kill leaves lies beside the entry, whose files are counted."""
+    waiting = entry.folder.with_name(f".{kept.name}.tmp")
+    with reporting_disk_errors(kept, TRY_AGAIN):
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            shutil.copyfile(copy, waiting)
+            sync(waiting)
+            waiting.replace(kept)
+        finally:
+            waiting.unlink(missing_ok=True)
 
 
 def _lowered(entry: Entry, kept: Path, evidence: Path) -> Standing:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,8 +124,8 @@ class Board:
     tracks: Mapping[str, Track]
 
     def entries(self) -> list[tuple[str, str]]:
-        """(track, name) of every folder that claims to be an entry."""
-        return sorted((path.parent.name, path.name) for path in (self.path / "entries").glob("*/*"))
+        """(track, name) of every folder that claims to be an entry; one that begins with a dot is being made."""
+        return sorted((path.parent.name, path.name) for path in (self.path / "entries").glob("*/[!.]*"))
 
     def find(self, entry: str) -> tuple[str, str]:
         """(track, name) of ``track/name``, or of a name alone."""
@@ -145,11 +146,12 @@ class Board:
 
     def revision(self) -> str:
         """The commit of the repository that the board lies in; of none, a digest of its files."""
-        done = subprocess.run(
-            ["git", "-C", str(self.path), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            return done.stdout.strip()
+        with suppress(OSError):  # without git
+            done = subprocess.run(
+                ["git", "-C", str(self.path), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            )
+            if done.returncode == 0:
+                return done.stdout.strip()
         digest = hashlib.sha256()
         for file in sorted((self.path / "entries").rglob("*")):
             if file.is_file() and not file.is_symlink():

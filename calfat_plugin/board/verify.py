@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, misfi
 from calfat_plugin.board.own import Means, Own, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
-from calfat_plugin.disk import read_json, write_text
-from calfat_plugin.errors import CalfatError, RunError
+from calfat_plugin.disk import DiskError, read_json, write_text
+from calfat_plugin.errors import CalfatError, HostError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.judging.examine import examine
@@ -44,7 +44,7 @@ _OTHER_UNITS = {"AVX512": "avx2", "AVX2": "default", "SVE256": "default"}
 
 
 class NoMeasureError(RunError):
-    """Weights differ, and this processor cannot say what that means: no fault of the entry's, so nothing is noted."""
+    """Weights differ, and this machine cannot say what that means."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +89,38 @@ def verify(
     reasons: list[str] = []
     found: list[str] = []
     revision, counted, digests = board.revision(), None, {}
+
+    def see(lines: Iterable[str], against: Iterable[str]) -> None:
+        """Say it at once: what follows may take hours, and may end without a verdict."""
+        for line in lines:
+            found.append(line)
+            observer.say(f"  {line}")
+        for reason in against:
+            if reason not in reasons:
+                reasons.append(reason)
+                observer.say(f"  does not stand: {reason}")
+
     try:
         entry = read_entry(board, track, name)
         digests = digests_of(entry)
-        reasons += misfits(entry, board.tracks[track])
+        see((), misfits(entry, board.tracks[track]))
         _challenges_in_place(entry)
     except CalfatError as error:
-        reasons.append(str(error))
+        see((), [str(error)])
     else:
         if not reasons:
             _load_data(entry, means)
             for seed in entry.seeds:
                 observer.say(f"{track}/{name}, seed {seed}")
-                lines, against = verify_seed(entry, seed, revision, means, from_start, within)
-                found += [f"seed {seed}: {line}" for line in lines]
-                reasons += [f"seed {seed}: {reason}" for reason in against]
+                lines, against, ours = verify_seed(entry, seed, revision, means, from_start, within)
+                see([f"seed {seed}: {line}" for line in lines], [f"seed {seed}: {reason}" for reason in against])
+                if ours is not None:
+                    raise ours
         try:
             counted = standing(entry)
         except CalfatError as error:
-            reasons.append(str(error))
-    done = Verified(track, name, revision, tuple(dict.fromkeys(reasons)), tuple(found), counted)
+            see((), [str(error)])
+    done = Verified(track, name, revision, tuple(reasons), tuple(found), counted)
     record = board.record(track, name)
     record.parent.mkdir(parents=True, exist_ok=True)
     write_text(record, json.dumps({**done.as_json(), "digests": digests, "by": __version__}, indent=2) + "\n")
@@ -141,8 +153,10 @@ def chosen_images(entry: Entry, revision: str, seed: int, tried: list[int]) -> l
 
 def verify_seed(
     entry: Entry, seed: int, revision: str, means: Means, from_start: bool = False, within: float | None = None
-) -> tuple[list[str], list[str]]:
-    """(what was seen of one model, what speaks against it)."""
+) -> tuple[list[str], list[str], CalfatError | None]:
+    """(what was seen of one model, what speaks against it, what went wrong here and is no fault of the entry's)."""
+    import torch
+
     found: list[str] = []
     reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
@@ -151,13 +165,15 @@ def verify_seed(
             reasons += _replayed(entry, seed, own, found)
             reasons += _attacked_again(entry, seed, revision, own, found)
             reasons += _trained_again(entry, seed, means, Path(temporary), from_start, within, found)
-        except NoMeasureError:
-            raise
+        except (NoMeasureError, DiskError, HostError) as error:
+            return found, reasons, error
+        except torch.OutOfMemoryError as error:
+            return found, reasons, RunError(f"{entry.of(seed)}: the memory of the device is not enough ({error})")
         except CalfatError as error:
             reasons.append(str(error))
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             reasons.append(f"its files cannot be used ({type(error).__name__}: {error})")
-    return found, reasons
+    return found, reasons, None
 
 
 def _replayed(entry: Entry, seed: int, own: Own, found: list[str]) -> Iterator[str]:
@@ -278,7 +294,8 @@ def _other_arithmetic(entry: Entry, seed: int, means: Means, path: Path, from_st
         check=False,
     )
     if done.returncode:
-        raise RunError(f"its rounds cannot be trained in a process of their own: {done.stderr.strip()[-500:]}")
+        why = done.stderr.strip()[-500:] or f"exit code {done.returncode}"
+        raise NoMeasureError(f"{entry.of(seed)}: its rounds cannot be trained in a process of their own: {why}")
     return load_checkpoint(run.last_checkpoint)[0].global_state
 
 

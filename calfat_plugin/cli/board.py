@@ -112,10 +112,6 @@ def verify(board: Path, entry: str | None, from_start: bool, within: float | Non
         for track, name in chosen:
             with choose_progress(console, plain=True) as progress:
                 done.append(check(here, track, name, own, progress, from_start=from_start, within=within))
-            for line in done[-1].found:
-                console.print(f"  {line}", soft_wrap=True)
-            for reason in done[-1].reasons:
-                console.print(f"  does not stand: {reason}", soft_wrap=True)
             verdict = "stands" if done[-1].stands else "does not stand"
             console.print(f"{track}/{name}: {verdict} (revision {done[-1].revision[:12]})", soft_wrap=True)
         if not chosen:

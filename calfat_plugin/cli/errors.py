@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
+from calfat_plugin.disk import TRY_AGAIN
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.peer_text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 _RED, _YELLOW = 31, 33
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PATH = 120  # characters of a path in a message
 
 
@@ -24,7 +27,8 @@ _MAX_PATH = 120  # characters of a path in a message
 def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = str) -> Iterator[None]:
     """Report what the user can fix without a traceback and exit with 2.
 
-    That is a :class:`CalfatError`, a path that the system refuses, and a standard output that cannot be written.
+    That is a :class:`CalfatError`, a path that the system refuses, a full disk, and a standard output that cannot be
+    written.
     ``after`` makes a further line, such as how to resume; ``after_stop`` that where nobody reads the output any more.
     """
     try:
@@ -34,6 +38,8 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
     except OSError as error:
         if error.filename is None and _output_is_lost():
             fail(f"standard output cannot be written ({error.strerror}).", after_stop())
+        if error.filename is None and error.errno in _NO_ROOM:
+            fail(f"a file cannot be written ({error.strerror}). {TRY_AGAIN}", after())
         if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
             raise
         path = os.fsdecode(error.filename)

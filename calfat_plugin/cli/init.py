@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -29,6 +30,10 @@ def init(name: str, out: Path | None) -> None:
             file.write(text)
     except FileExistsError:
         raise RecipeError(f"{target}: exists already. Name another file with --out, or remove it.") from None
+    except OSError as error:
+        with suppress(OSError):
+            target.unlink(missing_ok=True)
+        raise RecipeError(f"{target}: cannot be written ({error.strerror}).") from None
     command = "suite" if name in shipped_files("suites") else "run"
     click.echo(f"{target}: written. Start it with: {shlex.join(['calfat', command, str(target)])}")
 

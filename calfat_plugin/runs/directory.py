@@ -125,6 +125,12 @@ class RunDirectory:
                 f"{self.path}: there is a run in this directory already. Add --resume to continue it, or choose "
                 "another --run-dir."
             )
+        for path in (self.last_checkpoint, self.rounds, self.results):
+            if path.exists():  # a new run would go on from this model, or replace what is measured
+                raise RunError(
+                    f"{self.path}: there is {path.relative_to(self.path)} of another run in this directory, and no "
+                    "recipe.yaml that says which. Choose another --run-dir, or remove it."
+                )
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:

@@ -65,8 +65,8 @@ class PartyDirectory(RunDirectory):
 class _States:
     """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
 
-    def __init__(self, folder: Path, client: int) -> None:
-        self._folder, self._client = folder, client
+    def __init__(self, folder: Path, client: int, warn: Callable[[str], None]) -> None:
+        self._folder, self._client, self._warn = folder, client, warn
         for path in sorted(folder.glob("round-*.safetensors")):
             try:
                 owners = read_facts(path)["clients"]
@@ -80,15 +80,16 @@ class _States:
 
     def after(self, used: int) -> State:
         """The state after the round that the server last used; empty before the first."""
-        if used == 0:
-            return {}
-        if not (path := self._path(used)).exists():
-            log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
-            return {}
-        return load_checkpoint(path)[0].client_states[self._client]
+        path = self._path(used)
+        return load_checkpoint(path)[0].client_states[self._client] if used and path.exists() else {}
 
     def keep(self, round: int, state: State, used: int) -> None:
         """Store the state after ``round``, and forget all but that and ``used``."""
+        if used and state and not self._path(used).exists():
+            self._warn(
+                f"round {round} was trained without what this client kept after round {used}: it is not in "
+                f"{self._folder}. To go on with it, start a client again with --resume."
+            )
         kept = self._path(round), self._path(used)
         save_checkpoint(kept[0], Snapshot(round, {}, client_states={self._client: state}), {})
         for path in self._folder.glob("round-*"):  # a half-written one, too
@@ -112,7 +113,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        states = _States(directory.last_checkpoint.parent, client)
+        states = _States(directory.last_checkpoint.parent, client, lambda text: say(f"warning: {text}"))
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
@@ -179,7 +180,7 @@ def train_round(
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         worker, client = _worker_of(request, rank, directory, log.warning), rank - 1
         worker.check_downlink(downlink)
-        states = _States(directory.last_checkpoint.parent, client)
+        states = _States(directory.last_checkpoint.parent, client, log.warning)
         worker.client_states[client] = states.after(used)
         wire = worker.fit(client, round, downlink)
         states.keep(round, worker.client_states[client], used)

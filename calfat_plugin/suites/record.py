@@ -14,16 +14,19 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
-from calfat_plugin.errors import CalfatError, RunError
+from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.differences import FREE, flat
+from calfat_plugin.experiment.differences import FREE, PLUGIN_PLACE, flat
+from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
 from calfat_plugin.report.table import csv_text
@@ -60,12 +63,11 @@ class Recorded:
 def digest(experiment: Experiment) -> str:
     """Twelve hexadecimal digits that change with what is run.
 
-    The seed does not count, nor what a resumed run may change, nor a value that equals its default: so a key that a
-    later version adds changes no digest.
+    The seed does not count, nor what a resumed run may change, nor where a plugin file lies, nor a value that equals
+    its default: so a key that a later version adds changes no digest.
     """
-    recipe = experiment.as_run()
-    names = _names(recipe)
-    run, plain = _settings(recipe), _defaults(names, experiment.registry)
+    names = _names(experiment)
+    run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
     said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
     return hashlib.sha256(json.dumps([names, said], sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -75,36 +77,50 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     section = recipe["calfat"]
     for lists in (section, section["monitor"]):
         lists["evaluators"] = {pick.get("label", pick["name"]): pick for pick in lists["evaluators"]}
-    free = (*FREE, "common_args.random_seed", "calfat.name", "calfat.plugins.")
-    return {key: value for key, value in flat(recipe).items() if not key.startswith(free)}
+    free = (*FREE, "common_args.random_seed", "calfat.name")
+    found = flat(recipe).items()
+    return {key: value for key, value in found if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))}
 
 
-def _names(recipe: Mapping[str, Any]) -> str:
-    """A recipe, as JSON, that picks the same plugins and says nothing else."""
-    section = recipe["calfat"]
+def _names(experiment: Experiment) -> str:
+    """A recipe, as JSON, that picks the same plugins and says nothing else but the options that have no default."""
+    recipe = experiment.as_run()
+    section, data = recipe["calfat"], recipe["data_args"]
 
-    def named(pick: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: pick[key] for key in ("name", "label") if key in pick}
+    def needed(plugin: Plugin[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        return {info.name: given[info.name] for info in describe_options(plugin.entry.config) if info.required}
+
+    def named(plugin: Plugin[Any], pick: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: pick[key] for key in ("name", "label") if key in pick} | needed(plugin, pick)
 
     loss = section["trainer"].get("loss")
-    picks = {
-        "trainer": named(section["trainer"]) | ({} if loss is None else {"loss": named(loss)}),
-        "aggregator": named(section["aggregator"]),
-        "evaluators": list(map(named, section["evaluators"])),
-        "monitor": {"evaluators": list(map(named, section["monitor"]["evaluators"]))},
+    monitor = zip(experiment.monitor.evaluators, section["monitor"]["evaluators"], strict=True)
+    picks: dict[str, Any] = {
+        "trainer": named(experiment.trainer, section["trainer"])
+        | ({} if loss is None else {"loss": named(experiment.modifier, loss)}),
+        "aggregator": named(experiment.aggregator, section["aggregator"]),
+        "evaluators": list(starmap(named, zip(experiment.evaluators, section["evaluators"], strict=True))),
+        "monitor": {"evaluators": list(starmap(named, monitor))},
     }
-    data = {key: recipe["data_args"][key] for key in ("dataset", "partition_method")}
-    written = {"data_args": data, "model_args": {"model": recipe["model_args"]["model"]}, "calfat": picks}
+    for kind in ("dataset", "partition", "model"):
+        if options := needed(getattr(experiment, kind), section[kind]):
+            picks[kind] = options
+    written = {
+        "data_args": {key: data[key] for key in ("dataset", "partition_method")},
+        "model_args": {"model": recipe["model_args"]["model"]},
+        "calfat": picks,
+    }
     return json.dumps(written, sort_keys=True)
 
 
 @lru_cache(maxsize=256)
 def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
-    """The values of all keys where a recipe says nothing but names; empty where some plugin needs an option."""
-    try:
-        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run()) | _DEFAULTS_THEN
-    except CalfatError:
-        return {}
+    """The values of all keys where a recipe says nothing but names.
+
+    Nobody runs that recipe, so it does not matter whether anybody could: Bulyan wants more clients than the default.
+    """
+    unchecked = assemble(Document("defaults", json.loads(names)), registry, finished=True)
+    return _settings(unchecked.as_run()) | _DEFAULTS_THEN
 
 
 def verdict_of(directory: Path, experiment: Experiment) -> str:
@@ -173,6 +189,7 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
 
 def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] = ()) -> None:
     """Add rows, or replace those of the same runs, and remove those of ``gone``; several processes may do so."""
+    path = path.resolve()  # a link stays one, and whoever has another to the same file locks the same folder
     with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind

@@ -36,7 +36,7 @@ ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
 _ETA = re.compile(r"ETA (\S+)$")
 _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
-_INTERRUPTED = 130
+_BAD_INPUT, _INTERRUPTED = 2, 130  # exit codes
 _POLL_SECONDS = 0.05
 
 
@@ -255,8 +255,9 @@ class _Pool:
             state, message = "failed", "how it ended is unknown: the process that runs are forked from was killed"
         elif code != 0:
             state, message = "failed", _what_went_wrong(child.lines, code)
-            # Of a choice run every error is an answer, of another run that its training diverged; a signal is none.
-            if code > 0 and (child.run.cell.tried or NO_UPDATE in message):
+            # That training diverged is an answer, and of a choice run an exception, too. A signal is none, nor what the
+            # user can put right, such as a full disk: the values that are tried after it are not the worst.
+            if code > 0 and (NO_UPDATE in message or (child.run.cell.tried and code != _BAD_INPUT)):
                 state = "lost"
                 mark_lost(child.run, message)
             elif not (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import yaml
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+from calfat_plugin import disk
 from calfat_plugin.board import verify
 from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
 from calfat_plugin.board.own import Means, own_recipe
@@ -27,6 +29,8 @@ from calfat_plugin.board.verify import IMAGES, chosen_images, relative_distance,
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import CalfatError, RecipeError
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
+from calfat_plugin.host import installed
+from calfat_plugin.host.launch import fedml
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 
 RECIPE = """\
@@ -153,8 +157,8 @@ def test_a_run_keeps_the_model_two_rounds_before_its_end_and_what_its_clients_ke
 
 
 def test_every_round_trained_again_gives_the_same_bits(board: Path) -> None:
-    found, reasons = verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)
-    assert (found[-1], reasons) == ("4 rounds trained again: the same bits", [])
+    found, *against = verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)
+    assert (found[-1], against) == ("4 rounds trained again: the same bits", [[], None])
 
 
 def test_the_images_are_chosen_by_entry_revision_and_seed(board: Path) -> None:
@@ -432,11 +436,79 @@ def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
     assert "end elsewhere" not in against(board, within=2)
 
 
-def test_a_process_that_cannot_train_is_no_measure(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes(board, "momentum: 0.9", "momentum: 0.0")
+def test_what_was_seen_before_a_processor_cannot_judge_is_said(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 0 is accepted, seed 1 refused, and seed 2 has weights of which nobody here can say what they mean."""
+    results = folder_of(board) / "seed-1" / "results.json"
+    edited(results, lambda content: content["evaluations"][2].update(accuracy=1.0))
+    before = folder_of(board) / "seed-2" / "checkpoints" / "two-rounds-left.safetensors"
+    snapshot, notes = load_checkpoint(before)
+    moved = {name: tensor * 1.01 for name, tensor in snapshot.global_state.items()}
+    save_checkpoint(before, replace(snapshot, global_state=moved), notes)
+    signed(board)
+    monkeypatch.setattr(verify, "_OTHER_UNITS", {})
+    done = call("board", "verify", board)
+    said = done.stdout.splitlines()
+    assert (done.exit_code, sum("does not stand" in line for line in said)) == (2, 1)
+    for line in (
+        "  seed 0: two rounds trained again: the same bits",
+        "  does not stand: seed 1: pgd5 does not stand: 100.0 % said",
+        "  seed 1: two rounds trained again: the same bits",
+        "  seed 2: evidence.safetensors: ",
+        f"  seed 2: of {IMAGES} images",
+    ):
+        assert sum(each.startswith(line) for each in said) == 1, line
+    assert not any("seed 3" in line for line in said)
+    assert "seed-2: its weights are not those that this processor" in done.stderr
+    assert not open_board(board).record("main", "honest").exists()
+
+
+def no_fedml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "version_of", lambda distribution: None)
+
+
+def another_fedml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedml, "__version__", "0.9.7")
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(paths: object, also: object = ()) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "put_in_place", no_room)
+
+
+def full_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(verify, "_trained_again", no_room)
+
+
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "_OTHER_UNITS", dict.fromkeys([torch.backends.cpu.get_cpu_capability()], "default"))
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    assert "its rounds cannot be trained in a process of their own" in against(board)
+
+
+@pytest.mark.parametrize(
+    ("fails", "text"),
+    [
+        (no_fedml, "FedML is not installed"),
+        (another_fedml, "fedml 0.9.7 is installed"),
+        (full_disk, "cannot be written (No space left on device)"),
+        (full_gpu, "the memory of the device is not enough (CUDA out of memory.)"),
+        (no_process, "its rounds cannot be trained in a process of their own"),
+    ],
+)
+def test_what_fails_here_is_not_noted_against_the_entry(
+    board: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[[pytest.MonkeyPatch], None], text: str
+) -> None:
+    """Although the entry's weights are not those of its recipe, which nobody here has found out."""
+    recipes(board, "momentum: 0.9", "momentum: 0.0")
+    fails(monkeypatch)
+    done = call("board", "verify", board)
+    assert (done.exit_code, "does not stand" in done.output) == (2, False)
+    assert text in done.stderr
+    assert not open_board(board).record("main", "honest").exists()
 
 
 def test_a_start_that_is_not_the_recipes_is_found_from_the_start_alone(board: Path) -> None:
@@ -578,6 +650,26 @@ def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: 
     assert "eve" not in against(board, 1)
 
 
+def test_a_challenge_on_a_full_disk_leaves_no_half_of_it(
+    made: Path, board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a file would be a challenge that proves nothing, and with it the entry would not verify."""
+    nothing_broken(board)
+    copyfile = shutil.copyfile
+
+    def until_it_is_full(source: Path, target: Path) -> None:
+        if target.is_relative_to(board):
+            target.write_bytes(source.read_bytes()[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
+        copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", until_it_is_full)
+    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
+    kept = folder_of(board) / "challenges" / "eve.safetensors"
+    assert list(kept.parent.iterdir()) == list(board.rglob(".*.tmp")) == []
+    assert (done.exit_code, f"{kept}: cannot be written (No space left on device)" in done.stderr) == (2, True)
+
+
 # --- boards -----------------------------------------------------------------------------------------------------------
 
 
@@ -599,6 +691,16 @@ def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str
         open_board(board)
     assert text in str(caught.value)
     assert call("board", "verify", board).exit_code == 2
+
+
+def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:
+    (board / "entries" / "main" / ".other.tmp" / "seed-0").mkdir(parents=True)
+    assert open_board(board).entries() == [("main", "honest")]
+
+
+def test_a_board_needs_no_git(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert len(open_board(board).revision()) == 64
 
 
 def test_what_is_no_board_and_no_entry_is_said(board: Path, tmp_path: Path) -> None:

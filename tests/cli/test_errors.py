@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ from rich.console import Console
 
 from calfat_plugin.cli.errors import fail, user_errors, warn
 from calfat_plugin.cli.progress import Bars, Lines
+from calfat_plugin.disk import TRY_AGAIN
 from calfat_plugin.errors import DataError, PluginError, did_you_mean
 
 
@@ -20,6 +23,17 @@ def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "error: cifar10 is missing.\nwhat is left\n")
     with pytest.raises(ZeroDivisionError), user_errors():  # a bug gets out
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    """Whoever wrote: the system does not name a file that was open already."""
+    with pytest.raises(SystemExit) as stopped, user_errors(lambda: "what is left"):
+        raise OSError(number, os.strerror(number))
+    text = f"error: a file cannot be written ({os.strerror(number)}). {TRY_AGAIN}\nwhat is left\n"
+    assert (stopped.value.code, capsys.readouterr().err) == (2, text)
+    with pytest.raises(OSError, match="Bad file descriptor"), user_errors():  # a bug
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.shipped import headline, located, shipped_files
 from calfat_plugin.suites import load_suite
-from tests.cli.runner import RECIPES, ROOT, Ended, calfat
+from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
 from tests.snapshot import TextSnapshot
 
 SUITES = ROOT / "suites"
@@ -102,3 +102,14 @@ def test_what_init_refuses(words: list[str], snapshot: TextSnapshot) -> None:
     ended = calfat("init", *words)
     assert (ended.code, ended.out) == (2, "")
     snapshot(ended.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [(("init", "calfat_digits"), "calfat_digits.yaml"), (("new-plugin", "x", "--kind", "model"), "x")],
+)
+def test_a_full_disk_leaves_nothing_that_a_second_try_would_not_replace(words: tuple[str, ...], made: str) -> None:
+    full = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n{COMMAND}"
+    assert python(full, *words) == Ended(2, "", f"error: {made}: cannot be written (File too large).\n")
+    assert not Path(made).exists()
+    assert calfat(*words).code == 0

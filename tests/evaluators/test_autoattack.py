@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import itertools
 import json
 import logging
@@ -17,10 +18,11 @@ import pytest
 import torch
 from torch import nn
 
+from calfat_plugin import disk
 from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import BudgetError, ModelError, OptionError
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.errors import BudgetError, ModelError, OptionError, RunError
+from calfat_plugin.evaluators.autoattack.autoattack import AttackState, AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
 from calfat_plugin.threat import ThreatModel
@@ -308,6 +310,21 @@ def test_options_that_make_no_sense_are_reported(options, snapshot):
 
 class StoppedError(Exception):
     """What a test interrupts with."""
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours into an evaluation it is no bug, and what was noted before is still there."""
+
+    def no_room(paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state, path = AttackState(torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)), tmp_path / "state.json"
+    state.save(path, "digest")
+    before = path.read_text()
+    monkeypatch.setattr(disk, "put_in_place", no_room)
+    with pytest.raises(RunError, match=r"state\.json: cannot be written \(No space left on device\)"):
+        state.save(path, "another")
+    assert path.read_text() == before
 
 
 def interrupted_after(task, scratch, batches, **options):

@@ -268,9 +268,10 @@ def test_killed_with_the_round_before_not_on_disk(warm: WarmServer, whole: Path,
 
 def test_a_party_keeps_two_rounds_and_nothing_of_a_killed_one(tmp_path: Path) -> None:
     (tmp_path / "round-5.safetensors.tmp").touch()  # it was killed while it wrote this
-    states = _States(tmp_path, 3)
-    for round in (6, 7, 8):
-        states.keep(round, state(round), used=7)
+    states = _States(tmp_path, 3, pytest.fail)
+    states.keep(6, state(6), used=0)
+    for round, used in ((7, 6), (8, 7)):
+        states.keep(round, state(round), used)
     assert names(tmp_path) == ["round-7.safetensors", "round-8.safetensors"]
     states.keep(9, state(9), used=7)
     assert names(tmp_path) == ["round-7.safetensors", "round-9.safetensors"]
@@ -280,9 +281,24 @@ def test_a_party_keeps_two_rounds_and_nothing_of_a_killed_one(tmp_path: Path) ->
 def test_a_party_does_not_take_what_another_one_keeps(tmp_path: Path) -> None:
     """As when it is started with the run directory of another rank, which has the same recipe."""
     (tmp_path / "round-5.safetensors").write_text("damaged")  # and not needed
-    _States(tmp_path, 0).keep(6, state(6), used=5)
+    _States(tmp_path, 0, pytest.fail).keep(6, state(6), used=5)
     before = names(tmp_path)
     with pytest.raises(RunError, match=r"round-6\.safetensors: is of client 0, and this is client 1\. Give each"):
-        _States(tmp_path, 1)
+        _States(tmp_path, 1, pytest.fail)
     assert names(tmp_path) == before
-    assert torch.equal(_States(tmp_path, 0).after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])
+    assert torch.equal(_States(tmp_path, 0, pytest.fail).after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])
+
+
+def test_a_party_says_that_what_it_kept_is_gone(tmp_path: Path) -> None:
+    """As when it is started again without --resume; not where its method keeps nothing."""
+    said: list[str] = []
+    states = _States(tmp_path, 0, said.append)
+    assert states.after(4) == {}
+    states.keep(5, {}, used=4)
+    assert said == []
+    states.keep(6, state(6), used=4)
+    states.keep(7, state(7), used=6)
+    assert said == [
+        f"round 6 was trained without what this client kept after round 4: it is not in {tmp_path}. To go on with it, "
+        "start a client again with --resume."
+    ]

@@ -96,6 +96,20 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     )
 
 
+@pytest.mark.parametrize("left", ["checkpoints", "rounds.csv", "results.json"])
+def test_what_is_left_of_a_run_is_not_taken_for_the_next_one(warm: WarmServer, folder: Path, left: str) -> None:
+    """Without its recipe nobody knows what it is: a new run would go on from its model, or replace what it measured."""
+    (folder / "run" / "results.json").write_text("{}")
+    for path in (folder / "run").iterdir():
+        if path.name != left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    what = "checkpoints/last.safetensors" if left == "checkpoints" else left
+    assert refused(warm, folder, *RUN, "--set", "calfat.trainer=fedtrades") == (
+        f"error: run: there is {what} of another run in this directory, and no recipe.yaml that says which. Choose "
+        "another --run-dir, or remove it.\n"
+    )
+
+
 class Late(RunDirectory):
     """A directory in which another process was a moment earlier."""
 

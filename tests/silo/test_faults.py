@@ -14,8 +14,12 @@ SHORT_ROUND = {"min_clients": 1, "round_deadline": 15}  # seconds; a loaded mach
 
 
 def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
-    """kill -9 in the middle of round 2: the round ends at its deadline; started again, the client trains on."""
-    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 500}) as federation:
+    """kill -9 in the middle of round 2: the round ends at its deadline; started again, the client trains on.
+
+    What it kept is gone by then, and its user is told.
+    """
+    scaffold = {"name": "scaffold"}
+    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 500}, aggregator=scaffold) as federation:
         federation.start(0, 1)
         federation.start(2, hang_in=2)
         federation.wait_until_hanging(2)
@@ -26,10 +30,13 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         assert second["refused"].startswith("1: client 1: no answer within 15 s")
 
         federation.let_go()
+        for path in (federation.directory(2) / "checkpoints").iterdir():
+            path.unlink()
         federation.start(2, resume=True)
         back = wait_for(lambda: [row for row in federation.rounds()[2:] if row["clients"] == "0 1"], "the client again")
         assert math.isfinite(float(back[0]["loss_1"]))
         assert "rank 2 was started again" in federation.log(0)
+        assert "was trained without what this client kept after round 1" in federation.output(2)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 ``$FAKE_RUN`` says how trainers behave, as JSON: ``{"fedpgd": "fail"}``. Accuracies follow from trainer and seed.
 ``$FAKE_BEST`` says which learning rate is the best of each, on the validation split: ``{"calfat": 0.05}``; and
-``$FAKE_LIMIT`` beyond which one a run diverges.
+``$FAKE_LIMIT`` beyond which one a run diverges, ``$FAKE_FULL`` beyond which one the disk is full.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import checked_experiment
 
 ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
+ERRORS = {
+    "FAKE_LIMIT": "round 1: not one client delivered a usable update.",
+    "FAKE_FULL": "rounds.csv: cannot be written (No space left on device). Make room.",
+}
 STEP = {"calfat": 0.02, "fedpgd": 0.01}  # what one seed more adds
 
 
@@ -69,9 +73,10 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
         print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
         sys.exit(2)
     rate = experiment.train.learning_rate
-    if rate > float(os.environ.get("FAKE_LIMIT", "inf")):
-        print("error: round 1: not one client delivered a usable update.", file=sys.stderr)
-        sys.exit(2)
+    for variable, error in ERRORS.items():
+        if rate > float(os.environ.get(variable, "inf")):
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     best = json.loads(os.environ.get("FAKE_BEST", "{}")).get(experiment.trainer.name, rate)

@@ -143,6 +143,26 @@ def test_a_run_that_is_killed_is_not_lost(monkeypatch):
     assert content()["cells"][1]["seeds_left"] == [0]
 
 
+def test_a_run_that_fails_for_want_of_room_is_not_lost(monkeypatch):
+    """Else the values that were tried after a disk was full would be the worst, for ever."""
+    words = ("--only", "FedPGD", "--record", "runs.csv")
+    monkeypatch.setenv("FAKE_FULL", "0.07")
+    done = call(*words)
+    assert (done.exit_code, list(Path("runs").rglob("*.lost"))) == (1, [])
+    assert done.stderr.startswith("error: 1 of 2 runs did not finish.\n")
+    assert "learning_rate 0.1" not in Path("runs.csv").read_text()
+    assert content()["cells"][1]["seeds_left"] == [0]
+    monkeypatch.delenv("FAKE_FULL")
+    assert call(*words).exit_code == 0
+    assert content()["cells"][1]["choice"]["chosen"] == {"train_args.learning_rate": 0.1}
+
+
+def test_a_run_that_ends_by_an_exception_is_lost(monkeypatch):
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "crash"}))
+    assert call("--only", "FedPGD").exit_code == 1  # nothing can be chosen
+    assert len(list(Path("runs").rglob("*.lost"))) == 2
+
+
 KILLED = "import sys; from calfat_plugin.suites import runner; runner.PROGRAM = {program!r}; "
 KILLED += "from calfat_plugin.cli.suite import suite; suite()"
 

@@ -9,17 +9,20 @@ import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from calfat_plugin import __version__
+from calfat_plugin import PartitionEntry, Registry, __version__, hookimpl, option
 from calfat_plugin.errors import RunError
-from calfat_plugin.registry import Registry
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
-from calfat_plugin.suites.plan import SuitePlan, make_plan, seconds_left
+from calfat_plugin.suites.plan import SuitePlan, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
 from tests.cli.runner import calfat
@@ -204,14 +207,26 @@ def test_a_run_that_was_lost_with_another_recipe_is_a_new_one(planned: Callable[
     assert planned().runs[1].state == "new"
 
 
-def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    registry = Registry.load(entry_points=False)
+def digest_of(*overrides: str) -> str:
+    """The digest of the first run of :data:`SUITE` in this folder, by a registry that was asked nothing before."""
+    registry = Registry.load(entry_points=False, plugins=[PLUGIN])
+    (run, *_) = make_plan(load_suite(write_suite(Path())), registry, overrides=overrides).runs
+    return digest(run.experiment)
 
-    def of(text: str = SUITE, *overrides: str) -> str:
-        (run, *_) = make_plan(load_suite(write_suite(tmp_path, text)), registry, overrides=overrides).runs
-        return digest(run.experiment)
 
+@dataclass(frozen=True)
+class NeedsOne:
+    share: float = option(help="an option without a default")
+
+
+PLUGIN = SimpleNamespace(
+    __name__="needs",
+    calfat_partitions=hookimpl(lambda: [PartitionEntry("needs", build=dict, config=NeedsOne, summary="of a test")]),
+)
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_the_digest_follows_what_is_run_and_nothing_else() -> None:
     same = ["data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
     other = [
         *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3", "calfat.partition.seed=1"),
@@ -219,9 +234,61 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
         *("calfat.model.norm=batch", "train_args.comm_round=3", "calfat.aggregator=fedprox"),
         "calfat.runtime.precision=bf16",
     ]
-    assert {of(SUITE, override) for override in same} == {of()}
-    found = [of(SUITE, override) for override in other]
-    assert len({of(), *found}) == len(other) + 1
+    assert {digest_of(override) for override in same} == {digest_of()}
+    found = [digest_of(override) for override in other]
+    assert len({digest_of(), *found}) == len(other) + 1
+
+
+SEVEN = ("train_args.client_num_in_total=7", "train_args.client_num_per_round=7", "calfat.aggregator={name: bulyan}")
+TRANSFER = "calfat.evaluators=[natural, pgd20, {name: transfer, source: other.safetensors}]"
+
+
+NEEDS = ("data_args.partition_method=needs", "calfat.partition.share=0.5")
+
+
+@pytest.mark.parametrize("overrides", [(), SEVEN, (TRANSFER,), NEEDS])
+@pytest.mark.usefixtures("in_a_folder")
+def test_a_key_that_a_later_version_adds_changes_no_digest(
+    monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    """Not even where names alone are no recipe: Bulyan asks for more clients than the default, transfer for a model."""
+    before, as_run = digest_of(*overrides), Experiment.as_run
+
+    def with_key(experiment: Experiment) -> dict[str, Any]:
+        recipe = as_run(experiment)
+        recipe["calfat"]["evaluation"]["new"] = 3
+        return recipe
+
+    monkeypatch.setattr(Experiment, "as_run", with_key)
+    assert digest_of(*overrides) == before
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_options_without_a_default_count_in_the_digest() -> None:
+    found = [digest_of(*SEVEN), digest_of(*SEVEN[:2], "calfat.aggregator={name: bulyan, f: 0}"), digest_of(TRANSFER)]
+    found += [digest_of(TRANSFER.replace("other", "another")), digest_of(*NEEDS), digest_of(NEEDS[0], f"{NEEDS[1]}1")]
+    assert len(set(found)) == len(found)
+    assert found[0] == digest_of(*SEVEN[:2], "calfat.aggregator={name: bulyan, f: 1}")
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_a_row_is_of_the_plugin_that_was_run() -> None:
+    """Of its content, wherever it lies: another machine has it elsewhere."""
+
+    def planned(file: str) -> SuitePlan:
+        text = SUITE.replace("set: {", f"set: {{calfat.plugins: {{mine: {{file: {file}}}}}, ")
+        suite = load_suite(write_suite(Path(), text), record=RECORD)
+        return make_plan(suite, registry_of(suite, ()))
+
+    Path("mine.py").write_text("WHAT = 1\n")
+    (run, *_) = planned("mine.py").runs
+    add_to_record(RECORD, {run.key: dataclasses.replace(ROW, recipe=digest(run.experiment))})
+    Path("elsewhere").mkdir()
+    moved = Path("mine.py").rename("elsewhere/mine.py")
+    assert planned(str(moved)).runs[0].state == "finished"
+    moved.write_text("WHAT = 2\n")
+    with pytest.raises(RunError, match=r"runs\.csv: CalFAT seed 0 is recorded with another recipe"):
+        planned(str(moved))
 
 
 @pytest.mark.parametrize(
@@ -267,3 +334,14 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
         list(pool.map(lambda key: add_to_record(path, {key: wanted[key]}), wanted))
     assert read_record(path) == wanted
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
+
+
+def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
+    """A record on a disk that machines share: what went to a file in the link's place would be missing there."""
+    (tmp_path / "shared").mkdir()
+    shared, link = tmp_path / "shared" / "runs.csv", tmp_path / "runs.csv"
+    link.symlink_to(shared)  # also before there is one
+    for seed in (7, 8):
+        add_to_record(link, {("CalFAT", "", seed): ROW})
+        assert link.is_symlink()
+    assert len(read_record(shared)) == 2
