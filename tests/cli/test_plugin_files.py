@@ -208,6 +208,19 @@ def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(
 
 
 @pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_plugin_that_stayed_with_the_stranger_is_asked_for(command: tuple[str, ...], folder: Path) -> None:
+    """And not said to be read: it is not here."""
+    (folder / "my_fat.py").rename(folder / "elsewhere.py")
+    for more in ((), ("--trust-plugins",)):
+        said = re.sub(r"yaml:\d+", "yaml:LINE", error(*command, *more))
+        assert said.startswith("run/recipe.yaml:LINE: calfat.plugins.my_fat: this run executes HERE/my_fat.py, which")
+        assert "which is not here. Get my_fat.py from whoever made the run" in said
+    (folder / "elsewhere.py").rename(folder / "my_fat.py")
+    assert "which is not here" not in calfat(*command).err
+
+
+@pytest.mark.usefixtures("strangers_run")
 @pytest.mark.parametrize(("command", "way"), itertools.product(COMMANDS, ("flag", "plugin", "known")), ids=str)
 def test_it_is_executed_once_the_user_agrees_or_names_it_or_has_run_it(
     command: tuple[str, ...], way: str, folder: Path
