@@ -62,6 +62,8 @@ def error(*arguments: str) -> str:
 def test_a_recipe_can_name_what_the_file_offers(snapshot: TextSnapshot) -> None:
     assert calfat("check", "r.yaml", *FLAG).out.startswith("r.yaml: good. my-fat with fedavg on ")
     assert error("check", "r.yaml").startswith("r.yaml:2: calfat.trainer: no local trainer called 'my-fat'.")
+    unlike = error("check", "r.yaml", "--set", "calfat.trainer=zzz")
+    assert "called 'zzz'. Install what offers it, or name its file with --plugin FILE. Known: calfat, " in unlike
     snapshot(error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}"))
 
 
