@@ -30,7 +30,7 @@ _RECIPE_HEAD = """\
 # Recipes
 
 A recipe is a FedML configuration file with one additional section, `calfat:`. FedML's own sections keep their names and
-meaning. Only the keys listed here act; one warning has all others of the file. It is an error if a key belongs in
+meaning. Only the keys listed here act; one warning lists all others of the file. It is an error if a key belongs in
 another section, or switches on privacy, a defence or an attack that a run does not have
 ([host.md](host.md#keys-of-fedml)). The `calfat:` section is strict: an unknown key, name, type or unit is an error.
 `calfat check --strict` takes every warning for an error.
@@ -65,7 +65,7 @@ def pages() -> Mapping[str, str]:
     parts = {
         "recipes.md": [_RECIPE_HEAD, *(text for name, config in sections.items() for text in _sections(name, config))],
         "plugins.md": [_PLUGINS_HEAD, *(_kind_section(registry, kind) for kind in KINDS)],
-        "reference/cli.md": [_COMMANDS, *(_command(group, name) for name in COMMANDS)],
+        "reference/cli.md": [_COMMANDS, *(text for name in COMMANDS for text in _command(group, main, name))],
     }
     return {name: "\n".join([_MADE_BY, *texts]) for name, texts in parts.items()}
 
@@ -93,10 +93,11 @@ def _kind_section(registry: Registry, kind: type[Entry]) -> str:
     return "\n".join(parts)
 
 
-def _command(group: click.Context, name: str) -> str:
-    command = main.get_command(group, name)
-    assert command is not None, f"{name} is in COMMANDS"
-    context = click.Context(command, info_name=name, parent=group)
+def _command(parent: click.Context, group: click.Group, name: str) -> Iterator[str]:
+    """The section of a command, then those of its own."""
+    command = group.get_command(parent, name)
+    assert command is not None, f"{name} is a command"
+    context = click.Context(command, info_name=name, parent=parent)
     described = filter(None, (parameter.get_help_record(context) for parameter in command.params))
     # As HTML: a bar in a code span ends the cell for some readers of Markdown, and shows its escape in others.
     rows = [
@@ -104,14 +105,17 @@ def _command(group: click.Context, name: str) -> str:
         for option, help in described
         if help
     ]
-    return "\n".join(
+    yield "\n".join(
         [
-            f"## `calfat {name}`\n",
-            f"```text\ncalfat {name} {' '.join(command.collect_usage_pieces(context))}\n```\n",
+            f"## `{context.command_path}`\n",
+            f"```text\n{context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n",
             f"{cleandoc(command.help or '')}\n",
             *(["| option | meaning |", "| --- | --- |", *rows, ""] if rows else []),
         ]
     )
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            yield from _command(context, command, below)
 
 
 def _sections(path: str, config: type) -> Iterator[str]:

@@ -272,7 +272,8 @@ class Registry:
         if number and stem in table and table[stem][0].number_option:
             return f"no {kind.kind} called '{name}': its number may have {_MAX_DIGITS} digits at most."
         near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]
-        text = f"no {kind.kind} called '{name}'.{did_you_mean(name, near)} Known: {who}."
+        hint = did_you_mean(name, near) or " Install what offers it, or name its file with --plugin FILE."
+        text = f"no {kind.kind} called '{name}'.{hint} Known: {who}."
         if self.failures:
             text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text

@@ -136,7 +136,7 @@ def open_evidence(
     path = target / EVIDENCE if target.is_dir() else target
     if not path.is_file():
         there = RunDirectory(target).recipe.is_file()
-        hint = " It is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
+        hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
     own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset}
     run = (

@@ -23,7 +23,7 @@ _DOES_NOT_STAND = 1  # exit code
 
 _board_argument: Decorator = click.argument("board", metavar="BOARD", type=click.Path(path_type=Path))
 _MEANS: tuple[Decorator, ...] = (
-    click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: ~/data. No entry's is followed."),
+    click.option("--data-dir", metavar="DIR", help="Where data sets are, whatever an entry says. Default: ~/data."),
     click.option("--download", is_flag=True, help="Fetch a missing data set."),
     click.option("--device", metavar="cpu|cuda:0", help="Default: cpu."),
     click.option(
@@ -51,10 +51,10 @@ def board() -> None:
     """
 
 
-@board.command()
+@board.command(short_help="Make a board.")
 @_board_argument
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--track", default="main", show_default=True, help="The name of its first track.")
+@click.option("--track", default="main", show_default=True, help="Name of its first track.")
 def init(board: Path, run: Path, track: str) -> None:
     """Make a board whose first track is for recipes that are measured as that of RUN: data, partition, eps, network."""
     make_board(board, run, track)
@@ -63,11 +63,11 @@ def init(board: Path, run: Path, track: str) -> None:
     )
 
 
-@board.command()
+@board.command(short_help="Enter finished runs.")
 @_board_argument
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="The entry's.")
-@click.option("--track", help="Default: the only one.")
+@click.option("--name", required=True, help="Name of the entry.")
+@click.option("--track", help="Track of the entry. Default: the only one.")
 @click.option("--by", default="", help="Who made it.")
 @json_option
 def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: str, as_json: bool) -> None:
@@ -85,7 +85,7 @@ def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: s
         show({"entry": str(entry.folder), "standing": found.as_json()})
 
 
-@board.command()
+@board.command(short_help="Check entries.")
 @_board_argument
 @click.argument("entry", metavar="[ENTRY]", required=False)
 @click.option("--from-start", is_flag=True, help="Train every round again, not the last two alone.")
@@ -99,7 +99,7 @@ def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: s
 @_means
 @json_option
 def verify(board: Path, entry: str | None, from_start: bool, within: float | None, as_json: bool, **means: Any) -> None:
-    """Show the numbers of one entry, or of all, again: digests, evidence, attacks, training.
+    """Check one entry, or all: digests, evidence, attacks, training.
 
     Needs no trust in the entrant, and executes nothing of theirs. Exit code 1: an entry does not stand.
     """
@@ -121,7 +121,7 @@ def verify(board: Path, entry: str | None, from_start: bool, within: float | Non
         sys.exit(_DOES_NOT_STAND)
 
 
-@board.command()
+@board.command(short_help="Lower an entry.")
 @_board_argument
 @click.argument("entry", metavar="ENTRY")
 @click.option(
@@ -131,7 +131,7 @@ def verify(board: Path, entry: str | None, from_start: bool, within: float | Non
 @_means
 @json_option
 def challenge(board: Path, entry: str, evidence: Path, by: str, as_json: bool, **means: Any) -> None:
-    """Lower an entry by adversarial images of yours, which are checked with one forward pass."""
+    """Lower an entry with adversarial images of yours, which are checked with one forward pass."""
     from calfat_plugin.board.challenge import challenge as lower
 
     with stop_signals(), json_output(as_json) as show:
@@ -142,7 +142,7 @@ def challenge(board: Path, entry: str, evidence: Path, by: str, as_json: bool, *
         show({"before": before.as_json(), "after": after.as_json()})
 
 
-@board.command()
+@board.command(short_help="Write the page.")
 @_board_argument
 @click.option("--out", type=click.Path(path_type=Path), help="Default: BOARD/index.html.")
 def page(board: Path, out: Path | None) -> None:

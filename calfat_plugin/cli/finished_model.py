@@ -31,11 +31,15 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
     click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),
     click.option("--download", is_flag=True, help="Fetch a missing data set."),
-    click.option("--batch-size", type=click.IntRange(min=1), metavar="B", help="Default: the recipe's."),
+    click.option(
+        "--batch-size", type=click.IntRange(min=1), metavar="B", help="Images at a time. Default: the recipe's."
+    ),
     click.option(
         "--device", metavar="cpu|cuda:0", help="Default: as the recipe says; a GPU if there is one for --model."
     ),
-    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of random starts. Default: the recipe's."),
+    click.option(
+        "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of random starts. Default: the recipe's."
+    ),
 )
 
 

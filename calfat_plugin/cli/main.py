@@ -24,7 +24,7 @@ COMMANDS = {
     "recipes": "List the recipes and suites that come with the package.",
     "init": "Copy one of them into this folder.",
     "download": "Download a published data set.",
-    "suite": "Run a grid of recipes and set their table beside the paper's.",
+    "suite": "Run a grid of recipes and make their table.",
     "report": "Make the page of a run, or of several side by side.",
     "attack": "Attack a finished model.",
     "replay": "Check a finished evaluation by the adversarial images that it kept.",
@@ -120,7 +120,7 @@ def _show_traceback(kind: type[BaseException], error: BaseException, trace: Trac
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="calfat")
 def main() -> None:
-    """Federated adversarial training on FedML: CalFAT and its baselines as plugins."""
+    """Federated adversarial training on FedML and Flower: CalFAT and its baselines as plugins."""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 
 def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm]) -> None:
-    """Print the final evaluation of a run: its table, whom the model fails, and findings."""
+    """Print the final evaluation of a run: its tables and findings."""
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return

@@ -41,7 +41,12 @@ SOME_FAILED = 1
 
 @click.command()
 @click.argument("file", metavar="FILE", shell_complete=complete_recipe)
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs at a time. Default: one a core; on GPU, 1.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs at a time. Default: one a core; on GPUs one for each in CUDA_VISIBLE_DEVICES.",
+)
 @click.option(
     "--workers",
     metavar="N|auto",
@@ -62,7 +67,9 @@ SOME_FAILED = 1
     help="CSV file with a row for each finished run. A run that has a row is finished, wherever it was run.",
 )
 @click.option(
-    "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
+    "--trust",
+    is_flag=True,
+    help="Then judge the model of each row's first seed as calfat trust does; the table gets a column.",
 )
 @click.option("--pages", is_flag=True, help="Draw the page of each run, too; else calfat report RUN does.")
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")

@@ -46,9 +46,10 @@ def build_plugin(
     try:
         inspect.signature(build).bind(*arguments, **options)
     except TypeError as error:
+        hint = f" Give the class __init__(self, {call})." if inspect.isclass(build) else ""
         raise PluginError(
             f"its build, {getattr(build, '__name__', build)}{inspect.signature(build)}, cannot be called as "
-            f"build({call}): {error}."
+            f"build({call}): {error}.{hint}"
         ) from None
     except ValueError:  # written in C: it has no signature
         pass

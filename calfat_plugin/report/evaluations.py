@@ -56,7 +56,7 @@ def with_budget(evaluation: Evaluation) -> Cell:
 def worst_table(
     evaluations: Iterable[Evaluation], class_names: Sequence[str] = (), clients: Sequence[str] = (), attackers: str = ""
 ) -> Table:
-    """Whom the model fails: a row an evaluator; none where nothing is known of classes."""
+    """Worst classes and clients: a row an evaluator; none where nothing is known of classes."""
     named = {"worst_class": class_names, "worst_clients": clients}
     rows: list[Row] = []
     for each in evaluations:
@@ -71,12 +71,12 @@ def worst_table(
     for name, key in WORST.items():
         head += [f"{name.replace('-', ' ')} %", key.removeprefix("worst_")]
     note = (
-        "Whom the model fails: its worst class, and the mean of its worst 10 % of clients. A client's accuracy is that "
+        "The worst class, and the mean of the worst 10 % of clients. A client's accuracy is that "
         "of the test split, its classes weighted as in the client's training examples. The lowest of several is low by "
         "chance, too, and has no interval."
     )
     note += f" Attackers (clients {attackers}) are left out." if attackers else ""
-    return Table("Whom it fails", head, rows, notes=[note])
+    return Table("Worst classes and clients", head, rows, notes=[note])
 
 
 def tails_table(evaluations: Iterable[Evaluation], class_names: Sequence[str] = ()) -> Table:

@@ -89,7 +89,7 @@ def _tiles(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def final_tables(run: RunFiles) -> list[Table]:
-    """The final evaluation, measured beside reported, and whom the model fails."""
+    """The final evaluation, measured beside reported, and its worst classes and clients."""
     if not run.evaluations:
         return []
     labels_there = {each["label"] for each in run.evaluations}

@@ -78,7 +78,15 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
     document = read_document(RunDirectory(run).recipe)
     named = {Path(file).stem for file in plugins}
     for name, file in plugin_files(document).items():
-        if name not in named and not file.is_known() and not trust(file):
+        if name in named or file.is_known():
+            continue
+        if not file.path.is_file():
+            raise document.error(
+                (*PLUGINS, name),
+                f"this run executes {file.path}, which is not here. Get {file.path.name} from whoever made the run, "
+                "read it, and name it with --plugin FILE.",
+            )
+        if not trust(file):
             raise document.error(
                 (*PLUGINS, name),
                 f"this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "

@@ -201,8 +201,8 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
             what = f"'{label}' is of a long tail, data_args.partition_method: longtail in a simulation."
             refuse(("metrics",), f"{what} Remove it, or take that partition in every cell.")
         elif evaluator not in accuracies:
-            what = f"'{evaluator}' is not among the evaluators of the run: {listed(measured)}."
-            refuse(("metrics",), f"{what} Add it to calfat.evaluators.")
+            what = f"'{evaluator}' is not among what is measured: {listed(measured)}. Every cell has to measure it: "
+            refuse(("metrics",), f"{what}add it to calfat.evaluators, or remove it here.")
     for label in suite.compare.metrics if suite.compare is not None else ():
         if label in measured and label not in accuracies:
             what = f"'{label}' is no accuracy, which is wanted here."

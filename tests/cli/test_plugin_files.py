@@ -62,6 +62,8 @@ def error(*arguments: str) -> str:
 def test_a_recipe_can_name_what_the_file_offers(snapshot: TextSnapshot) -> None:
     assert calfat("check", "r.yaml", *FLAG).out.startswith("r.yaml: good. my-fat with fedavg on ")
     assert error("check", "r.yaml").startswith("r.yaml:2: calfat.trainer: no local trainer called 'my-fat'.")
+    unlike = error("check", "r.yaml", "--set", "calfat.trainer=zzz")
+    assert "called 'zzz'. Install what offers it, or name its file with --plugin FILE. Known: calfat, " in unlike
     snapshot(error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}"))
 
 
@@ -205,6 +207,19 @@ def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(
     with pytest.raises(RecipeError, match="this run executes"):
         load_model("run")
     assert not Path("executed").exists()
+
+
+@pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_plugin_that_stayed_with_the_stranger_is_asked_for(command: tuple[str, ...], folder: Path) -> None:
+    """And not said to be read: it is not here."""
+    (folder / "my_fat.py").rename(folder / "elsewhere.py")
+    for more in ((), ("--trust-plugins",)):
+        said = re.sub(r"yaml:\d+", "yaml:LINE", error(*command, *more))
+        assert said.startswith("run/recipe.yaml:LINE: calfat.plugins.my_fat: this run executes HERE/my_fat.py, which")
+        assert "which is not here. Get my_fat.py from whoever made the run" in said
+    (folder / "elsewhere.py").rename(folder / "my_fat.py")
+    assert "which is not here" not in calfat(*command).err
 
 
 @pytest.mark.usefixtures("strangers_run")

@@ -330,7 +330,7 @@ BREAKS = "x: an attack must break some of 12 images that the model gets right, i
 EVALUATORS = [
     (DescendingInL1, f"{BREAKS} l1 ball of eps 1;"),
     (but(PGD, loss=lambda loss, *_: -loss), f"{BREAKS} linf ball of eps 0.1;"),
-    (Attack, f"{BREAKS} linf ball of eps 0.1; it"),
+    (Attack, f"{BREAKS} linf ball of eps 0.1; it broke none. Does it climb its loss, or descend? An evaluator "),
     (but(PGD, evaluate=boasting), "x: accuracy_release is 1; on the examples that it hands out it is 0."),
     (but(PGD, craft=backward), "x: the model's parameters must be left without gradients, and able to have them; take"),
     (Halving, "x: interrupted half way and started again with what it kept in EvaluationTask.scratch, it must give"),
@@ -342,13 +342,19 @@ EVALUATORS = [
     (claiming(Attack, accuracy=0.0, accuracy_release=0.0), "x: with eps 0 it must find the natural accuracy "),
     (claiming(Natural, num_examples=99), "x: num_examples must be those that it counted."),
     (claiming(Natural, accuracy=0.123), "x: accuracy must be a share of its 12 examples; got 0.123."),
-    (claiming(Natural, accuracy=0.5, accuracy_release=0.0), "x: accuracy must be at most accuracy_release and the "),
+    (claiming(Natural, accuracy=0.5, accuracy_release=0.0), "x: accuracy must be at most accuracy_release; got 0.5 "),
     (claiming(Natural, per_class=()), "x: per_class and per_class_release must have values for each of the 4 classes."),
 ]
 
 
 def evaluator(build: Any) -> entries.EvaluatorEntry:
     return entries.EvaluatorEntry("x", build=build, config=PGDOptions if issubclass(build, PGD) else BudgetOptions)
+
+
+def test_an_accuracy_may_be_a_mean_in_float32() -> None:
+    """Which a hair lies above the share of whole examples."""
+    rounded = but(Natural, evaluate=lambda found, *_: replace(found, accuracy=min(found.accuracy + 3e-8, 1.0)))
+    testing.check_evaluator("x", registry=registry(evaluator(rounded)))
 
 
 # --- modifiers --------------------------------------------------------------------------------------------------------

@@ -99,11 +99,11 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
 def test_the_page_of_the_run_is_made_anew(run_dir):
     (run_dir / "results.json").unlink()
     page = write_run_report(run_dir)
-    assert "Attacked afterwards" not in page.read_text(encoding="utf-8")
+    assert "Further attacks" not in page.read_text(encoding="utf-8")
     code, out, err = call(run_dir, "--attacks", "fgsm", "--examples", 20)
     assert (code, err) == (0, "")
     assert out.endswith("results: run/attacks/last.json\nreport: run/report.html\n")
-    assert "Attacked afterwards" in page.read_text(encoding="utf-8")
+    assert "Further attacks" in page.read_text(encoding="utf-8")
     (run_dir / "results.json").mkdir()  # a page that cannot be made is no failed attack, and brackets are no markup
     code, out, err = call(run_dir, "--attacks", "fgsm", "--output", "with[l2]:dog:.json", "--examples", 20)
     assert (code, out.endswith("\nresults: with[l2]:dog:.json\n")) == (0, True)

@@ -136,12 +136,12 @@ def test_without_reported_numbers_there_is_no_column_for_them(bare_page: Path) -
     assert "eported" not in text.partition("What was run")[0]
 
 
-def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
+def test_worst_classes_and_clients_are_in_a_table_of_their_own(run_page: Path) -> None:
     """Classes lie 2 points apart around the mean; by its labels, client 0 is 3 points below it."""
     text = Page.read(run_page).text
     assert (
         "evaluator accuracy % worst class % class worst clients % clients natural 64.31 55.31 zero 61.31 0 "
-        "fgsm 35.01 26.01 zero 32.01 0 pgd20 31.23 22.23 zero 28.23 0 Whom the model fails: its worst class"
+        "fgsm 35.01 26.01 zero 32.01 0 pgd20 31.23 22.23 zero 28.23 0 The worst class"
     ) in text
     assert "round natural % pgd20 % natural, worst class % natural, worst clients % pgd20, worst class %" in text
 
@@ -149,7 +149,7 @@ def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
 @pytest.mark.usefixtures("no_figures")
 def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
-    assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text
+    assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} The worst class" in text
     assert "natural, worst class %" in text
     assert "natural, worst clients %" not in text
 
@@ -164,7 +164,7 @@ def test_alarms_stand_on_top(run_page: Path) -> None:
 def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
     text = Page.read(run_page).text
     assert (
-        "Attacked afterwards attacks/best-robust.json Checkpoint best-robust, after round 3; it was selected on the "
+        "Further attacks attacks/best-robust.json Checkpoint best-robust, after round 3; it was selected on the "
         "test split, pgd20 (test-selected), so these are no fair results."
     ) in text
     assert (

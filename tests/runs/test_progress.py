@@ -247,7 +247,7 @@ def test_brackets_in_the_path_of_a_run_and_in_a_label_are_no_markup(
     assert f"\nresults: {directory.path}\n" in out
 
 
-def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_suspicious() -> None:
+def test_a_final_evaluation_shows_its_table_the_worst_classes_and_clients_and_what_is_suspicious() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, _environ={})
     natural = dataclasses.replace(result("natural", 0.5, attack="none"), per_class=(0.75, 0.25))
@@ -255,7 +255,7 @@ def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_sus
     show_final(console, results, find_alarms(results))
     title, *rest = stream.getvalue().splitlines()
     assert title.strip() == "global model after the final round, test split"
-    found = rest.index(next(line for line in rest if "Whom it fails" in line))
+    found = rest.index(next(line for line in rest if "Worst classes and clients" in line))
     natural = next(line for line in rest[found:] if line.startswith("natural"))
     assert re.split(r"\s*│\s*", natural.strip())[:4] == ["natural", "50.00", "25.00", "1"]
     after = rest[[number for number, line in enumerate(rest) if "│" in line][-1] + 1 :]

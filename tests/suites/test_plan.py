@@ -142,11 +142,11 @@ def test_what_is_refused(plan_of, old, new, asked, snapshot):
 
 def test_the_worst_case_of_two_attacks_is_a_metric(plan_of):
     worst = SUITE.replace("metrics: {natural: natural,", "metrics: {natural: natural, worst-case: worst,")
-    with pytest.raises(RecipeError, match="'worst-case' is not among the evaluators"):
+    with pytest.raises(RecipeError, match="'worst-case' is not among what is measured"):
         plan_of(worst)
     two = worst.replace("set: {", "set: {calfat.evaluators: [natural, fgsm, pgd20], ")
     assert plan_of(two).runs
-    with pytest.raises(RecipeError, match="'worst-case' is not among the evaluators"):
+    with pytest.raises(RecipeError, match="'worst-case' is not among what is measured"):
         plan_of(two.replace("set: {", "set: {calfat.evaluation.evidence_mb: 0, "))
 
 
