@@ -24,7 +24,7 @@ Norm = Literal["linf", "l2", "l1"]
 PIXELS = "fraction of the pixel range"  #: unit of lengths
 #: In pixel ranges: the longest changes of images of 10^8 values; squares of what is far longer are no floats.
 _LARGEST = {"l2": 10_000, "l1": 10**8}
-_DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}  # order of the norm that measures slopes
+_DUAL = {"linf": 1.0, "l2": 2.0}  # order of the norm that measures slopes
 
 
 class Bounds(NamedTuple):
@@ -243,11 +243,17 @@ class ThreatModel:
         return grad.sign() if self.norm == "linf" else unit_length(grad)
 
     def slope(self, grad: Tensor) -> Tensor:
-        """How much a length of 1 in ``norm`` climbs at most, (N,): the dual norm of ``grad``, L1, L2 or Linf.
+        """How much a step of length 1 along ``steepest`` climbs, (N,).
+
+        It is the dual norm of ``grad``, L1 or L2; in ``l1``, where no single value moves alone, the mean size of the
+        largest hundredth.
 
         Args:
             grad: (N, ...) of the attack's loss by the images.
         """
+        if self.norm == "l1":
+            climbed: Tensor = (self.steepest(grad) * grad).flatten(1).sum(dim=1)
+            return climbed
         length: Tensor = grad.flatten(1).norm(p=_DUAL[self.norm], dim=1)
         return length
 

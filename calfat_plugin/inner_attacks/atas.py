@@ -10,6 +10,7 @@ from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.options import option
+from calfat_plugin.threat import Bounds, per_example
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,6 @@ class ATAS(InnerAttack):
         import torch  # here, not above: recipes are checked without torch
 
         from calfat_plugin.seeds import generator
-        from calfat_plugin.threat import Bounds
 
         kept, images, border = task.client_state, task.data.x, 2 * task.augment.crop_padding
         reset = task.round % self.options.reset == 0 and task.round < task.settings.num_rounds
@@ -92,7 +92,10 @@ class ATAS(InnerAttack):
             memory.squares[index] = squares
             length = eps * (options.step / (1 + squares.sqrt() / options.c)).clamp(options.shortest, options.longest)
         x_adv = threat.project(threat.ascend(start, grad, length), task.x_nat)
-        examples.put_back(memory.change, x_adv - task.x_nat)
+        found = x_adv - task.x_nat
+        if threat.factors is not None:  # where the ball is a point, as in a warm-up's first round, what was drawn stays
+            found = found.where(per_example(threat.factors, found) > 0, change)
+        examples.put_back(memory.change, found)
         return x_adv
 
 

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from calfat_plugin.experiment.differences import PLUGIN_PLACE, comparable
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.recipe.clients import CHOOSING
-from calfat_plugin.results import evaluator_of, release_of
+from calfat_plugin.report.reading import NATURAL
+from calfat_plugin.results import WORST_CASE, evaluator_of, release_of
 
 _NOT_A_SETTING = (
     "common_args.random_seed",
@@ -87,6 +88,8 @@ def score_of(
 def compared_alike(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Score]]]) -> dict[str, dict[str, Score]]:
     """Row to its scores, each accuracy with its rival: the best of those that were measured alike on one problem.
 
+    A worst case is measured alike where all attacks are.
+
     Figures of plugins have no rival: of some of them less is better.
 
     Args:
@@ -96,9 +99,11 @@ def compared_alike(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Scor
     for name, (recipe, scores) in rows.items():
         problem = problem_of(recipe)
         picks = {pick.get("label", pick["name"]): pick for pick in recipe["calfat"]["evaluators"]}
+        attacks = [pick for _, pick in sorted(picks.items()) if pick["name"] != NATURAL]
         for metric, score in scores.items():
             if score.is_accuracy:
-                kind = repr((problem, picks.get(evaluator_of(metric))))
+                label = evaluator_of(metric)
+                kind = repr((problem, attacks if label == WORST_CASE else picks.get(label)))
                 alike.setdefault((metric, kind), {})[name] = score
     found = {name: dict(scores) for name, (_, scores) in rows.items()}
     for (metric, _), scores in alike.items():

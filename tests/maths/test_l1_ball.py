@@ -82,9 +82,13 @@ def test_a_step_passes_over_values_that_cannot_move():
     assert ThreatModel("l1", 1, bounds=(-1, 2)).ascend(x_adv, grad, 0.25).tolist() == [[-0.25, 1.0, 0.0, 0.5]]
 
 
-def test_slopes_are_measured_in_the_dual_norm():
+def test_a_slope_is_what_a_step_of_length_one_climbs():
     grad = torch.tensor([[3.0, -4.0]])
     assert [ThreatModel(norm, 1).slope(grad).item() for norm in ("linf", "l2", "l1")] == [7.0, 5.0, 4.0]
+    for norm in ("linf", "l2", "l1"):
+        threat, grad = ThreatModel(norm, 1), torch.randn(5, 301, generator=seeded())
+        climbed = (threat.steepest(grad) * grad).sum(dim=1)
+        assert torch.allclose(threat.slope(grad), climbed, rtol=1e-5)
 
 
 def test_the_end_of_the_range_is_reached_exactly_so_that_the_next_step_passes_over_it():

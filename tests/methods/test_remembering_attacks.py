@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from calfat_plugin.by_class import ByClassOptions
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.batches import Examples, batches
 from calfat_plugin.errors import CalfatError, ModelError
@@ -225,6 +226,21 @@ def test_a_round_moves_every_examples_perturbation_where_its_image_was_cut_out()
     later = again.fit(following)
     assert same_bits(following.client_state, {**own, "method/a": X, "scaffold/c": X})  # copied before it is written
     assert not same_bits(later.client_state, own)
+
+
+def test_what_was_drawn_stays_where_the_ball_is_a_point() -> None:
+    """As in the first round of a warm-up of eps: at the image itself a divergence has no gradient."""
+    settings = dataclasses.replace(SETTINGS, num_rounds=10)
+    work: dict[str, Any] = {"by_class": ByClassOptions(alpha=0, warmup=0.5), "settings": settings, "threat": THREAT}
+    inner, method = build_inner("atas"), Watched()
+    drawn = inner.begin_round(local_task(TinyNet(), **work)).change
+    kept = method.fit(local_task(inner=inner, **work)).client_state["inner/change"]
+    assert all(not change.any() for change in method.changes)
+    assert torch.equal(kept, drawn.half())
+    state, method = {"inner/change": kept, "inner/squares": torch.zeros(len(kept))}, Watched()
+    later = method.fit(local_task(inner=inner, round=2, client_state=state, **work)).client_state["inner/change"]
+    assert 0 < float(later.abs().max()) <= 0.2 / 8 + 1e-4  # a fifth of eps: they follow the ball from here on
+    assert float(method.changes[0].abs().max()) > 0
 
 
 def test_the_full_gradient_moves_no_memory() -> None:

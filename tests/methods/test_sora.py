@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.testing import check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_images
 from calfat_plugin.threat import ThreatModel
@@ -134,6 +134,19 @@ def test_the_slope_is_along_the_step_of_the_norm(norm: Any, found: float) -> Non
     crafted(inner, memory, threat)
     inner.after_step(*seen([[0.5, -0.25], [1.0, -0.5]], threat=threat), memory)
     assert float(memory.alignment) == pytest.approx(0.95 * 0.99 + 0.05 * found, abs=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_the_slope_of_the_loss_that_the_attack_climbed_is_one(norm: Any) -> None:
+    """Also of images of more than a hundred values, of which a step in l1 moves several."""
+    inner, threat = build_inner("sora", decay=0, first=0.5), ThreatModel(norm, eps="1/8")
+    gradient = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(0))
+    task, memory = local_task(TinyNet(), threat=threat), begun(inner)
+    batch = TrainBatch(task.model, gradient, gradient, torch.zeros(4), ClientLoss(), task)
+    for turned, found in ((1.0, 1.0), (0.25, 0.25), (-0.5, -0.5)):
+        memory.gradients = [gradient[:1], gradient[1:]]
+        inner.after_step(batch, turned * gradient / 4, memory)  # a step's loss is the mean
+        assert float(memory.alignment) == pytest.approx(found, abs=1e-5)
 
 
 def test_rows_that_a_mixture_leaves_clean_do_not_count() -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from calfat_plugin.maths.intervals import Score
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, compared
+from calfat_plugin.report.comparability import compared_alike
 from calfat_plugin.report.comparison import group_runs, results_tables
 from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
 from calfat_plugin.report.scores import WORST_DEFINED
-from tests.report.made import made_run
+from tests.report.made import experiment, made_run
 from tests.report.pages import Page
 
 FINAL = {"natural": 0.8, "fgsm": 0.5, "pgd20": 0.4}
@@ -169,6 +171,27 @@ def test_a_suites_page_has_every_metric_that_the_suite_declares(
     assert f"{row}20.00 ± 14.14 [0.0, 100.0] 12,346 ± 0.7071 [12,339, 12,352] 40.00 ± 0.00 41.00 ± 0.00" in text
     assert "Accuracy of the final global models in percent: PGD-20, natural and fgsm on all 359 test examples." in text
     assert f"Not in percent, but as measured: cost. {WORST_DEFINED} One partition, seeds of training alone: " in text
+
+
+@pytest.mark.parametrize(
+    ("evaluators", "alike"),
+    [
+        ("[pgd20, natural, fgsm]", True),
+        ("[fgsm, pgd20]", True),
+        ("[natural, fgsm, pgd20, cw20]", False),
+        ("[natural, fgsm, {name: pgd20, restarts: 2}]", False),
+    ],
+)
+def test_worst_cases_compare_where_all_attacks_are_the_same(evaluators: str, alike: bool) -> None:
+    """One of more attacks is lower for that alone."""
+    rows = {
+        trainer: (experiment(f"calfat.trainer={trainer}", f"calfat.evaluators={listed}").as_run(), value)
+        for trainer, listed, value in (("calfat", "[natural, fgsm, pgd20]", 0.5), ("fedpgd", evaluators, 0.4))
+    }
+    for metric in ("worst-case", "worst-case:release", "worst-case:worst-class"):
+        scores = {name: (recipe, {metric: Score({0: value, 1: value})}) for name, (recipe, value) in rows.items()}
+        rival = compared_alike(scores)["fedpgd"][metric].rival
+        assert (None if rival is None else rival.name) == ("calfat" if alike else None)
 
 
 def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path) -> None:
