@@ -336,6 +336,17 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_a_record_that_cannot_be_written_is_refused_before_the_first_run() -> None:
+    write_suite(Path())
+    ended = calfat("suite", "tiny.yaml", "--record", "/proc/runs.csv")
+    assert ended.code == 2
+    assert ended.err.startswith("error: /proc: cannot be written to (")
+    assert ended.err.endswith("; name another file with --record.\n")
+    assert not Path("runs").exists()
+    assert calfat("suite", "tiny.yaml", "--record", "/proc/runs.csv", "--table").code == 0
+
+
 def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
     """A record on a disk that machines share: what went to a file in the link's place would be missing there."""
     (tmp_path / "shared").mkdir()
