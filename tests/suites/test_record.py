@@ -21,12 +21,12 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
 from tests.cli.runner import calfat
-from tests.suites.files import CHOOSING, SUITE, write_suite
+from tests.suites.files import CHOOSING, SUITE, recorded, write_suite
 
 RECORD = Path("runs.csv")
 TWO_TRIES = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.02, 0.05]").replace("[100, 101]", "[100]")
@@ -356,3 +356,16 @@ def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
         add_to_record(link, {("CalFAT", "", seed): ROW})
         assert link.is_symlink()
     assert len(read_record(shared)) == 2
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_a_metric_that_rows_of_a_record_lack_is_said(registry: Registry) -> None:
+    """As where a suite has one more since they were recorded: its mean is not over the n of the row."""
+
+    def row(run: SuiteRun) -> Recorded:
+        values = {"natural": 0.5} if run.seed else {"natural": 0.5, "pgd20": 0.2}
+        return Recorded("finished", digest(run.experiment), values)
+
+    summary = recorded(Path(), SUITE, registry, row)
+    note = "the record has no pgd20 of seed 1: its mean is over the others"
+    assert [cell.notes for cell in summary.cells] == [[note], [note]]
