@@ -741,6 +741,9 @@ def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_pat
     ):
         (run / file).unlink()
         assert text in refused()
+        if file == "trust.evidence.safetensors":  # a battery that was killed has none yet, and continues
+            changed(run / "trust.json", finished=False)
+            assert f"Judge it to the end: calfat trust '{run}'" in refused()
     assert "is there already" in call("board", "add", board, run, "--name", "honest").stderr
 
 
