@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -195,12 +196,14 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
 
 def _refuse_unfit(run: Path) -> None:
     """Refuse a run that is not finished, was not judged, or did not keep what is needed to train its end again."""
+    here, recipe = (shlex.quote(str(path)) for path in (run, run / "recipe.yaml"))
+    again = f"Remove {TRUST} and judge it anew" if read_json(run / TRUST).get("finished") else "Judge it to the end"
     for file, remedy in (
         ("recipe.yaml", "Give run directories."),
-        ("results.json", f"Finish it: calfat run {run}/recipe.yaml --resume --run-dir {run}"),
+        ("results.json", f"Finish it: calfat run {recipe} --resume --run-dir {here}"),
         (EVIDENCE, "Its recipe says calfat.evaluation.evidence_mb: 0; measure it again with room for evidence."),
-        (TRUST, f"Judge it first: calfat trust {run}"),
-        (TRUST_EVIDENCE, f"Remove {TRUST} and judge it anew: calfat trust {run}"),
+        (TRUST, f"Judge it first: calfat trust {here}"),
+        (TRUST_EVIDENCE, f"{again}: calfat trust {here}"),
         (BEFORE, "Only runs of three rounds or more, in one go, keep the model two rounds before the end."),
     ):
         if not (run / file).is_file():

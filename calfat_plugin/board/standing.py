@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def of_model(entry: Entry, path: Path) -> int:
             return seed
     raise RunError(
         f"{path}: is about other weights (SHA-256 {weights}) than those of the seeds of {entry.folder}. Attack a model "
-        f"of the entry: calfat attack {entry.of(entry.seeds[0])}"
+        f"of the entry: {shlex.join(['calfat', 'attack', str(entry.of(entry.seeds[0]))])}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, write_new_folder
+from calfat_plugin.disk import write_new_folder
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment.differences import flat
@@ -162,7 +163,10 @@ class Board:
 def open_board(path: Path) -> Board:
     """Read ``board.yaml``."""
     if not (path / FILE).is_file():
-        raise RunError(f"{path}: there is no board here (no {FILE}). Make one of a run: calfat board init {path} RUN")
+        raise RunError(
+            f"{path}: there is no board here (no {FILE}). Make one of a run: calfat board init "
+            f"{shlex.quote(str(path))} RUN"
+        )
     document = read_document(path / FILE, BOARD)
     try:
         found = BoardFile.model_validate(document.data)
@@ -191,7 +195,7 @@ def make_board(path: Path, run: Path, track: str) -> None:
         ".github/workflows/verify.yml": _CI.format(version=__version__),
         ".gitignore": "verified/\nindex.html\n",
     }
-    write_new_folder(path, files, f"Add an entry: calfat board add {path} RUN... {TRY_AGAIN}")
+    write_new_folder(path, files, f"Add an entry: calfat board add {shlex.quote(str(path))} RUN...")
 
 
 def sha256_of(path: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +83,7 @@ def add(board: Path, runs: tuple[Path, ...], name: str, track: str | None, by: s
         found = standing(entry)
         worst = percent(found.score("worst").mean or 0.0)
         print(f"{entry.folder}: {counted(len(entry.seeds), 'seed')}, worst case {worst}")
-        print("It has not been verified yet: calfat board verify", board)
+        print("It has not been verified yet:", shlex.join(["calfat", "board", "verify", str(board)]))
         show({"entry": str(entry.folder), "standing": found.as_json()})
 
 
@@ -105,6 +107,8 @@ def verify(board: Path, entry: str | None, from_start: bool, within: float | Non
     """
     from calfat_plugin.board.verify import verify as check
 
+    if within is not None and not math.isfinite(within):
+        raise OptionError(f"--within {within}: expected a number, 0 or more.")
     with stop_signals(), json_output(as_json) as show:
         here, own, console = open_board(board), _checked(**means), verbatim_console()
         chosen = here.entries() if entry is None else [here.find(entry)]

@@ -18,7 +18,7 @@ from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
-from calfat_plugin.disk import read_json
+from calfat_plugin.disk import read_json, refuse_unwritable
 from calfat_plugin.errors import OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
@@ -150,6 +150,8 @@ def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
 def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
     """Run what is left, and show what came of it."""
     plan = now()
+    if (record := plan.suite.record) is not None:
+        refuse_unwritable(record.resolve().parent, "name another file with --record.", make=True)
     for name, choice in plan.choices.items():
         if name in plan.selected:
             try_again(choice, plan.suite.record)
@@ -223,7 +225,7 @@ def _judge(plan: SuitePlan) -> None:
                 "the file away."
             )
         elif run.recorded is None and not verdict_of(run.directory, run.experiment):
-            click.echo(f"calfat trust {run.directory}")
+            click.echo(shlex.join(["calfat", "trust", str(run.directory)]))
             judge(plan_run(run.directory, None, AttackRequest(attacks=())))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def try_report(
         if traceback:
             log.exception("no report")
         what = f"the report was not written ({type(error).__name__}: {error}){after}"
-        warn(f"{what}; try again with: calfat report {directory}")
+        warn(f"{what}; try again with: calfat report {shlex.quote(str(directory))}")
         return None
 
 

@@ -130,7 +130,7 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
         "versions": {name: version_of(name) for name in _DISTRIBUTIONS},
         "plugins": [f"{provider} ({provider.plugin})" for provider in registry.plugins()],
         "plugins_not_loaded": [str(failure) for failure in registry.failures],
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).resolve().parents[2]),
         "executable": sys.executable,
     }
 
@@ -147,19 +147,21 @@ def processor() -> str:
     return f"{name or platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _commit() -> str | None:
-    """Commit of the source tree that this package runs from; None for an installed package or without git."""
-    source = Path(__file__).resolve().parents[2]
+def commit_of(source: Path) -> str | None:
+    """Commit of a source tree, ``-dirty`` where files differ from it; None for an installed package or without git.
+
+    Git only looks: ``describe --dirty`` alone would write the index, under a lock that a kill leaves behind, and then
+    refuse every command of whoever works in that tree.
+    """
     if not (source / ".git").exists():
         return None
+
+    def said(*words: str) -> str:
+        look = ["git", "--no-optional-locks", "-C", str(source), *words]
+        return subprocess.run(look, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        done = subprocess.run(
-            ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        commit, changed = said("describe", "--always", "--abbrev=40"), said("status", "--porcelain", "-uno")
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return f"{commit}-dirty" if changed else commit

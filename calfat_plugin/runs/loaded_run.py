@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,7 +211,8 @@ def set_up_task(run: LoadedRun, trust: Trust = distrust) -> SetUpTask:
 def _refuse_unknown(run: Path, file: PluginFile) -> bool:
     raise RunError(
         f"{run}: this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "
-        f"with your permissions: read it, and if you trust it, run `calfat attack {run} --trust-plugins` once."
+        f"with your permissions: read it, and if you trust it, run once: calfat attack {shlex.quote(str(run))} "
+        "--trust-plugins"
     )
 
 

@@ -58,6 +58,11 @@ class CellSummary:
         if self.cell.skipped:
             return [f"skipped: {self.cell.skipped}"]
         notes = [] if self.choice is None else choice_notes(self.choice)
+        known = [run for run in self.runs if run.recorded is not None and run.state == "finished"]
+        for label, score in self.scores.items():  # the suite may have it since, and n of the row is of all metrics
+            if lacking := [str(run.seed) for run in known if run.seed not in score.by_seed]:
+                seeds = f"seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+                notes.append(f"the record has no {label} of {seeds}: its mean is over the others")
         return notes + [
             f"seed {run.seed} {run.state}"
             + (", which counts as 0 in accuracies" if run.state == "lost" else "")

@@ -703,16 +703,26 @@ def test_a_board_needs_no_git(board: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(open_board(board).revision()) == 64
 
 
+@pytest.mark.parametrize("within", ["nan", "inf"])
+def test_a_distance_that_is_no_number_is_refused(board: Path, within: str) -> None:
+    """No weights are as near as nan, and all are nearer than inf."""
+    done = call("board", "verify", board, "--within", within)
+    assert (done.exit_code, done.stderr) == (2, f"error: --within {within}: expected a number, 0 or more.\n")
+    assert not open_board(board).record("main", "honest").exists()
+
+
 def test_what_is_no_board_and_no_entry_is_said(board: Path, tmp_path: Path) -> None:
     assert call("board", "verify", tmp_path).exit_code == 2
     done = call("board", "verify", board, "honst")
     assert done.exit_code == 2
     assert "Did you mean" in done.stderr
     assert call("board", "init", board, board).exit_code == 2
+    again = call("board", "init", board, folder_of(board) / "seed-0")
+    assert again.stderr == f"error: {board}: it is there already. Add an entry: calfat board add {board} RUN...\n"
 
 
 def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(made / "runs" / "0", tmp_path / "run"))
+    run = Path(shutil.copytree(made / "runs" / "0", tmp_path / "my run"))
 
     def refused() -> str:
         done = call("board", "add", board, run, "--name", "other")
@@ -725,12 +735,15 @@ def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_pat
     for file, text in (
         ("checkpoints/two-rounds-left.safetensors", "two rounds before the end"),
         ("trust.evidence.safetensors", "Remove trust.json and judge it anew: calfat trust"),
-        ("trust.json", "Judge it first: calfat trust"),
+        ("trust.json", f"Judge it first: calfat trust '{run}'"),
         ("evidence.safetensors", "evidence_mb"),
-        ("results.json", "--resume"),
+        ("results.json", f"Finish it: calfat run '{run}/recipe.yaml' --resume --run-dir '{run}'"),
     ):
         (run / file).unlink()
         assert text in refused()
+        if file == "trust.evidence.safetensors":  # a battery that was killed has none yet, and continues
+            changed(run / "trust.json", finished=False)
+            assert f"Judge it to the end: calfat trust '{run}'" in refused()
     assert "is there already" in call("board", "add", board, run, "--name", "honest").stderr
 
 

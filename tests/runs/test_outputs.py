@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.runs.compute import commit_of
 from tests.runs.processes import RECIPE, SABOTEUR, Finished, WarmServer, sabotage
 from tests.snapshot import TextSnapshot
 
@@ -159,6 +162,31 @@ def test_environment_json(run: Path) -> None:
     assert before["command"] == ["calfat", *ARGUMENTS]
     assert before["versions"] == now["versions"]
     assert "earlier" not in before
+
+
+def test_the_commit_is_read_and_nothing_is_written_for_it(tmp_path: Path) -> None:
+    """A look at somebody's source tree: a lock that a killed run left there would stop their next commit."""
+
+    def git(*words: str) -> None:
+        named = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", tmp_path, *named, *words], check=True, capture_output=True)
+
+    assert commit_of(tmp_path) is None
+    git("init")
+    assert commit_of(tmp_path) is None  # there is none yet
+    (tmp_path / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    os.utime(tmp_path / "file", (1, 1))  # git would note that the content is the same
+    index = tmp_path / ".git" / "index"
+    before = index.read_bytes()
+    clean = commit_of(tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{40}", str(clean))
+    (tmp_path / "new").touch()
+    assert commit_of(tmp_path) == clean
+    (tmp_path / "file").write_text("2")
+    assert commit_of(tmp_path) == f"{clean}-dirty"
+    assert index.read_bytes() == before
 
 
 def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
+from calfat_plugin.suites.cells import SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
 from tests.cli.runner import calfat
-from tests.suites.files import CHOOSING, SUITE, write_suite
+from tests.suites.files import CHOOSING, SUITE, recorded, write_suite
 
 RECORD = Path("runs.csv")
 TWO_TRIES = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.02, 0.05]").replace("[100, 101]", "[100]")
@@ -336,6 +336,17 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_a_record_that_cannot_be_written_is_refused_before_the_first_run() -> None:
+    write_suite(Path())
+    ended = calfat("suite", "tiny.yaml", "--record", "/proc/runs.csv")
+    assert ended.code == 2
+    assert ended.err.startswith("error: /proc: cannot be written to (")
+    assert ended.err.endswith("; name another file with --record.\n")
+    assert not Path("runs").exists()
+    assert calfat("suite", "tiny.yaml", "--record", "/proc/runs.csv", "--table").code == 0
+
+
 def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
     """A record on a disk that machines share: what went to a file in the link's place would be missing there."""
     (tmp_path / "shared").mkdir()
@@ -345,3 +356,16 @@ def test_a_link_to_a_record_stays_one(tmp_path: Path) -> None:
         add_to_record(link, {("CalFAT", "", seed): ROW})
         assert link.is_symlink()
     assert len(read_record(shared)) == 2
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_a_metric_that_rows_of_a_record_lack_is_said(registry: Registry) -> None:
+    """As where a suite has one more since they were recorded: its mean is not over the n of the row."""
+
+    def row(run: SuiteRun) -> Recorded:
+        values = {"natural": 0.5} if run.seed else {"natural": 0.5, "pgd20": 0.2}
+        return Recorded("finished", digest(run.experiment), values)
+
+    summary = recorded(Path(), SUITE, registry, row)
+    note = "the record has no pgd20 of seed 1: its mean is over the others"
+    assert [cell.notes for cell in summary.cells] == [[note], [note]]
