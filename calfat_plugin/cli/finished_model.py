@@ -25,7 +25,9 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
     ),
     click.option(
-        "--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs weights and data set."
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="A model of your own, or a built-in name; needs --weights and --dataset.",
     ),
     click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),

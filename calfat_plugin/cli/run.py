@@ -137,15 +137,19 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
         console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
     if any("eps" in evaluation.settings for evaluation in result.evaluations):
-        believe = shlex.join([*_program(), "trust", str(directory.path)])
+        believe = shlex.join([*_program("calfat"), "trust", str(directory.path)])  # of fedml we have run alone
         console.print(f"next, whether the robust accuracy may be believed: {believe}", soft_wrap=True)
 
 
-def _program() -> list[str]:
-    """How to call this program again: as it was called, for the scripts of an environment may not be on the PATH."""
+def _program(name: str | None = None) -> list[str]:
+    """How to call this program again, or that of another name beside it.
+
+    It is called as it was, for the scripts of an environment may not be on the PATH.
+    """
     called = Path(sys.argv[0])
     if called.name not in ("calfat", "fedml"):
         return [sys.executable, "-m", "calfat_plugin.cli.main"]
+    called = called.with_name(name or called.name)
     found = shutil.which(called.name)
     on_path = found is not None and called.exists() and Path(found).samefile(called)
     return [called.name if on_path else str(called)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import shlex
 import subprocess
 import tarfile
 import tempfile
@@ -20,7 +21,6 @@ from calfat_plugin.errors import DataError
 
 _FAILURES = (OSError, RuntimeError, EOFError, LookupError, HTTPException, tarfile.TarError)  # of a download
 MOST_UNPACKED = 10**9  #: bytes of a file that comes compressed; the longest is MNIST's, of 47 MB
-DOWNLOAD_HINT = "run again with --download (recipe key calfat.dataset.download: true)"
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class PublishedFiles:
                 install = f"On Debian and Ubuntu: apt-get install {self.debian[0]}. Elsewhere: " if self.debian else ""
                 raise DataError(
                     f"data set {self.name}: {folder / file} is missing (looked in "
-                    f"{' or '.join(map(str, self._places(root)))}). {install}{by_hand}, or {DOWNLOAD_HINT}."
+                    f"{' or '.join(map(str, self._places(root)))}). {install}{by_hand}, or {self._by_command(root)}."
                 )
         for file, expected in self.md5.items() if verify else ():
             path = self.stored(folder, file)
             with naming_file(self.name, path), uncompressed(path) as plain:
                 found = hashlib.md5(plain.read_bytes(), usedforsecurity=False).hexdigest()
             if found != expected:
-                replace = f"Delete it and {DOWNLOAD_HINT}. By hand: {by_hand}"
+                replace = f"Delete it and {self._by_command(root)}. By hand: {by_hand}"
                 if self.debian and not folder.is_relative_to(root):
                     replace = f"Install it again: apt-get install --reinstall {self.debian[0]}"
                 raise DataError(
@@ -102,6 +102,10 @@ class PublishedFiles:
                     f"{replace}."
                 )
         return folder
+
+    def _by_command(self, root: Path) -> str:
+        """Of a command, since not each that needs the files has an option ``--download``."""
+        return f"run 'calfat download {self.name} --to {shlex.quote(str(root))}'"
 
     def _by_hand(self, root: Path) -> str:
         put = "put" if self.downloads[0].removesuffix(".gz") in self.md5 else "unpack"

@@ -270,7 +270,7 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
 
 
 def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes: int) -> dict[str, Any]:
-    """Numbers of examples and accuracies, in both conventions of robust accuracy (methods.md 9).
+    """Numbers of examples and accuracies, in both conventions of robust accuracy (evaluation.md).
 
     An example is robust when it is classified correctly both clean and at its final adversarial point: ``adv_correct``,
     (N,) bool on the CPU, like ``clean_correct``. The *release* of CalFAT leaves the clean image out of account, so its

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from calfat_plugin.cli import fedml
 from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import Ended, python
+
+run = import_module("calfat_plugin.cli.run")
 
 OURS = """\
 run recipe.yaml
@@ -73,6 +77,18 @@ def test_a_bad_recipe_is_refused_without_importing_the_host(tmp_path: Path) -> N
 
 LINES = [["version"], ["run", "list", "--help"], ["--help"], ["run", "lsit"]]
 BETWEEN = "\nWithout a recipe, fedml run is FedML's own command:\n\n"
+
+
+def test_a_run_of_fedml_is_judged_by_calfat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fedml trust`` would be FedML's own command, which it has not."""
+    for name in ("calfat", "fedml"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "fedml"), "run", "recipe.yaml"])
+    assert run._program("calfat") == [str(tmp_path / "calfat")]
+    assert run._program() == [str(tmp_path / "fedml")]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run._program("calfat") == ["calfat"]
+    assert run._program() == ["fedml"]
 
 
 def test_the_host_gets_what_was_typed(tmp_path: Path) -> None:

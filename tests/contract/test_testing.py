@@ -343,6 +343,7 @@ EVALUATORS = [
     (claiming(Natural, num_examples=99), "x: num_examples must be those that it counted."),
     (claiming(Natural, accuracy=0.123), "x: accuracy must be a share of its 12 examples; got 0.123."),
     (claiming(Natural, accuracy=0.5, accuracy_release=0.0), "x: accuracy must be at most accuracy_release; got 0.5 "),
+    (claiming(Natural, accuracy=1.0, accuracy_release=1.0), "x: accuracy must be at most the natural accuracy; got 1"),
     (claiming(Natural, per_class=()), "x: per_class and per_class_release must have values for each of the 4 classes."),
 ]
 
