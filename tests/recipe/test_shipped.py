@@ -14,6 +14,8 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
 from studies.records import rates
 from tests.cli.runner import RECIPES, ROOT
 
@@ -56,6 +58,25 @@ def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(
     release["train_args"]["learning_rate"] = paper["train_args"]["learning_rate"]
     assert release["calfat"].pop("trainer") == {"name": paper["calfat"].pop("trainer"), "preset": "release"}
     assert release == paper
+
+
+@pytest.mark.parametrize("data", ["digits", "fmnist"])
+def test_a_recipe_has_the_rate_that_its_method_chose_or_says_that_it_is_not_tuned(data: str) -> None:
+    study = ROOT / "studies" / "short"
+    chosen = rates(study / f"study_{data}_runs.csv")
+    cells = {cell.name: cell.experiment for cell in make_plan(load_suite(study / f"study_{data}.yaml"), REGISTRY).cells}
+    rows = {name: run.trainer for name, run in cells.items() if run is not None and name.startswith("0.1/")}
+    tuned = 0
+    for file in RECIPES.glob(f"*_{data}.yaml"):
+        run, text = assemble(read_document(file), REGISTRY), file.read_text(encoding="utf-8")
+        if run.threat.inner.name != "pgd":
+            continue  # docs/passes.md has its rate
+        same = [name for name, row in rows.items() if (row.name, row.options) == (run.trainer.name, run.trainer.options)]
+        found = [chosen[name] for name in same if name in chosen]
+        assert found in ([], [f"{run.train.learning_rate:g}"]), file
+        assert ("is not tuned" in text, "(studies/short)" in text) == (not found, bool(found)), file
+        tuned += len(found)
+    assert tuned == {"digits": 8, "fmnist": 3}[data]
 
 
 @pytest.mark.parametrize(("dataset", "trainer", "preset"), PRESETS)
