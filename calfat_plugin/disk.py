@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,6 +22,8 @@ OTHER_RUN_DIR = "Make room, or choose another --run-dir."
 TRY_AGAIN = "Make room, and try again with the same command."
 #: What to do about a damaged file that a command can make again.
 RESTORE = "Restore it from a copy, or remove it and make it again."
+#: Numbers of the errors that say that there is no room for what is written.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOST_SYNCS = 32  # threads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from calfat_plugin.disk import TRY_AGAIN
+from calfat_plugin.disk import NO_ROOM, TRY_AGAIN
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.peer_text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 _RED, _YELLOW = 31, 33
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MAX_PATH = 120  # characters of a path in a message
 
 
@@ -38,7 +36,7 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
     except OSError as error:
         if error.filename is None and _output_is_lost():
             fail(f"standard output cannot be written ({error.strerror}).", after_stop())
-        if error.filename is None and error.errno in _NO_ROOM:
+        if error.filename is None and error.errno in NO_ROOM:
             fail(f"a file cannot be written ({error.strerror}). {TRY_AGAIN}", after())
         if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
             raise

@@ -16,7 +16,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
-from calfat_plugin.disk import expanded
+from calfat_plugin.disk import NO_ROOM, DiskError, expanded
 from calfat_plugin.errors import DataError
 
 _FAILURES = (OSError, RuntimeError, EOFError, LookupError, HTTPException, tarfile.TarError)  # of a download
@@ -152,9 +152,15 @@ def uncompressed(path: Path) -> Iterator[Path]:
         yield path
         return
     with tempfile.NamedTemporaryFile() as plain:
-        with gzip.open(path) as content:
-            _unpack(content, plain)
-        plain.flush()
+        try:
+            with gzip.open(path) as content:
+                _unpack(content, plain)
+            plain.flush()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            todo = "Make room there, or set TMPDIR to another folder."
+            raise DiskError(f"{plain.name}: cannot be written ({error.strerror}). {todo}") from None
         yield Path(plain.name)
 
 
@@ -171,7 +177,7 @@ def naming_file(name: str, path: Path) -> Iterator[None]:
     """Turn whatever goes wrong while data set ``name`` reads ``path`` into a DataError naming it."""
     try:
         yield
-    except DataError:
+    except (DataError, DiskError):  # a full disk does not damage what is read
         raise
     except Exception as error:  # readers of pickles, .mat files and images raise nearly every one on damaged content
         raise DataError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -18,7 +20,7 @@ import torch
 
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, Dataset, files, published
-from calfat_plugin.errors import DataError
+from calfat_plugin.errors import DataError, RunError
 from tests.cli.runner import calfat
 from tests.inputs import on_disk
 
@@ -298,6 +300,25 @@ def test_a_compressed_file_cut_short_is_named(verify, tmp_path):
     start = re.escape(f"data set fmnist: {path} cannot be read (EOFError: ")
     with pytest.raises(DataError, match=f"^{start}.+ It is damaged or not in the expected format; replace it.$"):
         FASHION.load(tmp_path / "data", verify=verify)
+
+
+class Full(io.BytesIO):
+    """A temporary file on a disk without room."""
+
+    name = "/tmp/full"
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_not_a_damaged_file(tmp_path, monkeypatch):
+    """Whoever replaced the file would have it refused again."""
+    FASHION.write(tmp_path / "plain")
+    compressed(tmp_path / "plain/FashionMNIST/raw", tmp_path / "data")
+    monkeypatch.setattr(files.tempfile, "NamedTemporaryFile", Full)
+    said = r"^/tmp/full: cannot be written \(No space left on device\)\. Make room there, or set TMPDIR"
+    with pytest.raises(RunError, match=said):
+        FASHION.load(tmp_path / "data")
 
 
 def test_a_compressed_file_that_grows_without_end_is_given_up(tmp_path, monkeypatch):
