@@ -384,7 +384,12 @@ def load_run(directory: str | Path) -> Run:
 
 
 def load_model(
-    path: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu", trust_plugins: bool = False
+    path: str | Path,
+    *,
+    checkpoint: str | None = None,
+    device: str | torch.device = "cpu",
+    plugins: str | Path | Sequence[str | Path] = (),
+    trust_plugins: bool = False,
 ) -> nn.Module:
     """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
 
@@ -392,13 +397,14 @@ def load_model(
         path: a run directory, or one of its checkpoints.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
         device: where to put the model.
+        plugins: a file with plugins, or several, for those that the run has elsewhere.
         trust_plugins: whether plugin files of the run may be executed that this user has not run before.
 
     Raises:
         CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
     """
     where = named_device(str(device), "device")
-    with loaded_run(Path(path), checkpoint, warnings.warn, where, trust=lambda file: trust_plugins) as found:
+    with loaded_run(Path(path), checkpoint, warnings.warn, where, _paths(plugins), lambda file: trust_plugins) as found:
         return found.model()
 
 

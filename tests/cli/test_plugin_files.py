@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calfat_plugin import RecipeError, __version__, load_model
+from calfat_plugin import PluginError, RecipeError, __version__, load_model
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
 from tests.cli.runner import RECIPES, Ended, calfat
@@ -220,6 +220,17 @@ def test_a_plugin_that_stayed_with_the_stranger_is_asked_for(command: tuple[str,
         assert "which is not here. Get my_fat.py from whoever made the run" in said
     (folder / "elsewhere.py").rename(folder / "my_fat.py")
     assert "which is not here" not in calfat(*command).err
+
+
+@pytest.mark.usefixtures("strangers_run")
+def test_a_model_is_loaded_with_the_plugin_that_is_named(folder: Path) -> None:
+    (folder / "mine").mkdir()
+    moved = (folder / "my_fat.py").rename(folder / "mine" / "my_fat.py")
+    with pytest.raises(RecipeError, match="which is not here"):
+        load_model("run")
+    with pytest.raises(PluginError, match="'my_fat:Method' does not import"):  # it comes so far, and has no method
+        load_model("run", plugins=moved)
+    assert Path("executed").exists()
 
 
 @pytest.mark.usefixtures("strangers_run")

@@ -71,8 +71,8 @@ def test_a_recipe_has_the_rate_that_its_method_chose_or_says_that_it_is_not_tune
         run, text = assemble(read_document(file), REGISTRY), file.read_text(encoding="utf-8")
         if run.threat.inner.name != "pgd":
             continue  # docs/passes.md has its rate
-        same = [name for name, row in rows.items() if (row.name, row.options) == (run.trainer.name, run.trainer.options)]
-        found = [chosen[name] for name in same if name in chosen]
+        picked = run.trainer.name, run.trainer.options
+        found = [chosen[name] for name, row in rows.items() if name in chosen and (row.name, row.options) == picked]
         assert found in ([], [f"{run.train.learning_rate:g}"]), file
         assert ("is not tuned" in text, "(studies/short)" in text) == (not found, bool(found)), file
         tuned += len(found)
