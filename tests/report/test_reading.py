@@ -14,6 +14,7 @@ from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.charts import losses
 from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import find_runs, read_run
+from calfat_plugin.report.run_page import _rounds
 from calfat_plugin.report.write import write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import full_run
@@ -170,3 +171,11 @@ def test_a_run_whose_plugins_are_not_installed_still_has_its_page(tmp_path: Path
     assert run.settings["calfat"]["trainer"] == content["calfat"]["trainer"]
     assert run.settings["calfat"]["evaluators"][0] == content["calfat"]["evaluators"][0]
     assert "<dt>calfat.trainer.beta</dt><dd>[1, 2]</dd>" in write_run_report(path).read_text()
+
+
+def test_large_numbers_of_rounds_are_whole(tmp_path: Path) -> None:
+    rounds = made_run(tmp_path / "run") / "rounds.csv"
+    rounds.write_text(rounds.read_text().replace("812.5", "12345.6"))
+    table = _rounds(read_run(tmp_path / "run"))
+    shown = dict(zip(table.head, table.rows[0], strict=True))
+    assert (shown["peak memory, MB"], shown["seconds"]) == ("12,346", "2")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.cli.suite_view import plan_lines
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
@@ -39,6 +41,10 @@ def test_the_first_seed_tries_all_values_and_the_others_the_best_of_them(plan_of
     assert left(plan) == [f"learning_rate {rate} seed 100" for rate in RATES]
     assert (plan.num_finals, plan.waiting) == (8, ("CalFAT", "FedPGD"))
     assert seconds_left(plan_of(TEXT + "seconds_per_round: 3\n")) == 3 * (6 + 8 + 4)
+    for selected in ({"FedPGD"}, {"CalFAT", "FedPGD"}):
+        lines = plan_lines(dataclasses.replace(plan, selected=frozenset(selected)))
+        finals = "waiting     {}, 4 choice runs: until the first seed has tried all values"
+        assert {line for line in lines if "first seed" in line} == {finals.format(cell) for cell in selected}
     end(plan, 100, 0.3, 0.5, 0.6)
     plan = plan_of(TEXT)
     assert left(plan) == [f"learning_rate {rate} seed {seed}" for seed in (101, 102) for rate in (0.05, 0.1)]
