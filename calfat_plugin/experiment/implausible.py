@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from calfat_plugin.awp import AWPOptions
+from calfat_plugin.entries import InnerAttackEntry
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.inner_attacks.sora import SORAOptions
+from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 
@@ -73,6 +75,9 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from useless(("calfat", "threat", "steps"), inner, why)
+    noise: KeyPath = (*experiment.trainer.path, "start_noise")
+    if written.has(noise) and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
+        yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")
         yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack")
@@ -80,6 +85,11 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+
+
+def _starts_itself(entry: InnerAttackEntry) -> bool:
+    attack = entry.load()
+    return isinstance(attack, type) and issubclass(attack, InnerAttack) and attack.start is not InnerAttack.start
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:

@@ -64,6 +64,23 @@ def test_what_may_well_be_meant_is_not(overrides: list[str]) -> None:
     assert resolved(*overrides).warnings == ()
 
 
+NOISE = "calfat.trainer={name: calfat, start_noise: 0.01}"
+
+
+@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "sora"])
+def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str) -> None:
+    (warning,) = resolved(NOISE, f"calfat.threat.inner={inner}").warnings
+    assert "calfat.trainer.start_noise: this key has no effect here: the inner attack" in warning
+    assert resolved("calfat.trainer=calfat", f"calfat.threat.inner={inner}").warnings == ()
+    group = "calfat.clients=[{ids: 0, threat: {inner: pgd}}]"
+    assert resolved(NOISE, f"calfat.threat.inner={inner}", group).warnings == ()  # it takes it
+
+
+@pytest.mark.parametrize("inner", ["pgd", "free"])
+def test_noise_of_a_start_that_the_attack_takes_is_not(inner: str) -> None:
+    assert resolved(NOISE, f"calfat.threat.inner={inner}").warnings == ()
+
+
 def test_batches_larger_than_every_clients_data_are_warned_of(snapshot: TextSnapshot) -> None:
     experiment = resolved()
     snapshot(too_large_batches(experiment, {}, {0: 31, 1: 7}))
