@@ -13,15 +13,16 @@ from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.trainers.base import start_noise_option
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
     """What has no effect, or not the one that was probably meant, each with its place and what to do."""
-    yield from _other_optimizer(experiment)
-    yield from _no_effect(experiment, written)
-    yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
-    if trains:
+    if trains:  # of a finished model these keys are nobody's business any more
+        yield from _other_optimizer(experiment)
+        yield from _no_effect(experiment, written)
+        yield from _too_late(experiment)
         yield from _smoothed_slopes(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
@@ -76,7 +77,9 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from useless(("calfat", "threat", "steps"), inner, why)
     noise: KeyPath = (*experiment.trainer.path, "start_noise")
-    if written.has(noise) and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
+    usual = start_noise_option().default  # written in every recipe as run
+    asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
+    if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
         yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")

@@ -74,6 +74,19 @@ def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str)
     assert resolved("calfat.trainer=calfat", f"calfat.threat.inner={inner}").warnings == ()
     group = "calfat.clients=[{ids: 0, threat: {inner: pgd}}]"
     assert resolved(NOISE, f"calfat.threat.inner={inner}", group).warnings == ()  # it takes it
+    usual = NOISE.replace("0.01", "0.001")  # as every recipe as run has it
+    assert resolved(usual, f"calfat.threat.inner={inner}").warnings == ()
+
+
+def test_what_training_would_not_use_is_nothing_to_one_who_attacks_a_finished_model() -> None:
+    overrides = (
+        *("calfat.threat.inner=n-fgsm", "calfat.threat.steps=7"),
+        *("data_args.partition_method=iid", "data_args.partition_alpha=0.3"),
+        "train_args.federated_optimizer=FedProx",
+        "calfat.trainer={name: fedpgd, awp: {warmup: 9}}",
+    )
+    assert len(resolved(*overrides).warnings) == 4
+    assert resolved(*overrides, trains=False).warnings == ()
 
 
 @pytest.mark.parametrize("inner", ["pgd", "free"])
