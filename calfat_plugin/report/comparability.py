@@ -54,6 +54,14 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "calfat.clients": other} if other else found
 
 
+def measured_with(recipe: Mapping[str, Any], label: str) -> object:
+    """The evaluator of a label as a recipe as run picks it, of a worst case all attacks; None: it has none."""
+    picks = {pick.get("label", pick["name"]): pick for pick in recipe["calfat"]["evaluators"]}
+    if label == WORST_CASE:
+        return [pick for _, pick in sorted(picks.items()) if pick["name"] != NATURAL]
+    return picks.get(label)
+
+
 class Measured(Protocol):
     """A run with its results."""
 
@@ -98,12 +106,9 @@ def compared_alike(rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Scor
     alike: dict[tuple[str, str], dict[str, Score]] = {}  # metric, and problem and evaluator, to the scores of rows
     for name, (recipe, scores) in rows.items():
         problem = problem_of(recipe)
-        picks = {pick.get("label", pick["name"]): pick for pick in recipe["calfat"]["evaluators"]}
-        attacks = [pick for _, pick in sorted(picks.items()) if pick["name"] != NATURAL]
         for metric, score in scores.items():
             if score.is_accuracy:
-                label = evaluator_of(metric)
-                kind = repr((problem, attacks if label == WORST_CASE else picks.get(label)))
+                kind = repr((problem, measured_with(recipe, evaluator_of(metric))))
                 alike.setdefault((metric, kind), {})[name] = score
     found = {name: dict(scores) for name, (_, scores) in rows.items()}
     for (metric, _), scores in alike.items():

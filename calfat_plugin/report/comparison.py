@@ -15,7 +15,7 @@ from calfat_plugin.report.charts import (
     drawn,
     short,
 )
-from calfat_plugin.report.comparability import compared_alike, problem_of, score_of, settings_of
+from calfat_plugin.report.comparability import compared_alike, measured_with, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import (
     MORE,
@@ -233,9 +233,10 @@ def _alike(label: str, one: RunFiles, other: RunFiles) -> bool:
     """Whether two runs measured with the same evaluator under a label, in the same ball and with the same step."""
 
     def how(run: RunFiles) -> tuple[object, ...]:
-        picks = {pick.get("label", pick["name"]): pick for pick in run.settings["calfat"]["evaluators"]}
         settings = settings_of(run.settings)
-        return picks.get(label), *(settings.get(f"calfat.threat.{key}") for key in ("norm", "eps", "step_size"))
+        return measured_with(run.settings, label), *(
+            settings.get(f"calfat.threat.{key}") for key in ("norm", "eps", "step_size")
+        )
 
     return how(one) == how(other)
 

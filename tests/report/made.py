@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
@@ -189,3 +191,12 @@ def change_json(path: Path, **values: object) -> None:
 def close(a: float, b: float) -> bool:
     """Equal up to rounding."""
     return math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def drawn(chart: charts.Chart | None) -> tuple[Axes, dict[str, list[tuple[float, float]]]]:
+    """A chart of lines, drawn: its axes, and each line's points."""
+    assert chart is not None
+    figure = Figure()
+    chart.draw(figure)
+    (axes,) = figure.axes
+    return axes, {str(line.get_label()): [*zip(*line.get_data(), strict=True)] for line in axes.lines}

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from calfat_plugin.report import charts, write_comparison, write_run_report
-from tests.report.made import FINAL, draw_nothing, full_run, made_run
+from tests.report.made import FINAL, draw_nothing, drawn, full_run, made_run
 from tests.report.pages import Page
 
 
@@ -176,11 +176,8 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
     assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
 
 
-def test_a_curve_over_eps_is_of_one_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_over_eps_is_of_one_norm() -> None:
     """Eps 2 in l1, 0.5 in l2 and 8/255 in linf are no points of one axis."""
-    monkeypatch.setattr(
-        charts, "line_chart", lambda *drawn, **how: ({line.name: line.points for line in drawn[3]}, how)
-    )
 
     def attacked(*balls: str) -> list[dict[str, Any]]:
         rows = [{"label": "natural", "accuracy": 0.9, "settings": {}}]
@@ -191,10 +188,11 @@ def test_a_curve_over_eps_is_of_one_norm(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert charts.eps_chart("attacks", attacked("far l1 2", "near l2 0.5", "pgd20 linf 8/255")) is None
     sweep = attacked("far l1 2", "pgd20 linf 0.1", "far l1 2", "pgd20 linf 0.2", "fgsm linf 0.1")
-    lines, how = charts.eps_chart("attacks", sweep)  # type: ignore[misc]  # what stands in for it
-    assert lines == {"pgd20": [(0.0, 0.9), (0.1, 0.1), (0.2, 0.3)], "fgsm": [(0.0, 0.9), (0.1, 0.4)]}
-    assert how["x_label"] == "eps (linf, fraction of the pixel range)"
-    assert how["ticks"] == {"0": 0.0, "0.1": 0.1, "0.2": 0.2}
+    axes, lines = drawn(charts.eps_chart("attacks", sweep))
+    assert lines == {"pgd20": [(0.0, 90.0), (0.1, 10.0), (0.2, 30.0)], "fgsm": [(0.0, 90.0), (0.1, 40.0)]}
+    assert axes.get_xlabel() == "eps (linf, fraction of the pixel range)"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "0.1", "0.2"]
+    assert [*axes.get_xticks()] == [0.0, 0.1, 0.2]
 
 
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
