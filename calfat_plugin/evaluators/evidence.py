@@ -178,14 +178,21 @@ class Collector:
             self._points.setdefault(int(where[at]), (position, int(found[at]), x_adv[at].detach().cpu().clone()))
         return wrong
 
-    def finished(self, result: EvaluationResult) -> None:
-        """Note on which images an attack was run; one whose accuracy is not that of its examples has no part."""
+    def finished(self, result: EvaluationResult) -> list[dict[str, str]]:
+        """Note on which images an attack was run; a finding if its accuracy is not that of its examples: no part."""
         if (broken := self._broken.get(result.label)) is None:
-            return
+            return []
         tried = _chosen(len(broken), result.num_examples)
-        right = int((tried & self.correct & ~broken).sum())
-        if right == round(result.accuracy * result.num_examples):
+        right, said = int((tried & self.correct & ~broken).sum()), round(result.accuracy * result.num_examples)
+        if right == said:
             self._tried[result.label] = tried
+            return []
+        text = (
+            f"it says that {said} of {result.num_examples} images withstand it, but {right} withstand the examples "
+            "that it showed: it has no part in the worst case, and its number has no evidence. One or two images are "
+            "rounding in batches of another size; with more, it counts otherwise, or shows other images."
+        )
+        return [{"code": "recount", "text": text}]
 
     def concluded(self, robust: Tensor) -> None:
         """Let the worst case be what others found out with these attacks: (N,) bool, images that withstood all."""

@@ -110,6 +110,10 @@ class PGD(BudgetedAttack):
         """What the attack climbs, summed over the batch."""
         return cross_entropy(logits, y, reduction="sum")
 
+    def satisfied(self, logits: Tensor, y: Tensor) -> Tensor:
+        """(N,) bool: examples on which the loss is at its largest, so that a gradient of zero masks nothing."""
+        return y < 0  # none
+
     def steering(self) -> Steering | None:
         """Where each step of one climb goes; None: along its gradient."""
         return None
@@ -118,7 +122,8 @@ class PGD(BudgetedAttack):
         """For every example, the point of the last start that it took part in: what is broken is not attacked again.
 
         Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
-        Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
+        Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start, without the
+        :meth:`satisfied`.
         """
         import torch
 
@@ -144,14 +149,19 @@ class PGD(BudgetedAttack):
         """The points from one start, and how many first gradients were exactly zero."""
         import torch
 
+        scale = self.options.logit_scale
+
         def climbed(y: Tensor, logits: Tensor) -> Tensor:
-            return self.loss(logits * self.options.logit_scale, y)
+            return self.loss(logits * scale, y)
+
+        def satisfied(y: Tensor, logits: Tensor) -> Tensor:
+            return self.satisfied(logits * scale, y)
 
         found, vanished = torch.empty_like(x), y.new_zeros(())
         with attack_mode(task.model):
             for part in micro_batches(len(y), task.rows_at_once):
                 found[part] = gradient_ascent(
-                    _watched(task.model, vanished),
+                    _watched(task.model, vanished, partial(satisfied, y[part])),
                     x[part],
                     partial(climbed, y[part]),
                     threat=threat,
@@ -182,6 +192,9 @@ class CW(PGD):
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
         return -(margin(logits, y) + self.options.kappa).clamp_min(0.0).sum()
+
+    def satisfied(self, logits: Tensor, y: Tensor) -> Tensor:
+        return margin(logits, y) <= -self.options.kappa
 
 
 @dataclass(frozen=True)
@@ -217,19 +230,20 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
 
 
-def _watched(model: nn.Module, vanished: Tensor) -> Callable[[Tensor], Tensor]:
-    """The model, adding the examples whose first gradient is exactly zero to ``vanished`` as it passes by."""
+def _watched(model: nn.Module, vanished: Tensor, satisfied: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The model, adding to ``vanished`` the examples, but for the satisfied, whose first gradient is exactly zero."""
     seen = False
-
-    def count(grad: Tensor) -> None:  # on the device: nothing waits for it
-        vanished.add_((grad.flatten(1).abs().amax(dim=1) == 0).sum())
 
     def forward(x_adv: Tensor) -> Tensor:
         nonlocal seen
-        if not seen and x_adv.requires_grad:
-            x_adv.register_hook(count)
-            seen = True
         logits: Tensor = model(x_adv)
+        if not seen and x_adv.requires_grad:
+            seen, done = True, satisfied(logits.detach())
+
+            def count(grad: Tensor) -> None:  # on the device: nothing waits for it
+                vanished.add_(((grad.flatten(1).abs().amax(dim=1) == 0) & ~done).sum())
+
+            x_adv.register_hook(count)
         return logits
 
     return forward

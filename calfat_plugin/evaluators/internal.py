@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _COUNTING = "right clean and at the images of every client's model"
+_NO_CLIENTS = (
+    "no client's model gave finite answers on clean images, so nothing was attacked: this is the natural accuracy."
+)
 
 
 class Internal(PGD):
@@ -71,6 +74,7 @@ class Internal(PGD):
                 "natural": [share(task.clean_correct), *map(share, clean.values())],
                 "matrix": matrix,
                 **({"unusable": unusable} if unusable else {}),
+                **({} if found else {"warnings": [{"code": "no-clients", "text": _NO_CLIENTS}]}),
             },
             metrics={"worst": min(of_others), "mean": sum(of_others) / len(of_others)} if of_others else {},
         )

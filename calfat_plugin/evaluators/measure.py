@@ -66,8 +66,8 @@ def measure(
     sample = pixels(data.x[:PROBED].to(device))
     with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
-            collected = collector is not None and evaluator.gives_examples and getattr(evaluator, "has_budget", True)
-            first = _FirstExamples(collector.listener(label) if collector and collected else on_examples)
+            collecting = collector if evaluator.gives_examples and evaluator.has_budget else None
+            first = _FirstExamples(collecting.listener(label) if collecting else on_examples)
             task = EvaluationTask(
                 model=model,
                 data=data,
@@ -93,12 +93,12 @@ def measure(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
                     "no number after it would be about the same model."
                 )
+            found = list(result.details.get("warnings", ()))
             if evaluator.has_budget:
-                found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
-                result = replace(result, details={**result.details, "warnings": found}) if found else result
-            results[label] = result
-            if collector and collected:
-                collector.finished(result)
+                found += first.findings(model, data, device)
+            if collecting:
+                found += collecting.finished(result)
+            results[label] = replace(result, details={**result.details, "warnings": found}) if found else result
     return results
 
 

@@ -139,10 +139,18 @@ class Boasting(Evaluator):
         return dataclasses.replace(pgd().evaluate(task, label), accuracy=1.0)
 
 
-def test_an_evaluator_whose_accuracy_is_not_that_of_its_examples_has_no_part(model: nn.Module, data: ImageData) -> None:
-    collector, _ = collected(model, data, [("boast", Boasting()), ("pgd", pgd())])
+def test_an_evaluator_whose_accuracy_is_not_that_of_its_examples_has_no_part_and_says_so(
+    model: nn.Module, data: ImageData
+) -> None:
+    collector, results = collected(
+        model, data, [("boast", Boasting()), ("pgd", pgd()), ("wide", pgd(eps=Fraction("0.3")))]
+    )
     assert [*collector.evidence().tried] == ["pgd"]
     assert collector.evidence().worst_case(3) is None
+    right = round(results["pgd"].accuracy * N)
+    (found,) = [one for result in results.values() for one in result.details.get("warnings", ())]
+    assert (found["code"], found in results["boast"].details["warnings"]) == ("recount", True)
+    assert found["text"].startswith(f"it says that {N} of {N} images withstand it, but {right} withstand the ")
 
 
 def test_what_a_killed_process_showed_is_read_again(model: nn.Module, data: ImageData, tmp_path: Path) -> None:

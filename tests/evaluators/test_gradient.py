@@ -84,6 +84,20 @@ def test_cw_without_kappa_stops_at_the_first_error(make_task):
     assert craft(CW(CWOptions(start="x", kappa=50.0)), make_task) == pytest.approx((0.468627, 0.531373), abs=1e-6)
 
 
+@pytest.mark.parametrize(("kappa", "count"), [(0.0, 0), (0.5, 0), (0.6, 7)])
+def test_an_example_beyond_kappa_is_not_counted_as_one_of_a_masked_gradient(make_task, kappa, count):
+    class Masked(Scripted):
+        """The margin is -0.5, and no gradient says how to lower it."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.detach()) + 0 * x.sum()
+
+    task = make_task(Masked(1.0).eval(), ImageData(X.repeat(7, 1, 1, 1), Y.repeat(7)), num_classes=2)
+    attack = CW(CWOptions(start="x", kappa=kappa))
+    assert attack.evaluate(task, "cw").details == {"zero_gradients": count}
+    assert PGD(PGDOptions(start="x")).evaluate(task, "pgd").details == {"zero_gradients": 7}
+
+
 # --- saturated and flattened logits -----------------------------------------------------------------------------------
 
 

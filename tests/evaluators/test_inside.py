@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import PluginError, UpdateError
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.evaluators.internal import Internal
 from calfat_plugin.evaluators.personalised import Personalised, PersonalisedOptions
@@ -117,6 +118,14 @@ def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     assert (found.details["clients"], found.details["matrix"]) == ([7], [[4 / 6, 4 / 6]])
     assert list(found.details["unusable"]) == [0]
     assert "1 of 1 values of its tensor 'sign' are not finite" in found.details["unusable"][0]
+    assert "warnings" not in found.details
+
+
+def test_where_no_client_has_a_usable_model_the_natural_accuracy_is_said_to_be_it(make_task: MakeTask) -> None:
+    broken = Pixel(float("nan"), 0.5)
+    found, _ = attacked(make_task, Clients({0: (broken, broken), 7: (broken, broken)}), on_examples=lambda *_: None)
+    assert found.accuracy == 4 / 6
+    assert [alarm.code for alarm in find_alarms([found])] == ["no-clients"]
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])  # the sign of nan is 0, its unit vector nan
