@@ -159,6 +159,15 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with this folder; where there are no locks (see :func:`lock`), at once."""
+    with opened(folder) as handle:  # locking a folder leaves nothing behind
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 def sync(path: Path) -> None:
     with opened(path) as handle:
         os.fsync(handle)

@@ -6,11 +6,9 @@ A run that has a row counts as finished, whether its directory is on this machin
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, locked, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -192,15 +190,11 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
     path = path.resolve()  # a link stays one, and whoever has another to the same file locks the same folder
     with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with locked(path.parent):
             before = read_record(path)
             after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
             if after != before:
                 write_text(path, _as_csv(after), TRY_AGAIN)
-        finally:
-            os.close(folder)
 
 
 def _as_csv(rows: Mapping[Key, Recorded]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -325,6 +326,17 @@ def test_a_file_of_something_else_is_no_record(tmp_path: Path, text: str) -> Non
     with pytest.raises(RunError, match=r"marks\.csv: is there already, and calfat suite did not write it"):
         add_to_record(path, {("CalFAT", "", 7): ROW})
     assert path.read_text() == text
+
+
+def test_a_file_system_without_locks_takes_rows_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre without the mount option flock, for one: nothing is wrong with its room."""
+
+    def flock(handle: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    add_to_record(tmp_path / "runs.csv", {("CalFAT", "", 7): ROW})
+    assert [*read_record(tmp_path / "runs.csv")] == [("CalFAT", "", 7)]
 
 
 def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
