@@ -125,6 +125,28 @@ def test_the_step_stays_among_the_pixels() -> None:
     assert alignment(Flipped(), torch.ones(12, 1, 4, 4)) == pytest.approx(1, abs=1e-6)
 
 
+def test_a_look_draws_nothing_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that draws whenever it is asked trains on the same numbers, whether somebody looks or not."""
+    trained_on: list[float] = []
+
+    class Drawing(Bent):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn = float(torch.rand(()))
+            if self.training:
+                trained_on.append(drawn)
+            return super().forward(x)
+
+    def numbers() -> list[float]:
+        trained_on.clear()
+        torch.manual_seed(0)
+        alignment(Drawing())
+        return list(trained_on)
+
+    looked = numbers()
+    monkeypatch.setattr("calfat_plugin.trainers.loop._alignment", lambda work, batch: None)
+    assert looked == numbers() != []
+
+
 def test_only_images_that_training_attacks_are_looked_at() -> None:
     class Mixed(FedPGD):
         def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
