@@ -5,10 +5,6 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import digest, read_record
 from studies import pages
 from studies.attackers import tables
 
@@ -18,15 +14,6 @@ def test_the_tables_are_what_the_records_say() -> None:
     found = pages.with_tables(text, "attackers", tables.TABLES)
     assert found == text, "python -m studies.attackers.tables writes them anew"
     assert all(f"<!-- attackers: {name}" in text for name in tables.TABLES)
-
-
-def test_the_record_is_of_the_recipes_that_the_suite_has_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that were recorded when the partition had a seed of its own: the suite said that it is the run's."""
-    monkeypatch.chdir(tables.HERE)
-    plan = make_plan(load_suite("attackers_digits.yaml"), Registry.load(entry_points=False), seeds=[])
-    today = {cell.name: digest(cell.experiment) for cell in plan.cells if cell.experiment is not None}
-    rows = read_record(tables.HERE / "attackers_digits.csv")
-    assert {cell: row.recipe for (cell, _, _), row in rows.items()} == today
 
 
 @pytest.mark.parametrize("method", tables.METHODS)
