@@ -179,15 +179,3 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     before = [tensor.clone() for tensor in tensors]
     yield
     require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")
-
-
-@contextmanager
-def replaced(plugin: Any, **methods: Any) -> Iterator[None]:
-    """Put these in the place of methods of an object, for a while."""
-    for name, method in methods.items():
-        setattr(plugin, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            delattr(plugin, name)

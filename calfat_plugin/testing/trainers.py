@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -30,7 +31,6 @@ from calfat_plugin.testing.tiny import (
     answered,
     balanced_model,
     in_each_norm,
-    replaced,
     require,
     same_bits,
     tiny_experiment,
@@ -200,7 +200,7 @@ def check_attack(trainer: AdversarialTrainer, train: Callable[[], object], who: 
         who: the method, as messages name it.
     """
     watch = _Watch(who, trainer.start, trainer.backward, trainer.train_loss)
-    with replaced(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):
+    with mock.patch.multiple(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):
         train()
     return watch.examples
 
@@ -261,12 +261,8 @@ class _Watch:
 
     def _loss_at(self, batch: TrainBatch, x_adv: Tensor) -> float:
         """The training loss of these adversarial examples, (N, C, H, W), as the attack sees the model."""
-        nat, y, loss, task = batch.x_nat, batch.y, batch.loss, batch.task
-        there = TrainBatch(
-            batch.model, nat, x_adv, y, loss, task, batch.attacked, batch.kappa, batch.context, batch.index
-        )
         with attack_mode(batch.model), torch.no_grad():
-            return float(self.train_loss(there))
+            return float(self.train_loss(batch.again(x_adv)))
 
 
 def around(model: nn.Module) -> dict[str, object]:
