@@ -194,7 +194,7 @@ class Server:
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
-        moved = drift([update.state for update in usable.values()], previous, names, outcome=self.state)
+        moved = drift([update.state for update in usable.values()], previous, names, self.state)
         norms = dict(zip(usable, moved.norms, strict=True))
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
