@@ -25,7 +25,7 @@ from calfat_plugin.errors import NO_UPDATE, RunError, UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers
-from calfat_plugin.federation.clients import ClientsOfRound
+from calfat_plugin.federation.clients import ClientsOfRound, no_worker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
@@ -113,7 +113,7 @@ class Server:
         self._alignments = Alignments()
         own = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
-        self._worker = {} if worker is None else {"worker": cache(worker)}
+        self._worker = no_worker if worker is None else cache(worker)
         self._client_models: Mapping[int, State] = {}
         self._reported: set[str] = set()
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
@@ -263,7 +263,7 @@ class Server:
             return None
         states = self._client_models if models is None else models
         template, downlink = self._measurements.template, pack_downlink(self.evaluated, self.broadcast)
-        return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, **self._worker)
+        return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, self._worker)
 
     def _usable(self, round: int, uploads: Uploads) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
         received: dict[int, LocalUpdate] = {}
@@ -320,7 +320,7 @@ class Server:
                     )
                 )
                 check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
-                personal = self._evaluated_personal(usable)
+                personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
                 state = {**aggregate.state, **personal}
                 problem = self._problem_of(aggregate, state)
             if not problem:
@@ -332,10 +332,6 @@ class Server:
             refused[furthest] = f"client {furthest}: with its update, {which}, {problem}"
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
-
-    def _evaluated_personal(self, usable: Mapping[int, LocalUpdate]) -> Mapping[str, Tensor]:
-        """The personal tensors of the next global model; none where no client has any."""
-        return self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
 
     def _unattacked(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of these clients whose method trains without an attack."""
