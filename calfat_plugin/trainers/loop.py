@@ -217,13 +217,14 @@ class LossMeter:
         self.epoch, self.in_epoch, self.batches = epoch, in_epoch, 0
         if epoch == 0 or self.task.settings.local_steps is None:
             self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
-            self.recorded: dict[str, Tensor] = {}
+            self.recorded: dict[str, tuple[Tensor, int]] = {}  # sum over examples, and how many
             self.examples = 0
 
     def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         self.total += loss.double() * count
         for name, mean in recorded.items():
-            self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
+            total, examples = self.recorded.get(name, (torch.zeros_like(self.total), 0))
+            self.recorded[name] = total + mean.double() * count, examples + count
         self.examples += count
         self.batches += 1
         self.done += 1
@@ -232,7 +233,8 @@ class LossMeter:
             self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
 
     def means(self) -> dict[str, float]:
-        return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
+        means = {name: float(total) / examples for name, (total, examples) in self.recorded.items()}
+        return {**means, "loss": self.mean()}
 
     def mean(self) -> float:
         mean = float(self.total) / max(1, self.examples)
