@@ -95,9 +95,10 @@ class _Count:
         """The same: what goes through a copy of the model counts."""
         return self
 
-    def add(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def add(self, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """The hook, called before a forward pass; a model may say in ``passes`` that one of its own takes several."""
-        self.images += len(inputs[0]) * getattr(model, "passes", 1)
+        images, *_ = *inputs, *named.values()
+        self.images += len(images) * getattr(model, "passes", 1)
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -119,7 +120,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     with (
         float32_as(task.precision, task.device),
         fast_passes(model, sample) as rows,
-        model.register_forward_pre_hook(count.add),
+        model.register_forward_pre_hook(count.add, with_kwargs=True),
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
         factors = None
