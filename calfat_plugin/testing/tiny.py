@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -171,6 +172,12 @@ def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) 
         except CalfatError:
             continue
         yield experiment
+
+
+def numpy_state() -> tuple[list[int], int]:
+    """Where numpy's global generator is."""
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tolist(), state["pos"]
 
 
 @contextmanager

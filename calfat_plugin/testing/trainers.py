@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -31,6 +30,7 @@ from calfat_plugin.testing.tiny import (
     answered,
     balanced_model,
     in_each_norm,
+    numpy_state,
     require,
     same_bits,
     tiny_experiment,
@@ -267,13 +267,7 @@ class _Watch:
 
 def around(model: nn.Module) -> dict[str, object]:
     """What an attack must leave as it is, by what messages call it."""
-    numpy_state = np.random.get_state(legacy=False)["state"]
     return {
         "the model's tensors": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
-        "the global random generators": (
-            random.getstate(),
-            numpy_state["key"].tolist(),
-            numpy_state["pos"],
-            torch.get_rng_state().tolist(),
-        ),
+        "the global random generators": (random.getstate(), numpy_state(), torch.get_rng_state().tolist()),
     }
