@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import InnerAttackEntry
@@ -11,9 +12,12 @@ from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.interfaces import InnerAttack
+from calfat_plugin.modifiers.calibrated import CalibrationOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.trainers.base import start_noise_option
+from calfat_plugin.trainers.fedgairat import FedGAIRATOptions
+from calfat_plugin.trainers.fedrbn import FedRBNOptions
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
@@ -81,6 +85,11 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
     if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
         yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")
+    for plugin in (experiment.trainer, experiment.modifier):
+        idle, why = _idle(plugin.options)
+        for name in idle:
+            if getattr(plugin.options, name) != getattr(type(plugin.options)(), name):
+                yield from useless((*plugin.path, name), plugin.path, why)
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")
         yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack")
@@ -88,6 +97,17 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+
+
+def _idle(options: Any) -> tuple[tuple[str, ...], str]:
+    """Options of a method or a modifier that another one makes useless, and why."""
+    if isinstance(options, FedGAIRATOptions) and options.weighting == "discrete":
+        return ("lam",), "discrete weights have no shift"
+    if isinstance(options, FedRBNOptions) and not options.some_borrow:
+        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client has the role st"
+    if isinstance(options, CalibrationOptions) and options.prior == "counts":
+        return ("delta",), "it is added to class frequencies, and this prior is of counts"
+    return (), ""
 
 
 def _starts_itself(entry: InnerAttackEntry) -> bool:
