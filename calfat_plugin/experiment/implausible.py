@@ -16,8 +16,10 @@ from calfat_plugin.modifiers.calibrated import CalibrationOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.trainers.base import start_noise_option
+from calfat_plugin.trainers.calfat import CalFATOptions
 from calfat_plugin.trainers.fedgairat import FedGAIRATOptions
 from calfat_plugin.trainers.fedrbn import FedRBNOptions
+from calfat_plugin.trainers.mixfat import MixFATOptions
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
@@ -27,6 +29,7 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
         yield from _other_optimizer(experiment)
         yield from _no_effect(experiment, written)
         yield from _too_late(experiment)
+        yield from _empty_shares(experiment)
         yield from _smoothed_slopes(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
@@ -125,6 +128,24 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
         if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
             text = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
             yield _at(experiment, path, text)
+
+
+def _empty_shares(experiment: Experiment) -> Iterator[str]:
+    """A warning for each mixture whose share of a batch is rounded down to no adversarial example."""
+    found: dict[str, KeyPath] = {}
+    for path, recipe in (
+        (experiment.trainer.path, experiment),
+        *((each.path, each.recipe) for each in experiment.clients),
+    ):
+        options, batch = recipe.trainer.options, recipe.train.batch_size
+        if not isinstance(options, MixFATOptions | CalFATOptions) or options.sampling != "per_batch":
+            continue
+        share = options.ratio if isinstance(options, MixFATOptions) else options.adv_ratio
+        if 0 < share * batch < 1:
+            text = f"a share of {share:g} of a batch of {batch} is less than one example, which is rounded down to none"
+            found.setdefault(f"'{recipe.trainer.name}' never attacks: {text}. Raise one of the two.", path)
+    for text, path in found.items():
+        yield _at(experiment, path, text)
 
 
 def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:

@@ -108,6 +108,26 @@ def test_an_option_that_is_used_or_as_usual_is_not(options: str) -> None:
     assert resolved(f"calfat.trainer={{{options}}}").warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "keys"),
+    [
+        ("mixfat, ratio: 0.03", ["calfat.trainer", "calfat.clients[1]"]),
+        ("calfat, adv_ratio: 0.03", ["calfat.trainer", "calfat.clients[1]"]),
+        ("mixfat, ratio: 0.1", ["calfat.clients[1]"]),  # the group of smaller batches
+    ],
+)
+def test_a_mixture_that_is_rounded_down_to_no_example_is_warned_of(trainer: str, keys: list[str]) -> None:
+    groups = "calfat.clients=[{ids: 0, epochs: 2}, {ids: 1, batch_size: 8}]"
+    found = [warning.rpartition(": '") for warning in resolved(f"calfat.trainer={{name: {trainer}}}", groups).warnings]
+    assert [place.rpartition(": ")[2] for place, _, _ in found] == keys
+    assert all("' never attacks: a share of 0." in text for _, _, text in found)
+
+
+@pytest.mark.parametrize("trainer", ["mixfat, ratio: 0.04", "mixfat, ratio: 0", "mixfat, ratio: 0.03, sampling: fixed"])
+def test_a_mixture_that_attacks_some_or_none_at_all_is_not(trainer: str) -> None:
+    assert resolved(f"calfat.trainer={{name: {trainer}}}").warnings == ()
+
+
 def test_what_training_would_not_use_is_nothing_to_one_who_attacks_a_finished_model() -> None:
     overrides = (
         *("calfat.threat.inner=n-fgsm", "calfat.threat.steps=7"),
