@@ -30,11 +30,6 @@ class Difference(NamedTuple):
     interval: Interval | None  # Student's, of that mean; None where :func:`student` gives none
     seeds: int
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.interval is not None and (self.interval.low > _ROUNDING or self.interval.high < -_ROUNDING)
-
 
 class Rival(NamedTuple):
     """What a setting is compared with, and how."""
@@ -102,7 +97,7 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
         return {}
     found = {name: Rival(best, paired(settings[name], settings[best])) for name in others}
     leads = [paired(settings[best], settings[name]) for name in others]
-    is_clear = all(lead is not None and lead.is_clear and lead.mean > 0 for lead in leads)
+    is_clear = all(lead and lead.interval and lead.interval.low > _ROUNDING for lead in leads)
     return {**found, best: Rival(others[0], leads[0], is_clear)}
 
 
