@@ -107,7 +107,7 @@ def _idle(options: Any) -> tuple[tuple[str, ...], str]:
     if isinstance(options, FedGAIRATOptions) and options.weighting == "discrete":
         return ("lam",), "discrete weights have no shift"
     if isinstance(options, FedRBNOptions) and not options.some_borrow:
-        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client has the role st"
+        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client that trains by these options has the role st"
     if isinstance(options, CalibrationOptions) and options.prior == "counts":
         return ("delta",), "it is added to class frequencies, and this prior is of counts"
     return (), ""

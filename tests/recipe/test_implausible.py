@@ -82,8 +82,8 @@ def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str)
     ("options", "name", "why"),
     [
         ("name: fedgairat, weighting: discrete, lam: 3, start_round: 2", "lam", "discrete weights have no shift"),
-        ("name: fedrbn, pnc: 0.9", "pnc", "no client has the role st"),
-        ("name: fedrbn, role: at, debias: 0.3", "debias", "no client has the role st"),
+        ("name: fedrbn, pnc: 0.9", "pnc", "no client that trains by these options has"),
+        ("name: fedrbn, role: at, debias: 0.3", "debias", "no client that trains by these options has"),
         ("name: calfat, preset: release, delta: 0.5", "delta", "it is added to class frequencies"),
         ("name: fedpgd, loss: {name: calibrated, prior: counts, delta: 0.5}", "loss.delta", "it is added to class"),
     ],
