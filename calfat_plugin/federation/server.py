@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -277,7 +278,8 @@ class Server:
                 yield
             except UpdateError as error:
                 reason = peer_text(error)  # it may quote names, or be the client's own
-                refused[client] = reason if reason.startswith(f"client {client}") else f"client {client}: {reason}"
+                own = re.match(rf"client {client}\b", reason)
+                refused[client] = reason if own else f"client {client}: {reason}"
                 log.warning("round %d: update refused: %s", round, refused[client])
 
         for client, (num_examples, wire) in uploads.items():
