@@ -123,7 +123,9 @@ def test_a_mixture_that_is_rounded_down_to_no_example_is_warned_of(trainer: str,
     assert all("' never attacks: a share of 0." in text for _, _, text in found)
 
 
-@pytest.mark.parametrize("trainer", ["mixfat, ratio: 0.04", "mixfat, ratio: 0", "mixfat, ratio: 0.03, sampling: fixed"])
+@pytest.mark.parametrize(
+    "trainer", ["mixfat, ratio: 0.03125", "mixfat, ratio: 0", "mixfat, ratio: 0.03, sampling: fixed"]
+)
 def test_a_mixture_that_attacks_some_or_none_at_all_is_not(trainer: str) -> None:
     assert resolved(f"calfat.trainer={{name: {trainer}}}").warnings == ()
 
