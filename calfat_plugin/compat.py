@@ -25,23 +25,19 @@ _SCHEMAS = (
 _library: object | None = None  # torch drops the schemas when the library object is collected
 
 
-def make_torchvision_importable() -> bool:
+def make_torchvision_importable() -> None:
     """Define torchvision's missing operator schemas if, and only if, its compiled operators cannot load.
 
-    Call it before the first import of torchvision or fedml. True: they had to be defined, now or earlier.
+    Call it before the first import of torchvision or fedml.
     """
     global _library
-    if _library is not None:
-        return True
-    if "torchvision" in sys.modules or _compiled_operators_load():
-        return False
+    if _library is not None or "torchvision" in sys.modules or _compiled_operators_load():
+        return
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
+    _library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
-        library.define(schema)
-    _library = library
-    return True
+        _library.define(schema)
 
 
 @contextmanager

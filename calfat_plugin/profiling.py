@@ -99,19 +99,13 @@ def timed(name: str) -> AbstractContextManager[None]:
 
 def timed_each(name: str, items: Iterator[T]) -> Iterator[T]:
     """The items, with a span around the making of each."""
-    if _current.get() is None:
-        return items
-
-    def each() -> Iterator[T]:
-        while True:
-            try:
-                with timed(name):
-                    item = next(items)
-            except StopIteration:
-                return
-            yield item
-
-    return each()
+    while True:
+        try:
+            with timed(name):
+                item = next(items)
+        except StopIteration:
+            return
+        yield item
 
 
 def begin_part(name: str) -> None:

@@ -30,13 +30,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Write a file, in place where it is there already, and return its digest; tensors may share memory."""
     from safetensors.torch import save  # here, not above: a model is measured where it is not installed, too
 
-    apart = _apart(tensors)
-    digest = digest_of(apart, facts)
+    copies = apart(tensors)
+    digest = digest_of(copies, facts)
     if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
         path.unlink()
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
     # Not the library's save_file, which writes a temporary file beside ``path`` that a kill leaves behind.
-    path.write_bytes(save(apart, {KEY: json.dumps({**facts, DIGEST: digest})}))
+    path.write_bytes(save(copies, {KEY: json.dumps({**facts, DIGEST: digest})}))
     return digest
 
 
@@ -80,13 +80,13 @@ def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:
     return digest.hexdigest()
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, contiguous, and none sharing memory with another, which the format forbids."""
-    apart: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if place in taken else tensor
+        found[name] = tensor.clone() if place in taken else tensor
         taken.add(place)
-    return apart
+    return found

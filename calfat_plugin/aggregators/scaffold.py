@@ -6,7 +6,7 @@ the option ``pairing`` names them. Trainable parameters only: buffers are averag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,7 @@ from calfat_plugin.interfaces import (
     LocalTask,
     State,
 )
-from calfat_plugin.maths.averaging import check_update, weighted_average
+from calfat_plugin.maths.averaging import check_update, weighted_average, weighted_sum
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -148,35 +148,30 @@ class Scaffold(Aggregator):
         check_update(sent, parameters, who=f"{who}: SCAFFOLD's {_CHANGE}")
 
     def combine(self, task: AggregationTask) -> Aggregate:
-        names, updates = task.parameter_names, list(task.updates.values())
+        updates, start = list(task.updates.values()), task.global_state
         weights = [1.0 / len(updates)] * len(updates)
-        start, step = task.global_state, self.options.server_lr / len(updates)
+        steps = [1.0, *[self.options.server_lr / len(updates)] * len(updates)]
+        shares = [1.0, *[1.0 / task.num_clients] * len(updates)]  # of all clients: that keeps c the mean of all c_i
         moved = {
-            name: _moved(start[name], [update.state[name] - start[name] for update in updates], step) for name in names
+            name: weighted_sum([start[name], *(update.state[name] - start[name] for update in updates)], steps)
+            for name in task.parameter_names
         }
-        variate = {
-            name: _moved(
-                _variate(task.server_state, name, like=start[name]),
-                [update.extras[_CHANGE + name] for update in updates],
-                1.0 / task.num_clients,  # all clients, not only this round's: that keeps c the mean of all c_i
+        kept = {
+            _VARIATE + name: weighted_sum(
+                [
+                    _variate(task.server_state, name, like=start[name]),
+                    *(update.extras[_CHANGE + name] for update in updates),
+                ],
+                shares,
             )
-            for name in names
+            for name in task.parameter_names
         }
-        kept = {_VARIATE + name: tensor for name, tensor in variate.items()}
         return Aggregate(
             state={**weighted_average([update.state for update in updates], weights), **moved},
             server_state=kept,
             broadcast=kept,
             weights=dict(zip(task.updates, weights, strict=True)),
         )
-
-
-def _moved(tensor: Tensor, changes: Sequence[Tensor], factor: float) -> Tensor:
-    """tensor + factor * (the changes' sum), in float64 and cast back."""
-    moved = tensor.double().clone()
-    for change in changes:
-        moved.add_(change.double(), alpha=factor)
-    return moved.to(tensor.dtype)
 
 
 def _check(options: ScaffoldOptions, recipe: Recipe) -> None:

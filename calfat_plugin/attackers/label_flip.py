@@ -12,6 +12,7 @@ from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
+    from calfat_plugin.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,22 @@ class LabelFlip(Attacker):
         return replace(data, y=becomes[data.y])
 
 
+def _check(options: LabelFlipOptions, recipe: Recipe) -> None:
+    """Refuse labels that there are not: else they show when the attacker first trains, perhaps in a late round."""
+    classes = recipe.dataset.entry.num_classes
+    labels = (*(options.source or ()), *(options.target or ()))
+    if classes is not None and max(labels, default=0) >= classes:
+        raise OptionError(
+            f"source and target: got {max(labels)}, expected labels from 0 to {classes - 1}, those of the data set "
+            f"'{recipe.dataset.name}'."
+        )
+
+
 ENTRY = AttackerEntry(
     "label_flip",
     build=LabelFlip,
     config=LabelFlipOptions,
+    check=_check,
     summary="trains on wrong labels",
     formula="y <- C - 1 - y, or target_k where y is source_k",
     citation=paper("tolpegin2020data"),

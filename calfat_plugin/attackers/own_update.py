@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import AttackerEntry, paper
+from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.options import option
 
@@ -106,7 +107,9 @@ class MaskedGradients(Attacker):
 
     def sent(self, task: AttackTask) -> State:
         matrices = [name for name in task.parameter_names if task.own[name].dim() == 2]
-        layer = matrices[-1].rpartition(".")[0] if matrices else None
+        if not matrices:
+            raise PluginError("the model has no linear layer to multiply; choose another attacker, such as scaling.")
+        layer = matrices[-1].rpartition(".")[0]
         last = [name for name in task.parameter_names if name.rpartition(".")[0] == layer]
         return with_parameters(task, {name: self.options.factor * task.own[name].double() for name in last})
 

@@ -51,7 +51,8 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
 
     ``words`` are recipe, ``--set`` and ``--seed``; the server writes to ``run_dir``, clients to ``rank-<k>`` below it.
     """
-    names, experiment = runtime.process_names, runtime.experiment
+    experiment = runtime.experiment
+    names = ["server", *(f"client {client}" for client in range(experiment.num_clients))]
     if runtime.lacks_addresses:
         words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(len(names)))}]"]
     parties: list[Party] = []

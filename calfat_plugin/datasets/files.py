@@ -76,18 +76,16 @@ class PublishedFiles:
         system = [Path(folder, self.debian[1]) for folder in data if folder] if self.debian else []
         return [*(root / below for below in self.folders), *system]
 
-    def _fullest(self, root: Path) -> Path:
-        """The folder that holds most of the files, the first one among equals."""
-        return max(self._places(root), key=lambda folder: sum(self.stored(folder, f).is_file() for f in self.md5))
-
     def _checked(self, root: Path, verify: bool) -> Path:
-        folder, by_hand = self._fullest(root), self._by_hand(root)
+        places, by_hand = self._places(root), self._by_hand(root)
+        # The first one of those that hold most of the files.
+        folder = max(places, key=lambda folder: sum(self.stored(folder, file).is_file() for file in self.md5))
         for file in self.md5:
             if not self.stored(folder, file).is_file():
                 install = f"On Debian and Ubuntu: apt-get install {self.debian[0]}. Elsewhere: " if self.debian else ""
                 raise DataError(
                     f"data set {self.name}: {folder / file} is missing (looked in "
-                    f"{' or '.join(map(str, self._places(root)))}). {install}{by_hand}, or {self._by_command(root)}."
+                    f"{' or '.join(map(str, places))}). {install}{by_hand}, or {self._by_command(root)}."
                 )
         for file, expected in self.md5.items() if verify else ():
             path = self.stored(folder, file)

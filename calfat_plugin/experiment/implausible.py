@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import InnerAttackEntry
@@ -11,9 +12,14 @@ from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.interfaces import InnerAttack
+from calfat_plugin.modifiers.calibrated import CalibrationOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.trainers.base import start_noise_option
+from calfat_plugin.trainers.calfat import CalFATOptions
+from calfat_plugin.trainers.fedgairat import FedGAIRATOptions
+from calfat_plugin.trainers.fedrbn import FedRBNOptions
+from calfat_plugin.trainers.mixfat import MixFATOptions
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
@@ -23,6 +29,7 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
         yield from _other_optimizer(experiment)
         yield from _no_effect(experiment, written)
         yield from _too_late(experiment)
+        yield from _empty_shares(experiment)
         yield from _smoothed_slopes(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
@@ -81,6 +88,11 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
     if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
         yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")
+    for plugin in (experiment.trainer, experiment.modifier):
+        idle, why = _idle(plugin.options)
+        for name in idle:
+            if getattr(plugin.options, name) != getattr(type(plugin.options)(), name):
+                yield from useless((*plugin.path, name), plugin.path, why)
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")
         yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack")
@@ -88,6 +100,17 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+
+
+def _idle(options: Any) -> tuple[tuple[str, ...], str]:
+    """Options of a method or a modifier that another one makes useless, and why."""
+    if isinstance(options, FedGAIRATOptions) and options.weighting == "discrete":
+        return ("lam",), "discrete weights have no shift"
+    if isinstance(options, FedRBNOptions) and not options.some_borrow:
+        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client that trains by these options has the role st"
+    if isinstance(options, CalibrationOptions) and options.prior == "counts":
+        return ("delta",), "it is added to class frequencies, and this prior is of counts"
+    return (), ""
 
 
 def _starts_itself(entry: InnerAttackEntry) -> bool:
@@ -105,6 +128,24 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
         if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
             text = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
             yield _at(experiment, path, text)
+
+
+def _empty_shares(experiment: Experiment) -> Iterator[str]:
+    """A warning for each mixture whose share of a batch is rounded down to no adversarial example."""
+    found: dict[str, KeyPath] = {}
+    for path, recipe in (
+        (experiment.trainer.path, experiment),
+        *((each.path, each.recipe) for each in experiment.clients),
+    ):
+        options, batch = recipe.trainer.options, recipe.train.batch_size
+        if not isinstance(options, MixFATOptions | CalFATOptions) or options.sampling != "per_batch":
+            continue
+        share = options.ratio if isinstance(options, MixFATOptions) else options.adv_ratio
+        if 0 < share * batch < 1:
+            text = f"a share of {share:g} of a batch of {batch} is less than one example, which is rounded down to none"
+            found.setdefault(f"'{recipe.trainer.name}' never attacks: {text}. Raise one of the two.", path)
+    for text, path in found.items():
+        yield _at(experiment, path, text)
 
 
 def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import State
 
 
-def _no_worker() -> Worker:
+def no_worker() -> Worker:
     raise PluginError(
         "it asks for a client's data, which across silos the server does not have; let its entry's check refuse "
         "recipes whose common_args.training_type is not simulation."
@@ -30,7 +30,7 @@ class ClientsOfRound:
     template: nn.Module  # in evaluation mode on the device; its tensors do not matter
     round: int  # the last one that was aggregated; 0 before the first, when nobody trains
     downlink: Mapping[str, Tensor]  # after it
-    worker: Callable[[], Worker] = _no_worker
+    worker: Callable[[], Worker]
 
     @property
     def ids(self) -> tuple[int, ...]:

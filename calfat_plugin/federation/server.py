@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from calfat_plugin.errors import NO_UPDATE, RunError, UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers
-from calfat_plugin.federation.clients import ClientsOfRound
+from calfat_plugin.federation.clients import ClientsOfRound, no_worker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
@@ -113,7 +114,7 @@ class Server:
         self._alignments = Alignments()
         own = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
-        self._worker = {} if worker is None else {"worker": cache(worker)}
+        self._worker = no_worker if worker is None else cache(worker)
         self._client_models: Mapping[int, State] = {}
         self._reported: set[str] = set()
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
@@ -194,7 +195,7 @@ class Server:
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
-        moved = drift([update.state for update in usable.values()], previous, names, outcome=self.state)
+        moved = drift([update.state for update in usable.values()], previous, names, self.state)
         norms = dict(zip(usable, moved.norms, strict=True))
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
@@ -263,7 +264,7 @@ class Server:
             return None
         states = self._client_models if models is None else models
         template, downlink = self._measurements.template, pack_downlink(self.evaluated, self.broadcast)
-        return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, **self._worker)
+        return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, self._worker)
 
     def _usable(self, round: int, uploads: Uploads) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
         received: dict[int, LocalUpdate] = {}
@@ -277,7 +278,8 @@ class Server:
                 yield
             except UpdateError as error:
                 reason = peer_text(error)  # it may quote names, or be the client's own
-                refused[client] = reason if reason.startswith(f"client {client}") else f"client {client}: {reason}"
+                own = re.match(rf"client {client}\b", reason)
+                refused[client] = reason if own else f"client {client}: {reason}"
                 log.warning("round %d: update refused: %s", round, refused[client])
 
         for client, (num_examples, wire) in uploads.items():
@@ -320,7 +322,7 @@ class Server:
                     )
                 )
                 check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
-                personal = self._evaluated_personal(usable)
+                personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
                 state = {**aggregate.state, **personal}
                 problem = self._problem_of(aggregate, state)
             if not problem:
@@ -332,10 +334,6 @@ class Server:
             refused[furthest] = f"client {furthest}: with its update, {which}, {problem}"
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
-
-    def _evaluated_personal(self, usable: Mapping[int, LocalUpdate]) -> Mapping[str, Tensor]:
-        """The personal tensors of the next global model; none where no client has any."""
-        return self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
 
     def _unattacked(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of these clients whose method trains without an attack."""

@@ -58,11 +58,6 @@ class Runtime(ABC):
         return 1
 
     @property
-    def process_names(self) -> list[str]:
-        """What each process is called on the console, by rank; empty where only the server has much to report."""
-        return [""] * self.num_processes
-
-    @property
     def lacks_addresses(self) -> bool:
         """Whether processes listen on addresses that the recipe leaves open."""
         return False
@@ -121,10 +116,6 @@ class CrossSilo(Runtime):
     @property
     def num_processes(self) -> int:
         return self.experiment.num_clients + 1
-
-    @property
-    def process_names(self) -> list[str]:
-        return ["server", *(f"client {client}" for client in range(self.experiment.num_clients))]
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()

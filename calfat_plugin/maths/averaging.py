@@ -133,25 +133,22 @@ class Drift(NamedTuple):
     norms: list[float]
     cosines: list[float]
     heterogeneity: float
-    step: tuple[float, float] = (math.nan, math.nan)  # norm and cosine, as a client's, of what the server made of them
+    step: tuple[float, float]  # norm and cosine, as a client's, of what the server made of them
 
 
-def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State | None = None) -> Drift:
+def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State) -> Drift:
     """The clients' drift over the parameters ``names``, a tensor at a time in float64; and the step to ``outcome``."""
     import torch
 
-    also = [] if outcome is None else [outcome]
-    squares: list[list[float]] = [[] for _ in (*states, *also)]
-    products: list[list[float]] = [[] for _ in (*states, *also)]
+    squares: list[list[float]] = [[] for _ in (*states, outcome)]
+    products: list[list[float]] = [[] for _ in (*states, outcome)]
     middles, spread = [], 0.0
     for name in names:
         start = reference[name].double()
-        moves = [state[name].double() - start for state in states]
+        *moves, step = [state[name].double() - start for state in (*states, outcome)]
         middle = median_of(torch.stack(moves))
         middles.append(_square(middle))
-        for own, product, move in zip(
-            squares, products, [*moves, *(s[name].double() - start for s in also)], strict=True
-        ):
+        for own, product, move in zip(squares, products, (*moves, step), strict=True):
             own.append(_square(move))
             product.append(float((move * middle).sum()))
         if len(moves) > 1:
@@ -163,10 +160,7 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str], outco
         for product, norm in zip(products, norms, strict=True)
     ]
     within = [max(min(cosine, 1.0), -1.0) for cosine in cosines]  # in this order nan stays what it is
-    spread /= max(1, len(states) - 1)
-    if outcome is None:
-        return Drift(norms, within, spread)
-    return Drift(norms[:-1], within[:-1], spread, (norms[-1], within[-1]))
+    return Drift(norms[:-1], within[:-1], spread / max(1, len(states) - 1), (norms[-1], within[-1]))
 
 
 def median_of(rows: Tensor) -> Tensor:

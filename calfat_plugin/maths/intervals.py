@@ -30,17 +30,11 @@ class Difference(NamedTuple):
     interval: Interval | None  # Student's, of that mean; None where :func:`student` gives none
     seeds: int
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.interval is not None and (self.interval.low > _ROUNDING or self.interval.high < -_ROUNDING)
-
 
 class Rival(NamedTuple):
     """What a setting is compared with, and how."""
 
     name: str  # of the best setting; for the best itself of the next best
-    leads: bool  # whether the setting is the best
     difference: Difference | None  # to the rival; None where they share no seed
     is_clear_best: bool = False  # the interval of its difference to each other one excludes zero: others may vary more
 
@@ -101,10 +95,10 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
     best, *others = sorted(means, key=lambda name: -means[name]) or [""]  # of equals the first
     if not others:
         return {}
-    found = {name: Rival(best, False, paired(settings[name], settings[best])) for name in others}
+    found = {name: Rival(best, paired(settings[name], settings[best])) for name in others}
     leads = [paired(settings[best], settings[name]) for name in others]
-    is_clear = all(lead is not None and lead.is_clear and lead.mean > 0 for lead in leads)
-    return {**found, best: Rival(others[0], True, leads[0], is_clear)}
+    is_clear = all(lead and lead.interval and lead.interval.low > _ROUNDING for lead in leads)
+    return {**found, best: Rival(others[0], leads[0], is_clear)}
 
 
 @dataclass(frozen=True)

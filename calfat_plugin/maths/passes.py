@@ -49,8 +49,8 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
         if largest is None:
             _restore(moved)
             largest = _largest_map(model, x[:PROBED])
-        cached = x.device.type == "cpu" and largest
-        yield max(1, torch.get_num_threads() * _CACHE_BYTES // largest) if cached and largest else sys.maxsize
+        on_cpu = x.device.type == "cpu"
+        yield max(1, torch.get_num_threads() * _CACHE_BYTES // largest) if largest and on_cpu else sys.maxsize
     finally:
         _restore(moved)
 

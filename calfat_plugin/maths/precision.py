@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,7 @@ def chosen(wanted: str, device: torch.device) -> Precision:
     """What ``wanted`` means on this device: ``auto`` is bf16 where it has units for it (else emulated), or fp32."""
     if wanted == "auto":
         return "bf16" if has_bf16_units(device) else "fp32"
-    named: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    return named[wanted]
+    return cast("Precision", wanted)
 
 
 def has_bf16_units(device: torch.device) -> bool:

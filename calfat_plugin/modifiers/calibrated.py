@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.interfaces import ClientLoss
-from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_counts, log_frequencies
+from calfat_plugin.modifiers.priors import LossOfClient, log_counts, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class CalibratedLoss(ClientLoss):
     def __init__(
         self, options: Any, class_counts: Tensor, *, calibrate_attack: bool = True, calibrate_outer: bool = True
     ) -> None:
-        self.prior_weight, self.scale = options.prior_weight, options.scale
+        self.prior_weight: float = options.prior_weight
+        self.scale: float = options.scale
         self.calibrate_attack, self.calibrate_outer = calibrate_attack, calibrate_outer
         counted = options.prior == "counts"
         self.log_prior = log_counts(class_counts) if counted else log_frequencies(class_counts, delta=options.delta)
@@ -67,7 +68,7 @@ class CalibratedLoss(ClientLoss):
         return self.kl_logits(logits) if self.calibrate_attack else logits
 
     def kl_logits(self, logits: Tensor) -> Tensor:
-        return calibrated_logits(logits, self.log_prior, prior_weight=self.prior_weight)
+        return logits + self.prior_weight * self.log_prior
 
     def margin_logits(self, logits: Tensor) -> Tensor:
         calibrated = self.kl_logits(logits)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
-from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_frequencies
+from calfat_plugin.modifiers.priors import LossOfClient, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LogitAdjLoss(ClientLoss):
         return super().cross_entropy(self._adjusted(logits), y)
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        return calibrated_logits(logits, self.log_prior, prior_weight=self.options.tau)
+        return logits + self.options.tau * self.log_prior
 
 
 ENTRY = ModifierEntry(

@@ -1,4 +1,4 @@
-"""Common parts of loss modifiers: class priors of a client, calibrated logits, margins (methods.md 2, 3 and 6).
+"""Common parts of loss modifiers: class priors of a client, and margins (methods.md 2, 3 and 6).
 
 Calibration adds ``prior_weight * log prior`` to the logits in training; evaluation uses raw logits.
 A prior is built once from the labels a client trains on, and never leaves the client. It must have
@@ -37,11 +37,6 @@ def log_counts(class_counts: Tensor) -> Tensor:
     """log of the counts, a missing class counted once: the prior of preset ``release``, (C,) to (C,) float32."""
     counts = class_counts.clamp_min(1).float()
     return (counts + 1e-7).log()  # the release's; only a count of 1 feels it (methods.md 2)
-
-
-def calibrated_logits(logits: Tensor, log_prior: Tensor, *, prior_weight: float = 1.0) -> Tensor:
-    """CalFAT's calibration, and LogitAdj (Menon et al. 2020) with tau = prior_weight: (N, C) and (C,) to (N, C)."""
-    return logits + prior_weight * log_prior
 
 
 def rarest_present(class_counts: Tensor) -> Tensor:

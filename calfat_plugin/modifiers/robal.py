@@ -9,7 +9,7 @@ from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies, rarest_present, subtract_at_label
+from calfat_plugin.modifiers.priors import log_frequencies, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RoBalLoss(ClientLoss):
     def attack_logits(self, logits: Tensor) -> Tensor:
         if not self.options.calibrate_inner:
             return logits
-        return calibrated_logits(self.margin_logits(logits), self.log_prior, prior_weight=self.options.tau_b)
+        return self.margin_logits(logits) + self.options.tau_b * self.log_prior
 
     def margin_logits(self, logits: Tensor) -> Tensor:
         return self.options.scale * wide(logits)

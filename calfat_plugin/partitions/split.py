@@ -6,6 +6,8 @@ partition for ever. All of them assign every index exactly once unless they say 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +39,10 @@ def dirichlet(
     by_class = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
     share = len(array) / num_clients if balanced else None
     return _dealt(by_class, num_clients, alpha, rng, share, seed=seed, min_size=min_size, max_tries=max_tries)
+
+
+#: Dirichlet shares as the CalFAT paper words them, without balancing: clients differ much more in size.
+dirichlet_plain = partial(dirichlet, min_size=1, balanced=False)
 
 
 def longtail(
@@ -92,15 +98,6 @@ def _dealt(
         f"no split in {max_tries} tries gave each of {num_clients} clients {min_size} of the "
         f"{sum(map(len, by_class))} examples{left} (alpha {alpha}, seed {seed}; in the best try one client had "
         f"{best}). Raise alpha or max_tries, or lower min_size or the number of clients."
-    )
-
-
-def dirichlet_plain(
-    labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 1, max_tries: int = 1000
-) -> list[IndexArray]:
-    """Dirichlet shares as the CalFAT paper words them, without balancing: clients differ much more in size."""
-    return dirichlet(
-        labels, num_clients, alpha=alpha, seed=seed, min_size=min_size, max_tries=max_tries, balanced=False
     )
 
 

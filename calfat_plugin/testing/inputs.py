@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -19,7 +18,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.session import Listeners
-from calfat_plugin.testing.tiny import NUM_CLASSES, require, same_bits, tiny_experiment, unchanged
+from calfat_plugin.testing.tiny import NUM_CLASSES, numpy_state, require, same_bits, tiny_experiment, unchanged
 
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
@@ -146,7 +145,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
         CalfatError: the framework refuses it, such as what is no split of the examples.
     """
     labels = np.random.RandomState(0).randint(0, 6, num_examples)
-    state = _numpy_state()
+    state = numpy_state()
     for clients in (1, 3):
         experiment = tiny_experiment(
             registry,
@@ -158,13 +157,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
         same = all(map(np.array_equal, parts, again))
         require(same, f"{name}, {clients} clients: the same seed must give the same split.")
         require(all(map(len, parts)), f"{name}, {clients} clients: each client must get examples.")
-    untouched = bool((_numpy_state() == state).all())
-    require(untouched, f"{name}: draw from a generator of the seed, not from numpy's global one.")
-
-
-def _numpy_state() -> npt.NDArray[np.uint32]:
-    key: npt.NDArray[np.uint32] = np.random.get_state(legacy=False)["state"]["key"]
-    return key.copy()
+    require(numpy_state() == state, f"{name}: draw from a generator of the seed, not from numpy's global one.")
 
 
 def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:

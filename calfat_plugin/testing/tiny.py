@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -173,21 +174,15 @@ def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) 
         yield experiment
 
 
+def numpy_state() -> tuple[list[int], int]:
+    """Where numpy's global generator is."""
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tolist(), state["pos"]
+
+
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     """Hold a plugin to leaving these tensors as they are."""
     before = [tensor.clone() for tensor in tensors]
     yield
     require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")
-
-
-@contextmanager
-def replaced(plugin: Any, **methods: Any) -> Iterator[None]:
-    """Put these in the place of methods of an object, for a while."""
-    for name, method in methods.items():
-        setattr(plugin, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            delattr(plugin, name)

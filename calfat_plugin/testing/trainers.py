@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -30,7 +30,7 @@ from calfat_plugin.testing.tiny import (
     answered,
     balanced_model,
     in_each_norm,
-    replaced,
+    numpy_state,
     require,
     same_bits,
     tiny_experiment,
@@ -200,7 +200,7 @@ def check_attack(trainer: AdversarialTrainer, train: Callable[[], object], who: 
         who: the method, as messages name it.
     """
     watch = _Watch(who, trainer.start, trainer.backward, trainer.train_loss)
-    with replaced(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):
+    with mock.patch.multiple(trainer, start=watch.started, backward=watch.stepped, train_loss=watch.lost):
         train()
     return watch.examples
 
@@ -261,23 +261,13 @@ class _Watch:
 
     def _loss_at(self, batch: TrainBatch, x_adv: Tensor) -> float:
         """The training loss of these adversarial examples, (N, C, H, W), as the attack sees the model."""
-        nat, y, loss, task = batch.x_nat, batch.y, batch.loss, batch.task
-        there = TrainBatch(
-            batch.model, nat, x_adv, y, loss, task, batch.attacked, batch.kappa, batch.context, batch.index
-        )
         with attack_mode(batch.model), torch.no_grad():
-            return float(self.train_loss(there))
+            return float(self.train_loss(batch.again(x_adv)))
 
 
 def around(model: nn.Module) -> dict[str, object]:
     """What an attack must leave as it is, by what messages call it."""
-    numpy_state = np.random.get_state(legacy=False)["state"]
     return {
         "the model's tensors": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
-        "the global random generators": (
-            random.getstate(),
-            numpy_state["key"].tolist(),
-            numpy_state["pos"],
-            torch.get_rng_state().tolist(),
-        ),
+        "the global random generators": (random.getstate(), numpy_state(), torch.get_rng_state().tolist()),
     }

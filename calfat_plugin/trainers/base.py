@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 ALL_MODIFIERS = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
 
 
-def start_noise_option() -> Any:
-    """The option of methods whose attack starts at x plus Gaussian noise."""
-    return option(
-        1e-3,
-        low=0,
-        open_low=True,
-        help="standard deviation of the attack's Gaussian start; at x itself a divergence has no gradient",
-        unit="fraction of the pixel range",
-    )
-
-
 class AdversarialTrainer(LocalTrainer):
     """A method is two losses and named constants; subclasses are final and keep no state.
 
@@ -203,3 +192,21 @@ class AdversarialTrainer(LocalTrainer):
         from calfat_plugin.trainers.loop import train_locally  # here: listing methods must not import torch
 
         return train_locally(self, task)
+
+
+def start_noise_option() -> Any:
+    """The option of a :class:`GaussianStart`."""
+    return option(
+        1e-3,
+        low=0,
+        open_low=True,
+        help="standard deviation of the attack's Gaussian start; at x itself a divergence has no gradient",
+        unit="fraction of the pixel range",
+    )
+
+
+class GaussianStart(AdversarialTrainer):
+    """A method whose attack starts at x plus Gaussian noise, in whose options is ``start_noise``."""
+
+    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
+        return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)

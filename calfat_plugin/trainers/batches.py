@@ -131,7 +131,9 @@ class TrainBatch:
         return batch
 
     def record(self, name: str, values: Tensor) -> None:
-        """Add to the metric ``name``, which the entry declares: the round's number is the mean over all examples.
+        """Add to the metric ``name``, which the entry declares: the round's number is the mean over examples.
+
+        Those of batches that recorded nothing under this name do not count.
 
         Args:
             name: of the metric.

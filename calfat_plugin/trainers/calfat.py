@@ -11,7 +11,7 @@ from calfat_plugin.interfaces import ClientLoss, LocalTask
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.base import GaussianStart, start_noise_option
 from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, mixed_rows
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class CalFATOptions(CalibrationOptions):
     sampling: Sampling = option("per_batch", help=SAMPLING_HELP)
 
 
-class CalFAT(AdversarialTrainer):
+class CalFAT(GaussianStart):
     """Inner: climb KL(C_in f(x) || C_in f(x')); outer: CE(C_out f(x~), y), adversarial examples only (Algorithm 1).
 
     The options ``outer``, ``inner`` and ``adv_ratio`` give the ablations of the paper's appendix.
@@ -49,9 +49,6 @@ class CalFAT(AdversarialTrainer):
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return mixed_rows(index, task, generator, self.options.adv_ratio, self.options.sampling)
-
-    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
-        return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
         if self.options.inner == "ce":

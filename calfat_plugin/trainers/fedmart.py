@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
-from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.base import ALL_MODIFIERS, GaussianStart, start_noise_option
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FedMARTOptions:
     start_noise: float = start_noise_option()
 
 
-class FedMART(AdversarialTrainer):
+class FedMART(GaussianStart):
     """BCE + lambda R, the attack climbing CE.
 
     A modifier changes the CE inside BCE as anywhere; every probability besides (p, p~, its largest wrong class, and
@@ -32,9 +31,6 @@ class FedMART(AdversarialTrainer):
     """
 
     options: FedMARTOptions
-
-    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
-        return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         nat = batch.loss.margin_logits(batch.logits_nat)

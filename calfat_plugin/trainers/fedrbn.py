@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
@@ -193,26 +193,20 @@ def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[
 
     if not sources:
         return {}
-    layers = _layers(own)
-    target = _branch(own, layers, "clean")
-    clean = [_branch(source, layers, "clean") for source in sources]
-    noise = [_branch(source, layers, "noise") for source in sources]
     weights = [1 / len(sources)] * len(sources)
     if options.similarity == "cosine":
-        weights = propagation_weights(target, clean)
-    if d := options.debias:  # moved by the difference of clean statistics
-        noise = [
-            [
-                BranchStatistics(n.mean + d * (t.mean - c.mean), n.var * (t.var / c.var).pow(d))
-                for n, c, t in zip(*lender, target, strict=True)
-            ]
-            for lender in zip(noise, clean, strict=True)
-        ]
-    return {
-        f"{layer}.noise.running_{kind}": weighted_sum([getattr(lender, kind) for lender in lenders], weights)
-        for layer, *lenders in zip(layers, *noise, strict=True)
-        for kind in ("mean", "var")
-    }
+        weights = propagation_weights(own, sources)
+    lent, d = {}, options.debias
+    for layer in _layers(own):
+        for kind in ("mean", "var"):
+            clean, noise = (f"{layer}.{branch}.running_{kind}" for branch in ("clean", "noise"))
+            tensors = [source[noise] for source in sources]
+            if d and kind == "mean":  # moved by the difference of clean statistics
+                tensors = [source[noise] + d * (own[clean] - source[clean]) for source in sources]
+            elif d:
+                tensors = [source[noise] * (own[clean] / source[clean]).pow(d) for source in sources]
+            lent[noise] = weighted_sum(tensors, weights)
+    return lent
 
 
 def _clip_gradients(model: nn.Module, max_norm: float) -> None:
@@ -225,24 +219,19 @@ def _clip_gradients(model: nn.Module, max_norm: float) -> None:
         gradient.mul_(factor)
 
 
-class BranchStatistics(NamedTuple):
-    """Running statistics of one branch of one normalisation layer, (channels,) each."""
-
-    mean: Tensor
-    var: Tensor
-
-
-def propagation_weights(
-    target: Sequence[BranchStatistics], sources: Sequence[Sequence[BranchStatistics]]
-) -> list[float]:
+def propagation_weights(own: State, sources: Sequence[State]) -> list[float]:
     """How much an ``st`` client borrows from each ``at`` client, by their clean statistics; at least one, sum 1.
 
     Softmax of the layers' mean similarity [cos(mean, mean') + cos(var, var')] / (2 * temperature).
     """
+    layers = _layers(own)
+
+    def similarity(source: State, layer: str) -> float:
+        mean, var = (f"{layer}.clean.running_{kind}" for kind in ("mean", "var"))
+        return (_cosine(own[mean], source[mean]) + _cosine(own[var], source[var])) / 2
+
     scores = [
-        math.fsum((_cosine(a.mean, b.mean) + _cosine(a.var, b.var)) / 2 for a, b in zip(target, source, strict=True))
-        / (len(target) * _TEMPERATURE)
-        for source in sources
+        math.fsum(similarity(source, layer) for layer in layers) / (len(layers) * _TEMPERATURE) for source in sources
     ]
     best = max(scores)
     raw = [math.exp(score - best) for score in scores]
@@ -257,13 +246,6 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 def _layers(names: Iterable[str]) -> list[str]:
     return [name.removesuffix(_CLEAN_MEAN) for name in names if name.endswith(_CLEAN_MEAN)]
-
-
-def _branch(state: State, layers: Sequence[str], branch: str) -> list[BranchStatistics]:
-    return [
-        BranchStatistics(state[f"{layer}.{branch}.running_mean"], state[f"{layer}.{branch}.running_var"])
-        for layer in layers
-    ]
 
 
 def _received(broadcast: State) -> list[State]:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
-from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.base import ALL_MODIFIERS, GaussianStart, start_noise_option
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,10 @@ class FedTRADESOptions:
     start_noise: float = start_noise_option()
 
 
-class FedTRADES(AdversarialTrainer):
+class FedTRADES(GaussianStart):
     """CE(f(x), y) + beta KL(f(x) || f(x~)); the attack climbs the divergence. Gradients flow through both branches."""
 
     options: FedTRADESOptions
-
-    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
-        return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
         seen = batch.loss.attack_logits

@@ -95,9 +95,10 @@ class _Count:
         """The same: what goes through a copy of the model counts."""
         return self
 
-    def add(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def add(self, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """The hook, called before a forward pass; a model may say in ``passes`` that one of its own takes several."""
-        self.images += len(inputs[0]) * getattr(model, "passes", 1)
+        images, *_ = *inputs, *named.values()
+        self.images += len(images) * getattr(model, "passes", 1)
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -119,7 +120,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     with (
         float32_as(task.precision, task.device),
         fast_passes(model, sample) as rows,
-        model.register_forward_pre_hook(count.add),
+        model.register_forward_pre_hook(count.add, with_kwargs=True),
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
         factors = None
@@ -217,13 +218,14 @@ class LossMeter:
         self.epoch, self.in_epoch, self.batches = epoch, in_epoch, 0
         if epoch == 0 or self.task.settings.local_steps is None:
             self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
-            self.recorded: dict[str, Tensor] = {}
+            self.recorded: dict[str, tuple[Tensor, int]] = {}  # sum over examples, and how many
             self.examples = 0
 
     def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         self.total += loss.double() * count
         for name, mean in recorded.items():
-            self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
+            total, examples = self.recorded.get(name, (torch.zeros_like(self.total), 0))
+            self.recorded[name] = total + mean.double() * count, examples + count
         self.examples += count
         self.batches += 1
         self.done += 1
@@ -232,7 +234,8 @@ class LossMeter:
             self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
 
     def means(self) -> dict[str, float]:
-        return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
+        means = {name: float(total) / examples for name, (total, examples) in self.recorded.items()}
+        return {**means, "loss": self.mean()}
 
     def mean(self) -> float:
         mean = float(self.total) / max(1, self.examples)

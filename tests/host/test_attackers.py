@@ -91,6 +91,16 @@ def test_a_model_that_nobody_trained_is_drawn_from_the_hosts_range() -> None:
     assert -1 <= float(first.min()) < 0 < float(first.max()) <= 1
 
 
+def test_gradients_that_no_layer_could_mask_are_not_left_alone_in_silence() -> None:
+    experiment = attacked_by({"name": "masked_gradients"})
+    start, updates = states()
+    with pytest.raises(PluginError) as refused:
+        Attackers(experiment, {1: experiment.clients[0]}, ["bn.running_mean"]).send(1, updates, start)
+    assert str(refused.value).endswith(
+        ": the model has no linear layer to multiply; choose another attacker, such as scaling."
+    )
+
+
 def test_chosen_labels_become_others() -> None:
     experiment = attacked_by({"name": "label_flip", "source": [3, 5], "target": [5, 3]})
     attacker = build_attacker(experiment, experiment.clients[0])

@@ -104,6 +104,14 @@ def moved(federation: Federation, by: float, **metrics: float) -> tuple[int, Wir
     return 10, pack_update(LocalUpdate(state, 10, metrics=metrics))
 
 
+def test_no_client_is_refused_in_the_name_of_another() -> None:
+    federation = Federation(experiment())
+    reasons = {1: "client 12: no", 3: "client 3, round 1: no"}
+    sent = {client: (10, pack_refusal(reason)) for client, reason in reasons.items()}
+    record = federation.server.finish_round(1, {0: moved(federation, 1.0), **sent})
+    assert record.refused == {1: "client 1: client 12: no", 3: "client 3, round 1: no"}
+
+
 def test_the_record_of_a_round_is_complete(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clock = iter([100.0, 102.5])
     federation = Federation(experiment())

@@ -139,19 +139,20 @@ NOWHERE = {"w": torch.zeros(()), "v": torch.zeros(())}
 class TestFigures:
     def test_heterogeneity_sums_over_tensors_and_leaves_others_out(self):
         states = [{**state, "v": 2 * state["w"], "bn": state["w"] * 100} for state in STATES]
-        assert drift(states, NOWHERE, ["w", "v"]).heterogeneity == pytest.approx(8.0 * 5)
-        assert drift(STATES[:1], NOWHERE, ["w"]).heterogeneity == 0.0
+        assert drift(states, NOWHERE, ["w", "v"], NOWHERE).heterogeneity == pytest.approx(8.0 * 5)
+        assert drift(STATES[:1], NOWHERE, ["w"], NOWHERE).heterogeneity == 0.0
 
     def test_each_clients_way_is_its_update_norm(self):
         torch.manual_seed(0)
         reference, *states = ({"w": torch.randn(3, 5), "v": torch.randn(7), "bn": torch.randn(7)} for _ in range(4))
-        norms = drift(states, reference, ["w", "v"]).norms
+        norms = drift(states, reference, ["w", "v"], reference).norms
         assert norms == [update_norm(state, reference, ["w", "v"]) for state in states]
         assert len(set(norms)) == 3
 
     def test_a_client_that_did_not_move_has_no_direction(self):
         """Such as one that sends the global model back: it must not look as if it worked against the others."""
-        found = drift([{"w": torch.tensor(move)} for move in (0.0, 1.0, 3.0, -2.0)], NOWHERE, ["w"]).cosines
+        states = [{"w": torch.tensor(move)} for move in (0.0, 1.0, 3.0, -2.0)]
+        found = drift(states, NOWHERE, ["w"], NOWHERE).cosines
         assert math.isnan(found[0])
         assert found[1:] == [1.0, 1.0, -1.0]
 

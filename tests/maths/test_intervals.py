@@ -80,9 +80,9 @@ def test_each_setting_is_compared_with_the_best_and_the_best_with_the_next_best(
         "second": dict.fromkeys(range(4), 0.5),
     }
     assert rivals(settings) == {
-        "lowest": Rival("top", False, Difference(-0.5, Interval(-0.5, -0.5), 4)),
-        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 4), True),
-        "second": Rival("top", False, Difference(-0.25, Interval(-0.25, -0.25), 4)),
+        "lowest": Rival("top", Difference(-0.5, Interval(-0.5, -0.5), 4)),
+        "top": Rival("second", Difference(0.25, Interval(0.25, 0.25), 4), True),
+        "second": Rival("top", Difference(-0.25, Interval(-0.25, -0.25), 4)),
     }
     assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["top"]
 
@@ -120,7 +120,7 @@ def test_one_setting_has_no_rival(settings: Mapping[str, Mapping[int, float]]) -
 )
 def test_no_setting_is_clearly_the_best(one: Mapping[int, float], other: Mapping[int, float]) -> None:
     found = rivals({"one": one, "other": other})
-    assert found["one"].leads
+    assert (found["one"].name, found["other"].name) == ("other", "one")
     assert not any(rival.is_clear_best for rival in found.values())
 
 

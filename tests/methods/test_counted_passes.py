@@ -67,7 +67,7 @@ def test_an_attack_of_one_step(name: str) -> None:
 
 
 class Taught(AdversarialTrainer):
-    """A third party's method that asks a teacher about each image."""
+    """A third party's method that asks a teacher about each image, by the name of its parameter."""
 
     attacks = False
 
@@ -80,7 +80,7 @@ class Taught(AdversarialTrainer):
     def train_loss(self, batch: TrainBatch) -> Tensor:
         teacher: nn.Module = batch.context
         with torch.no_grad():
-            wanted = teacher(batch.x_nat)
+            wanted = teacher(x=batch.x_nat)
         return (batch.logits_nat - wanted).square().mean() + 0.1 * batch.logits_nat.square().mean()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.trainers.fedrbn import BranchStatistics, _lent, propagation_weights
+from calfat_plugin.trainers.fedrbn import _lent, propagation_weights
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -196,10 +196,15 @@ def test_one_at_client_is_copied_bit_for_bit():
 def layer(cos_mean, cos_var):
     """Statistics at angles of these cosines to those of ``TARGET``."""
     mean, var = (torch.tensor([cosine, math.sqrt(1 - cosine**2)]) for cosine in (cos_mean, cos_var))
-    return BranchStatistics(3 * mean, 0.5 * var)
+    return 3 * mean, 0.5 * var
 
 
-TARGET = BranchStatistics(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+TARGET = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])
+
+
+def of_layers(*layers):
+    kinds = "mean", "var"
+    return {f"{n}.clean.running_{kind}": t for n, own in enumerate(layers) for kind, t in zip(kinds, own, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -208,11 +213,12 @@ TARGET = BranchStatistics(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
         ([[layer(1, 1)], [layer(0.98, 0.96)]], [0.952574, 0.047426]),
         ([[layer(1, 1)] * 3, [layer(0.98, 0.96)] * 3], [0.952574, 0.047426]),  # more layers do not sharpen them
         ([[layer(1, 1), layer(0.96, 0.92)], [layer(0.98, 0.96)] * 2], [0.5, 0.5]),  # the mean over layers
-        ([[layer(1, 1)], [BranchStatistics(-TARGET.mean, -TARGET.var)]], [1.0, 0.0]),  # and nothing overflows
+        ([[layer(1, 1)], [(-TARGET[0], -TARGET[1])]], [1.0, 0.0]),  # and nothing overflows
     ],
 )
 def test_weights_of_at_clients(sources, expected):
-    assert propagation_weights([TARGET] * len(sources[0]), sources) == pytest.approx(expected, abs=1e-4)
+    own = of_layers(*[TARGET] * len(sources[0]))
+    assert propagation_weights(own, [of_layers(*each) for each in sources]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_like_clients_lend_more():

@@ -161,11 +161,14 @@ def test_what_is_recorded_is_the_mean_over_examples_of_the_last_epoch() -> None:
         def train_loss(self, batch: TrainBatch) -> Tensor:
             batch.record("index", batch.index.double())
             batch.record("size", torch.tensor(float(len(batch.y))))
+            if len(batch.y) == 2:
+                batch.record("of the last batch", torch.tensor(3.0))
             return super().train_loss(batch)
 
     metrics = Recording().fit(local_task(settings=dataclasses.replace(SETTINGS, epochs=2))).metrics
     assert metrics["index"] == pytest.approx(4.5)
     assert metrics["size"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
+    assert metrics["of the last batch"] == 3.0
 
 
 def test_clients_metrics_are_averaged_by_their_examples_and_others_are_left_aside() -> None:

@@ -78,6 +78,58 @@ def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str)
     assert resolved(usual, f"calfat.threat.inner={inner}").warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "why"),
+    [
+        ("name: fedgairat, weighting: discrete, lam: 3, start_round: 2", "lam", "discrete weights have no shift"),
+        ("name: fedrbn, pnc: 0.9", "pnc", "no client that trains by these options has"),
+        ("name: fedrbn, role: at, debias: 0.3", "debias", "no client that trains by these options has"),
+        ("name: calfat, preset: release, delta: 0.5", "delta", "it is added to class frequencies"),
+        ("name: fedpgd, loss: {name: calibrated, prior: counts, delta: 0.5}", "loss.delta", "it is added to class"),
+    ],
+)
+def test_an_option_that_another_makes_useless_is_warned_of(options: str, name: str, why: str) -> None:
+    (warning,) = resolved(f"calfat.trainer={{{options}}}").warnings
+    assert f": calfat.trainer.{name}: this key has no effect here: {why}" in warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "name: fedgairat, weighting: discrete, lam: -1, start_round: 2",  # as every recipe as run has it
+        "name: fedgairat, lam: 3, start_round: 2",
+        "name: fedrbn, at_fraction: 0.5, pnc: 0.9",
+        "name: fedrbn, roles: at st st st st st st st st, pnc: 0.9",
+        "name: calfat, delta: 0.5",
+        "name: calfat, preset: release, delta: 0.000001",
+    ],
+)
+def test_an_option_that_is_used_or_as_usual_is_not(options: str) -> None:
+    assert resolved(f"calfat.trainer={{{options}}}").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys"),
+    [
+        ("mixfat, ratio: 0.03", ["calfat.trainer", "calfat.clients[1]"]),
+        ("calfat, adv_ratio: 0.03", ["calfat.trainer", "calfat.clients[1]"]),
+        ("mixfat, ratio: 0.1", ["calfat.clients[1]"]),  # the group of smaller batches
+    ],
+)
+def test_a_mixture_that_is_rounded_down_to_no_example_is_warned_of(trainer: str, keys: list[str]) -> None:
+    groups = "calfat.clients=[{ids: 0, epochs: 2}, {ids: 1, batch_size: 8}]"
+    found = [warning.rpartition(": '") for warning in resolved(f"calfat.trainer={{name: {trainer}}}", groups).warnings]
+    assert [place.rpartition(": ")[2] for place, _, _ in found] == keys
+    assert all("' never attacks: a share of 0." in text for _, _, text in found)
+
+
+@pytest.mark.parametrize(
+    "trainer", ["mixfat, ratio: 0.03125", "mixfat, ratio: 0", "mixfat, ratio: 0.03, sampling: fixed"]
+)
+def test_a_mixture_that_attacks_some_or_none_at_all_is_not(trainer: str) -> None:
+    assert resolved(f"calfat.trainer={{name: {trainer}}}").warnings == ()
+
+
 def test_what_training_would_not_use_is_nothing_to_one_who_attacks_a_finished_model() -> None:
     overrides = (
         *("calfat.threat.inner=n-fgsm", "calfat.threat.steps=7"),

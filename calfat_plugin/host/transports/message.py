@@ -17,6 +17,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from calfat_plugin.tensor_files import apart
+
 READY = 0  # the type of the message with which a loop begins
 TYPE, SENDER, RECEIVER, MODEL = "msg_type", "sender", "receiver", "model_params"
 #: Names of the fields that a message may have, and their types. The first block is the host's, the second ours.
@@ -84,8 +86,7 @@ def encode(message: Message) -> bytes:
 
 def bytes_of(tensors: Mapping[str, Tensor], fields: dict[str, str] | None = None) -> bytes:
     """A safetensors file of these tensors, wherever they are; :func:`tensors_in` is the inverse."""
-    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    return safetensors.torch.save(copies, fields)
+    return safetensors.torch.save(apart(tensors), fields)
 
 
 def read_envelope(data: bytes) -> Message:
