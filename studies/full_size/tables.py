@@ -116,6 +116,9 @@ class Study:
         if endpoint == LEAD and EVEN not in self.suite["axes"].get("beta", ()):
             return "not planned"
         found = self.comparisons()
+        if self.stops_early:
+            pairs = next((each.difference.pairs for each in found if each.endpoint == endpoint), 0)
+            return f"{pairs} pairs, not trained to the end" if pairs else "not run yet"
         without = int(self.at_equal().isna().sum()) if endpoint == AT_EQUAL else 0
         word = f"not tested: {without} pairs without a rate of exchange" if without else ""
         for each in found:
@@ -126,17 +129,21 @@ class Study:
                     word = "clear: the opposite"
         return claim(found, self.cell(REFERENCE), endpoint, word)
 
-    def training(self, cell: str) -> tuple[str, str, str]:
-        """(optimiser steps of a client, rise of the last fifth in points, of how many pairs the curves are)."""
+    def training(self, cell: str) -> tuple[float, float, int] | None:
+        """(optimiser steps of a client, rise of the last fifth, of how many pairs the curves are); None without any."""
         # Fresh pairs may have curves, too.
         of = self.curves[(self.curves["cell"] == folder_of(cell)) & self.curves["seed"].isin(self.suite["seeds"])]
         if of.empty:
-            return "-", "-", "0"
+            return None
         by_round = {number: list(rows["pgd20"]) for number, rows in of.groupby("round")}
         _, last, rose = rise(by_round)
-        verdict = "" if rose < ROSE else " (not to the end)"
-        steps = mean(of[of["round"] == last]["steps"])
-        return f"{steps:,.0f}", f"{100 * rose:+.2f}{verdict}", str(len(by_round[last]))
+        return mean(of[of["round"] == last]["steps"]), rose, len(by_round[last])
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a main row is not trained to the end, so that its runs are no result."""
+        trained = (self.training(self.cell(row)) for row in (PAPER, REFERENCE))
+        return any(each is not None and each[1] >= ROSE for each in trained)
 
 
 @cache
@@ -161,8 +168,12 @@ def accuracies(name: str) -> pages.Table:
     for cell in of.cells:
         verdict = next(filter(None, of.runs.loc[cell, "verdict"]), "-")
         numbers = [spread(of.values(cell, metric)) for metric in metrics]
+        trained = ["-", "-", "0"]
+        if (found := of.training(cell)) is not None:
+            steps, rose, curves = found
+            trained = [f"{steps:,.0f}", f"{100 * rose:+.2f}{'' if rose < ROSE else ' (not to the end)'}", str(curves)]
         pairs = str(len(of.values(cell, "natural")))
-        table.append([cell, of.rates.get(cell, "-"), verdict, pairs, *of.training(cell), *numbers])
+        table.append([cell, of.rates.get(cell, "-"), verdict, pairs, *trained, *numbers])
     return 3, table
 
 

@@ -18,6 +18,7 @@ RECORDS = {
     "attackers/attackers_digits_rates.csv": "attackers_digits_rates",
     "full_size/cifar10_runs.csv": "full_cifar10",
     "full_size/digits_runs.csv": "full_digits",
+    "full_size/fmnist_runs.csv": "full_fmnist",
     "one_step/one_step_fmnist_runs.csv": "one_step_fmnist",
     "passes/overfitting_digits.csv": "overfitting_digits",
     "passes/passes_digits.csv": "passes_digits",

@@ -120,16 +120,22 @@ def test_the_lead_is_compared_between_skew_and_an_even_split() -> None:
     assert found.word == "clear"
 
 
-def test_a_row_says_how_long_it_was_trained_and_whether_that_was_enough() -> None:
+@pytest.mark.parametrize(("rose", "claim"), [(0.012, "4 pairs, not trained to the end"), (0.009, None)])
+def test_a_row_says_how_long_it_was_trained_and_is_no_result_where_that_was_not_enough(
+    rose: float, claim: str | None
+) -> None:
     values = (
         ("0.1_calfat-the-paper-s-constants", seed, number, value, 10.0 * number)
         for seed in (0, 1, 6001)  # the last is no pair of the suite
-        for number, value in ((40, 0.5), (50, 0.511 + 0.002 * seed))
+        for number, value in ((40, 0.5), (50, 0.499 + rose + 0.002 * seed))
     )
     rounds = pd.DataFrame(values, columns=["cell", "seed", "round", "pgd20", "steps"])
-    of = made((f"0.1/{PAPER}", [0.8] * 4, [0.5] * 4), curves=rounds)
-    assert of.training(f"0.1/{PAPER}") == ("500", "+1.20 (not to the end)", "2")
-    assert of.training(f"0.1/{REFERENCE}") == ("-", "-", "0")
+    of = made(*((f"0.1/{row}", [0.8] * 4, [0.5] * 4) for row in (PAPER, REFERENCE)), curves=rounds)
+    assert of.training(f"0.1/{PAPER}") == (500, pytest.approx(rose), 2)
+    assert of.training(f"0.1/{REFERENCE}") is None
+    claims = [of.claim("autoattack"), of.claim(tables.FELL)]
+    assert claims == [claim, claim] if claim else not any("trained" in each for each in claims)
+    assert of.claim(tables.AT_EQUAL) == "not run yet"
 
 
 @pytest.mark.parametrize(("robust", "word"), [(0.7, "agrees"), (0.3, "disagrees"), (None, "not clear")])
@@ -149,7 +155,8 @@ def test_the_readme_says_of_digits_what_the_results_say():
     pattern = r"with 61 pairs on digits, CalFAT keeps (\S+) % .*? FedPGD (\S+) % \((\S+ \[.*?\])\)"
     (said,) = re.findall(pattern, readme)
     results = (ROOT / "studies" / "full_size" / "results.md").read_text(encoding="utf-8")
+    of_digits = results.partition("<!-- full: accuracies digits -->")[2].partition("<!-- end -->")[0]
     for value, row in zip(said, ("CalFAT, the paper's constants", "FedPGD"), strict=False):
-        (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", results, re.MULTILINE)
+        (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", of_digits, re.MULTILINE)
         assert value == f"{float(mean):.1f}"
     assert f"| it is level under AutoAttack | {said[2]}, clear: not level |" in results
