@@ -29,7 +29,7 @@ from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
-from calfat_plugin.suites.record import Key, judges_another, verdict_of
+from calfat_plugin.suites.record import Key
 from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
@@ -215,16 +215,16 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
 def _judge(plan: SuitePlan) -> None:
     """Judge the first seed's model of each selected row that has no verdict yet."""
     for run in plan.runs:
-        if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
+        if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished" or run.verdict:
             continue
-        if run.recorded is not None and not run.recorded.verdict:
+        if run.recorded is not None:
             warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
-        elif run.recorded is None and judges_another(run.directory, run.experiment):
+        elif run.verdict is None:
             warn(
                 f"{run.directory / FILE} is about another checkpoint, round or budget: {run.name} is not judged. Move "
                 "the file away."
             )
-        elif run.recorded is None and not verdict_of(run.directory, run.experiment):
+        else:
             click.echo(shlex.join(["calfat", "trust", str(run.directory)]))
             judge(plan_run(run.directory, None, AttackRequest(attacks=())))
 

@@ -99,8 +99,8 @@ class SuiteRun:
         return self.state in ("new", "unfinished")
 
     @property
-    def verdict(self) -> str:
-        """What ``calfat trust`` says of its model; empty where it was not asked."""
+    def verdict(self) -> str | None:
+        """What ``calfat trust`` says of its model; empty where it was not asked, None where it was of another model."""
         if self.state != "finished":
             return ""
         return verdict_of(self.directory, self.experiment) if self.recorded is None else self.recorded.verdict

@@ -25,7 +25,7 @@ from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, WarmRun, warm_up
@@ -301,7 +301,7 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
                 seconds=f"{results['seconds']:.1f}" if results else "",
                 processor=environment.get("processor") or row.processor,
                 calfat_plugin=results.get("calfat_plugin") or row.calfat_plugin,
-                verdict="" if run.cell.tried else verdict_of(run.directory, run.experiment),
+                verdict="" if run.cell.tried else run.verdict or "",
             )
     add_to_record(suite.record, rows)
 

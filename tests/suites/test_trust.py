@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import judges_another, verdict_of
+from calfat_plugin.suites.record import verdict_of
 from tests.suites.files import SUITE, write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
@@ -100,7 +100,7 @@ def test_a_verdict_without_a_checkpoint_is_of_another_model(registry):
     said(run.directory)
     path = run.directory / "trust.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoint": None}))
-    assert (verdict_of(run.directory, run.experiment), judges_another(run.directory, run.experiment)) == ("", True)
+    assert verdict_of(run.directory, run.experiment) is None
 
 
 def test_a_verdict_on_another_model_is_kept_and_the_row_is_not_judged(judged):
