@@ -100,7 +100,7 @@ def make_plan(
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
     ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
     runs = [
-        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}", "new")
+        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}")
         for seed in chosen_seeds
         for cell in ready
         if cell.experiment is not None

@@ -127,22 +127,20 @@ class _Child:
 _Event = tuple[_Child, str | None] | None
 
 
+@dataclass
 class _Pool:
     """The running processes; every event is handled in the caller's thread."""
 
-    def __init__(
-        self,
-        plan: SuitePlan,
-        jobs: int,
-        observer: SuiteObserver,
-        ended: list[SuiteRun],
-        workers: str | None,
-        pages: bool,
-    ) -> None:
-        self.plan, self.jobs, self.observer, self.ended = plan, jobs, observer, ended
-        self.workers, self.pages = workers, pages
+    plan: SuitePlan
+    jobs: int
+    observer: SuiteObserver
+    ended: list[SuiteRun]
+    workers: str | None
+    pages: bool
+
+    def __post_init__(self) -> None:
         self.children: list[_Child] = []
-        self.free = list(range(jobs))
+        self.free = list(range(self.jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, SuiteRun] = {}
         self._stop_requests = 0
