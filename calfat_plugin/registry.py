@@ -184,15 +184,17 @@ class Registry:
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _register(self, plugin: Any, provider: Provider) -> None:
+    def _register(self, plugin: Any, provider: Provider, *, needs_hooks: bool = True) -> None:
         self._providers[provider.key] = provider
         self._manager.register(plugin, name=provider.key)
+        if isinstance(plugin, type):
+            raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
+        hookspecs.check_hooks(self._manager, plugin, needs_hooks=needs_hooks)
 
     def _add(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
         """Add a plugin that somebody asked for: what is wrong with it is an error, not a report."""
         try:
-            self._register(plugin, provider)
-            self._check_hooks(plugin, needs_hooks=needs_hooks)
+            self._register(plugin, provider, needs_hooks=needs_hooks)
         except (PluginError, pluggy.PluginValidationError) as error:
             raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
 
@@ -205,27 +207,9 @@ class Registry:
                     raise found
                 if found.module in files:
                     continue
-                plugin = found.load()
-                self._register(plugin, provider)
-                self._check_hooks(plugin)
+                self._register(found.load(), provider)
             except (Exception, SystemExit) as error:  # a third party's import may raise anything
                 self._fail(provider, error)
-
-    def _check_hooks(self, plugin: Any, *, needs_hooks: bool = True) -> None:
-        """Refuse a hook that no specification knows: pluggy alone would never call it."""
-        if isinstance(plugin, type):
-            raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
-        known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
-        callers = self._manager.get_hookcallers(plugin) or []
-        unmarked = sorted(hookspecs.unmarked(plugin))
-        if not callers and needs_hooks:
-            where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
-            raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
-        for caller in callers:
-            if caller.name not in known:
-                raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
-        if unmarked:
-            raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""

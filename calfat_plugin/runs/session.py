@@ -15,7 +15,7 @@ import pluggy
 from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
-from calfat_plugin.errors import PluginError, RunError
+from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.experiment.implausible import too_large_batches
@@ -243,11 +243,7 @@ class Listeners:
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         manager.add_hookspecs(hookspecs)
         manager.register(plugin)
-        manager.check_pending()
-        if not manager.get_hookcallers(plugin):
-            raise PluginError("it implements no hook of a run's life; is @hookimpl missing?")
-        if silent := sorted(hookspecs.unmarked(plugin)):
-            raise PluginError(f"nothing calls its '{silent[0]}'; is @hookimpl missing above it?")
+        hookspecs.check_hooks(manager, plugin)
         self._managers[name] = manager
 
     def _call(self, hook: str, **arguments: Any) -> None:
