@@ -111,9 +111,13 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             "(train_args.client_num_in_total); rank 0 is the server's."
         )
     name, client = experiment.name, rank - 1
+
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
+
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        states = _States(directory.last_checkpoint.parent, client, lambda text: say(f"warning: {text}"))
+        states = _States(directory.last_checkpoint.parent, client, warn)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
@@ -121,8 +125,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             say(f"client {client} of {name} is finished after {done} rounds. {further}")
             return
         for finding in runtime.security_warnings(rank):
-            say(f"warning: {finding}")
-        worker = _worker_of(request, rank, directory, lambda text: say(f"warning: {text}"))
+            warn(finding)
+        worker = _worker_of(request, rank, directory, warn)
         say(f"client {client} of {name}: {worker.num_examples(client)} examples, waiting for the server")
         task = ClientTask(
             worker,
@@ -130,7 +134,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             state_after=states.after,
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
-            on_notice=lambda text: say(f"warning: {text}"),
+            on_notice=warn,
             on_finished=lambda: directory.write_json(
                 directory.results,
                 {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
