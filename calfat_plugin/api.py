@@ -264,7 +264,8 @@ def trust(
             raise OptionError(f"{given[0]}: is for a model on disk, and this one is in memory; leave it out.")
         if x is None or eps is None:
             raise OptionError(f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget.")
-        experiment = experiment_of([], eps, norm or "linf", step_size, batch_size or 500, seed or 0)
+        batch_size = 500 if batch_size is None else batch_size
+        experiment = experiment_of([], eps, norm or "linf", step_size, batch_size, seed or 0)
         with TemporaryDirectory() as folder:
             return examine_module(
                 target,

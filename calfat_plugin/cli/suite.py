@@ -19,7 +19,7 @@ from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
-from calfat_plugin.errors import OptionError, listed, short
+from calfat_plugin.errors import CalfatError, OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
@@ -225,8 +225,12 @@ def _judge(plan: SuitePlan) -> None:
                 "the file away."
             )
         else:
-            click.echo(shlex.join(["calfat", "trust", str(run.directory)]))
-            judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+            command = shlex.join(["calfat", "trust", str(run.directory)])
+            click.echo(command)
+            try:
+                judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+            except CalfatError as error:  # the other rows are judged, and the table is written
+                warn(f"{run.name} is not judged: {error} Try again with: {command}")
 
 
 def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:

@@ -154,6 +154,8 @@ def test_what_a_module_is_tried_on(module: nn.Module, asked: dict[str, Any]) -> 
     with pytest.raises(StopError):
         calfat.trust(module, digits.test, eps=0.1)
     assert (len(asked["data"]), asked["more"], asked["seed"], asked["batch_size"]) == (359, None, 0, 500)
+    with pytest.raises(calfat.CalfatError, match=r"calfat\.evaluation\.batch_size: got 0"):
+        calfat.trust(module, digits.test, eps=0.1, batch_size=0)
     for examples in (100, None):
         with pytest.raises(StopError):
             calfat.trust(module, digits, eps=0.1, examples=examples)

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.errors import RunError
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import verdict_of
@@ -78,6 +79,19 @@ def test_a_polite_kill_ends_the_judging_as_ctrl_c_does(monkeypatch):
     monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
     done = CliRunner().invoke(main, ["suite", "tiny.yaml", "--trust"], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (130, "error: stopped.\n")
+
+
+def test_a_model_that_cannot_be_judged_costs_neither_the_other_rows_nor_the_table(judged, monkeypatch):
+    def judge(directory):
+        if "calfat" in str(directory):
+            raise RunError("its checkpoint is damaged.")
+        said(directory)
+
+    monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
+    done = call("--trust")
+    again = f"Try again with: calfat trust {str(FIRST).format('calfat')}"
+    assert done.stderr == f"warning: CalFAT seed 0 is not judged: its checkpoint is damaged. {again}\n"
+    assert (rows(done)["CalFAT"], rows(done)["FedPGD"]) == ("-", "holds (seed 0)")
 
 
 def test_what_a_row_says():
