@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -84,7 +84,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
-        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
+        self._entries: dict[type[entries.Entry], dict[str, tuple[Any, Provider]]] = {kind: {} for kind in entries.KINDS}
         self.failures: list[Failure] = []
 
     @classmethod
@@ -140,8 +140,7 @@ class Registry:
 
     def offers(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
         """All entries of a kind with their providers, sorted by name."""
-        table = self._table(kind)
-        return (table[name] for name in self.names(kind))
+        return (self._entries[kind][name] for name in self.names(kind))
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
         """Look ``name`` up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``.
@@ -152,7 +151,7 @@ class Registry:
         Raises:
             PluginError: unknown name; the text says what is known, what is near and what failed to load.
         """
-        table = self._table(kind)
+        table = self._entries[kind]
         if name in table:
             return table[name][0], {}
         match = re.fullmatch(rf"(.*?[^0-9])([0-9]{{1,{_MAX_DIGITS}}})", name)
@@ -161,10 +160,6 @@ class Registry:
             if entry.number_option is not None:
                 return entry, {entry.number_option: int(match[2])}
         raise PluginError(self._unknown(kind, name))
-
-    def _table(self, kind: type[E]) -> dict[str, tuple[E, Provider]]:
-        """A kind's entries; registering them has checked their type."""
-        return cast("dict[str, tuple[E, Provider]]", self._entries[kind])
 
     def provider(self, kind: type[E], name: str) -> Provider:
         """Who offers the entry called ``name``."""
