@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
-LAST = "last"
 _OTHERWISE = (
     "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
 )
@@ -46,12 +45,13 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
         run = RunDirectory(target)
         if not run.recipe.is_file():
             raise RunError(f"{target}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.")
-        found = run.checkpoint(checkpoint or LAST)
+        name = checkpoint or "last"
+        found = run.checkpoint(name)
         if not found.is_file():
             there = sorted(path.stem for path in found.parent.glob("*.safetensors"))
             if not there:
                 raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
-            hint = did_you_mean(checkpoint or LAST, there)
+            hint = did_you_mean(name, there)
             raise RunError(f"{found}: no such checkpoint.{hint} There are: {', '.join(there)}.")
         return found, target
     if not target.is_file():
