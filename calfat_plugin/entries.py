@@ -197,23 +197,15 @@ class Entry(_Typed):
         """
         if callable(self.build):
             return self.build
+        who, (module_name, _, attribute) = f"{self.kind} '{self.name}' cannot be built", self.build.partition(":")
         if not _BUILD.fullmatch(self.build):
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: its build is {self.build!r}; expected package.module:Name."
-            )
-        module_name, _, attribute = self.build.partition(":")
+            raise PluginError(f"{who}: its build is {self.build!r}; expected package.module:Name.")
         try:
-            target = getattr(importlib.import_module(module_name), attribute)
+            made: object = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: {self.build!r} does not import ({error})."
-            ) from error
-        if not callable(target):
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: {self.build!r} is {one_line(target)}; expected a class or "
-                "a function."
-            )
-        made: Callable[..., Any] = target
+            raise PluginError(f"{who}: {self.build!r} does not import ({error}).") from error
+        if not callable(made):
+            raise PluginError(f"{who}: {self.build!r} is {one_line(made)}; expected a class or a function.")
         return made
 
 

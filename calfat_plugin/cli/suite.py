@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,8 +161,7 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
     ended: list[SuiteRun] = []
     finished = True
     if plan.choices:
-        for line in _cost_lines(plan, wanted):
-            click.echo(line)
+        _show_cost(plan, wanted)
         seen: set[Key] = set()
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
@@ -233,22 +232,22 @@ def _judge(plan: SuitePlan) -> None:
                 warn(f"{run.name} is not judged: {error} Try again with: {command}")
 
 
-def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
+def _show_cost(plan: SuitePlan, wanted: _Wanted) -> None:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
         return
     if choose is not None:
-        yield how_chosen(choose, plan.choices)
+        click.echo(how_chosen(choose, plan.choices))
     choosing, table = len(plan.choosing.left) + plan.num_finals, len(plan.left) + plan.num_waiting
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
     seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
     if seconds is None:
         advice = "no run has finished here yet; the key seconds_per_round of the suite may say what one costs"
-        yield f"cost: {runs} to do; {advice}"
+        click.echo(f"cost: {runs} to do; {advice}")
     elif choosing + table:
         beside = f", {duration(seconds / at_a_time)} with {at_a_time} at a time" if at_a_time > 1 else ""
-        yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
+        click.echo(f"cost: {runs} to do, about {duration(seconds)} of one process{beside}")
 
 
 def _show_and_write(plan: SuitePlan, wanted: _Wanted, ended: Sequence[SuiteRun] = ()) -> None:
@@ -266,8 +265,7 @@ def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
         click.echo(line)
     if left := (*plan.choosing.left, *plan.left):
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], wanted.workers)])}")
-    for line in _cost_lines(plan, wanted):
-        click.echo(line)
+    _show_cost(plan, wanted)
     cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_finals + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 

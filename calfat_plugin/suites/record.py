@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, opened, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -35,10 +34,6 @@ from calfat_plugin.runs.directory import RunDirectory
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
-_OTHER_FORMAT = (
-    "its format is {}, and this version's is {}, so its numbers cannot stand in one table with new ones. Move the file "
-    "away, and run the suite again."
-)
 #: Defaults that have changed since: a digest keeps the meaning that it had when rows were recorded.
 _DEFAULTS_THEN = {"calfat.partition.seed": 2021}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
@@ -165,7 +160,10 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
             )
         for row in reader:
             if (number := int(row["format"])) != RESULTS_FORMAT:
-                raise RunError(f"{path}:{reader.line_num}: {_OTHER_FORMAT.format(number, RESULTS_FORMAT)}")
+                raise RunError(
+                    f"{path}:{reader.line_num}: its format is {number}, and this version's is {RESULTS_FORMAT}, so its "
+                    "numbers cannot stand in one table with new ones. Move the file away, and run the suite again."
+                )
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:
@@ -186,15 +184,12 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
     path = path.resolve()  # a link stays one, and whoever has another to the same file locks the same folder
     with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with opened(path.parent) as folder:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # locking a folder leaves nothing behind
             before = read_record(path)
             after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
             if after != before:
                 write_text(path, _as_csv(after), TRY_AGAIN)
-        finally:
-            os.close(folder)
 
 
 def _as_csv(rows: Mapping[Key, Recorded]) -> str:
