@@ -13,6 +13,7 @@ from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import start_noise_option
 
 
@@ -71,13 +72,15 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
     at: KeyPath
     inner: KeyPath = ("calfat", "threat", "inner")
+    # A recipe as run has every key, so who asked for a value is known only where it is not the usual one.
+    asked_steps = threat.own_steps is not None and threat.steps not in (threat.own_steps, ThreatModel.steps)
     if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
         yield from useless(inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack")
-    elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
+    elif asked_steps and all(each.own_steps is not None for each in attacks):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from useless(("calfat", "threat", "steps"), inner, why)
     noise: KeyPath = (*experiment.trainer.path, "start_noise")
-    usual = start_noise_option().default  # written in every recipe as run
+    usual = start_noise_option().default
     asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
     if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
         yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")

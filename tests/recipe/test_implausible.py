@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.implausible import too_large_batches
@@ -76,6 +77,13 @@ def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str)
     assert resolved(NOISE, f"calfat.threat.inner={inner}", group).warnings == ()  # it takes it
     usual = NOISE.replace("0.01", "0.001")  # as every recipe as run has it
     assert resolved(usual, f"calfat.threat.inner={inner}").warnings == ()
+
+
+@pytest.mark.parametrize("inner", ["pgd", "rs-fgsm", "n-fgsm", "atas", "sora", "free"])
+def test_a_recipe_as_run_draws_no_warning_of_a_value_that_nobody_wrote(inner: str) -> None:
+    found = resolved(f"calfat.threat.inner={inner}")
+    again = parse_document(yaml.safe_dump(found.as_run()), "as_run.yaml")
+    assert (found.warnings, assemble(again, builtin_registry()).warnings) == ((), ())
 
 
 def test_what_training_would_not_use_is_nothing_to_one_who_attacks_a_finished_model() -> None:
