@@ -25,7 +25,7 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
-from calfat_plugin.exact import exact_text
+from calfat_plugin.exact import exact_text, scalar
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
@@ -146,7 +146,7 @@ def run(
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
-        values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
+        values[f"seed={one_line(seed)}"] = "common_args.random_seed", from_python(seed)
     if download:
         values["download=True"] = "calfat.dataset.download", True
     if data is not None:
@@ -254,6 +254,7 @@ def trust(
         CalfatError: with what to fix; nothing is written then.
     """
 
+    examples = scalar(examples)
     if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
     how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": ShownProgress()}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import yaml
 
 from calfat_plugin.errors import RecipeError, short
+from calfat_plugin.exact import scalar
 from calfat_plugin.options import describe, parse_options, quoting_hint, to_plain
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.shipped import located
@@ -222,8 +223,8 @@ def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
         return {str(key): from_python(item, file, (*path, str(key))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [from_python(item, file, (*path, index)) for index, item in enumerate(value)]
-    value = to_plain(value)
-    for kind in (bool, int, float, str):  # also where it is a subclass, such as numpy's, which no file could hold
+    value = to_plain(scalar(value))
+    for kind in (bool, int, float, str):  # also where it is a subclass, which no file could hold
         if isinstance(value, kind):
             return kind(value)
     if value is None or isinstance(value, date):
