@@ -35,6 +35,7 @@ WARNED = [
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
     ("calfat.trainer", [SORA, SMOOTH]),
+    ("calfat.reported.pdg20", ["calfat.reported={pdg20: 50, bim: 40}"]),
     ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
 ]
 
@@ -55,6 +56,7 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural]"],
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
+        ["calfat.reported={pgd20: 50, bim: 40}"],
         [SORA], [SORA, "calfat.trainer={name: fedpgd, label_smoothing: 0.02}"],
         [SMOOTH, "calfat.threat.inner={name: sora, alignment: cosine}"],
         [SORA, "calfat.trainer={name: standard, label_smoothing: 0.1}", "calfat.clients=[{ids: 0, trainer: fedpgd}]"],
