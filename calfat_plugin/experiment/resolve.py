@@ -352,26 +352,21 @@ def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tupl
 def _with_preset(document: Document, registry: Registry) -> Document:
     """Fill keys that the recipe leaves out with the defaults of the trainer's preset."""
     trainer = document.get(("calfat", "trainer"))
-    name, preset_name = (
-        (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)
-    )
-    if not isinstance(name, str) or not isinstance(preset_name, str):
-        return document
+    given = trainer if isinstance(trainer, Mapping) else {}
     try:
-        entry, _ = registry.find(entries.TrainerEntry, name)
-    except PluginError:
+        entry, _ = registry.find(entries.TrainerEntry, given.get("name", "calfat"))
+        preset = entry.presets[given["preset"]]
+    except (PluginError, KeyError, TypeError):  # whoever reads the trainer says what is wrong with it
         return document
-    if preset_name not in entry.presets:
-        return document
-    dataset = document.get(("data_args", "dataset"))
-    who = f"local trainer '{name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
+    named, dataset = f"preset '{given['preset']}'", document.get(("data_args", "dataset"))
+    who = f"local trainer '{entry.name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
     with returned.attribute_errors_to(who, entry.config):
-        made = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
-        defaults = returned.mapping(made, f"the recipe of its preset '{preset_name}' returned")
+        made = preset.recipe(dataset if isinstance(dataset, str) else "digits")
+        defaults = returned.mapping(made, f"the recipe of its {named} returned")
     at = document.place(("calfat", "trainer", "preset"))
     for key, value in defaults.items():
         path = tuple(key.split("."))
         parent = document.get(path[:-1])
         if not document.has(path) and (parent is None or isinstance(parent, Mapping)):
-            document = document.with_value(path, value, f"{at}, preset '{preset_name}' of '{name}'")
+            document = document.with_value(path, value, f"{at}, {named} of '{entry.name}'")
     return document
