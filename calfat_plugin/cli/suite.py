@@ -210,9 +210,9 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
     else:
         of = f"{'nothing' if what == 'run' else f'no {what}'} to do"
     click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
-    with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
+    with lines_or_bars(console, plain=not total) as shown:
         try:
-            run_all(plan, at_a_time, observer, ended, workers, wanted.pages)
+            run_all(plan, at_a_time, SuiteProgress(shown, total), ended, workers, wanted.pages)
         except KeyboardInterrupt:
             return False
     return True

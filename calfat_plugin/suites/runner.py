@@ -41,16 +41,7 @@ _POLL_SECONDS = 0.05
 
 
 class SuiteObserver:
-    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself.
-
-    A context manager around the suite.
-    """
-
-    def __enter__(self) -> SuiteObserver:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the console as it was found."""
+    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
 
     def run_started(self, run: SuiteRun) -> None:
         """A process was started."""
