@@ -188,7 +188,7 @@ def run(
         with shown:
             for warning in (*experiment.warnings, *notes):
                 shown.warn(warning)
-            session.run(request, directory, shown, shown.warn)
+            session.run(request, directory, shown)
     except BaseException as error:
         if not resume:
             directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))

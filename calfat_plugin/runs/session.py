@@ -40,16 +40,10 @@ from calfat_plugin.runs.writer import RunWriter
 log = logging.getLogger(__name__)
 
 
-def run(
-    request: Request,
-    directory: RunDirectory,
-    observer: RunObserver,
-    warn: Callable[[str], None],
-    runtime: Runtime | None = None,
-) -> RunResult:
+def run(request: Request, directory: RunDirectory, observer: RunObserver, runtime: Runtime | None = None) -> RunResult:
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
-    started = time.perf_counter()
+    started, warn = time.perf_counter(), observer.warn
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
@@ -118,7 +112,7 @@ def run(
         profile = new_profile(device) if request.profile else None
         try:
             start = workers.elsewhere(request, directory.log)
-            with profiling(profile), workers.running(request, start, observer, warn) as crew, writer:
+            with profiling(profile), workers.running(request, start, observer) as crew, writer:
                 states = writer.client_states
                 worker = partial(Worker, experiment, dataset, shards, device, RunObserver(), states)
                 loading = model_loader(experiment.dataset.name, dataset, device)
