@@ -160,29 +160,25 @@ class Entry(_Typed):
                 "'-', '_'."
             )
         super().__post_init__()
+        who = f"{self.kind} '{self.name}'"
         try:
             known = {info.name for info in describe_options(self.config)}
         except TypeError as error:
-            raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
+            raise PluginError(f"{who}: {error}.") from None
         for metric in self.metrics:
-            if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
+            if not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
                 taken = f" (taken: {listed(self.reserved_metrics)})" if self.reserved_metrics else ""
                 raise PluginError(
-                    f"{self.kind} '{self.name}' has a metric {metric!r}; a metric's name must begin with a letter and "
-                    f"contain only lower-case letters, digits, '_'{taken}."
+                    f"{who} has a metric {metric!r}; a metric's name must begin with a letter and contain only "
+                    f"lower-case letters, digits, '_'{taken}."
                 )
-        reserved = known.intersection(self.reserved)
-        if reserved:
-            raise PluginError(
-                f"{self.kind} '{self.name}' has an option '{min(reserved)}'; recipes use that key for something else."
-            )
+        if reserved := known.intersection(self.reserved):
+            raise PluginError(f"{who} has an option '{min(reserved)}'; recipes use that key for something else.")
         named = {name for preset in self.presets.values() for name in preset.options}
         if self.number_option is not None:
             named.add(self.number_option)
         if named - known:
-            raise PluginError(
-                f"{self.kind} '{self.name}' refers to the option '{min(named - known)}', which it does not have."
-            )
+            raise PluginError(f"{who} refers to the option '{min(named - known)}', which it does not have.")
 
     @property
     def shown_name(self) -> str:
