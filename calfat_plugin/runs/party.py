@@ -38,7 +38,7 @@ from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -159,11 +159,7 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     data = dataset.train
     if experiment.partition.entry.name != SILO:
         data = data.subset(experiment.split(data.y.numpy())[client])
-    precision = experiment.runtime.precision
-    environment = describe_environment(device, experiment.registry, request.command, precision)
-    environment["host"] = experiment.common.host
-    directory.write_json(directory.environment, environment)
-
+    directory.write_json(directory.environment, environment_of(experiment, device, request.command))
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 
 

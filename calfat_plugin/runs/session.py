@@ -30,7 +30,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
@@ -78,9 +78,6 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         if not directory.finished:
             directory.reopen(experiment)
-        precision = experiment.runtime.precision
-        environment = describe_environment(device, experiment.registry, request.command, precision)
-        environment["host"] = experiment.common.host
         try:
             before = read_json(directory.environment)
         except RunError as error:  # not worth stopping for
@@ -88,6 +85,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
             before = {}
         others = before.pop("earlier", [])
         others = [*(others if isinstance(others, list) else []), *([before] if before else [])]
+        environment = environment_of(experiment, device, request.command)
         directory.write_json(directory.environment, {**environment, "earlier": others})
         if data:
             directory.write_json(directory.partition, data)
