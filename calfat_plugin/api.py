@@ -25,7 +25,7 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
-from calfat_plugin.exact import exact_text
+from calfat_plugin.exact import exact_text, scalar
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
@@ -146,7 +146,7 @@ def run(
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
-        values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
+        values[f"seed={one_line(seed)}"] = "common_args.random_seed", from_python(seed)
     if download:
         values["download=True"] = "calfat.dataset.download", True
     if data is not None:
@@ -188,7 +188,7 @@ def run(
         with shown:
             for warning in (*experiment.warnings, *notes):
                 shown.warn(warning)
-            session.run(request, directory, shown, shown.warn)
+            session.run(request, directory, shown)
     except BaseException as error:
         if not resume:
             directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))
@@ -254,6 +254,7 @@ def trust(
         CalfatError: with what to fix; nothing is written then.
     """
 
+    examples = scalar(examples)
     if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
     how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": ShownProgress()}
@@ -264,7 +265,8 @@ def trust(
             raise OptionError(f"{given[0]}: is for a model on disk, and this one is in memory; leave it out.")
         if x is None or eps is None:
             raise OptionError(f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget.")
-        experiment = experiment_of([], eps, norm or "linf", step_size, batch_size or 500, seed or 0)
+        batch_size = 500 if batch_size is None else batch_size
+        experiment = experiment_of([], eps, norm or "linf", step_size, batch_size, seed or 0)
         with TemporaryDirectory() as folder:
             return examine_module(
                 target,

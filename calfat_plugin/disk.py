@@ -68,15 +68,6 @@ def reserved(candidates: Iterator[Path]) -> Path:
     raise RunError(f"{path}: this file exists already; results are never overwritten.")
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file atomically and durably: after a crash there is the old file or the new one, never half of one."""
-    temporary = temporary_of(path)
-    temporary.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link, which writing would follow
-    yield temporary
-    put_in_place([path])
-
-
 def temporary_of(path: Path) -> Path:
     """Where the new content of a file is written, until it takes the file's place."""
     return path.with_name(path.name + ".tmp")
@@ -95,9 +86,12 @@ def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
 
 
 def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
-    """Write a text file atomically and durably."""
-    with reporting_disk_errors(path, todo), replacing(path) as temporary:
+    """Write a text file atomically and durably: a crash leaves the old one or the new one, never half of one."""
+    with reporting_disk_errors(path, todo):
+        temporary = temporary_of(path)
+        temporary.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link, which writing would follow
         temporary.write_text(text, encoding="utf-8")
+        put_in_place([path])
 
 
 def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> None:

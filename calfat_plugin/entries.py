@@ -160,29 +160,25 @@ class Entry(_Typed):
                 "'-', '_'."
             )
         super().__post_init__()
+        who = f"{self.kind} '{self.name}'"
         try:
             known = {info.name for info in describe_options(self.config)}
         except TypeError as error:
-            raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
+            raise PluginError(f"{who}: {error}.") from None
         for metric in self.metrics:
-            if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
+            if not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
                 taken = f" (taken: {listed(self.reserved_metrics)})" if self.reserved_metrics else ""
                 raise PluginError(
-                    f"{self.kind} '{self.name}' has a metric {metric!r}; a metric's name must begin with a letter and "
-                    f"contain only lower-case letters, digits, '_'{taken}."
+                    f"{who} has a metric {metric!r}; a metric's name must begin with a letter and contain only "
+                    f"lower-case letters, digits, '_'{taken}."
                 )
-        reserved = known.intersection(self.reserved)
-        if reserved:
-            raise PluginError(
-                f"{self.kind} '{self.name}' has an option '{min(reserved)}'; recipes use that key for something else."
-            )
+        if reserved := known.intersection(self.reserved):
+            raise PluginError(f"{who} has an option '{min(reserved)}'; recipes use that key for something else.")
         named = {name for preset in self.presets.values() for name in preset.options}
         if self.number_option is not None:
             named.add(self.number_option)
         if named - known:
-            raise PluginError(
-                f"{self.kind} '{self.name}' refers to the option '{min(named - known)}', which it does not have."
-            )
+            raise PluginError(f"{who} refers to the option '{min(named - known)}', which it does not have.")
 
     @property
     def shown_name(self) -> str:
@@ -197,23 +193,15 @@ class Entry(_Typed):
         """
         if callable(self.build):
             return self.build
+        who, (module_name, _, attribute) = f"{self.kind} '{self.name}' cannot be built", self.build.partition(":")
         if not _BUILD.fullmatch(self.build):
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: its build is {self.build!r}; expected package.module:Name."
-            )
-        module_name, _, attribute = self.build.partition(":")
+            raise PluginError(f"{who}: its build is {self.build!r}; expected package.module:Name.")
         try:
-            target = getattr(importlib.import_module(module_name), attribute)
+            made: object = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: {self.build!r} does not import ({error})."
-            ) from error
-        if not callable(target):
-            raise PluginError(
-                f"{self.kind} '{self.name}' cannot be built: {self.build!r} is {one_line(target)}; expected a class or "
-                "a function."
-            )
-        made: Callable[..., Any] = target
+            raise PluginError(f"{who}: {self.build!r} does not import ({error}).") from error
+        if not callable(made):
+            raise PluginError(f"{who}: {self.build!r} is {one_line(made)}; expected a class or a function.")
         return made
 
 

@@ -88,9 +88,9 @@ def one_line(value: object) -> str:
     return short(" ".join(repr(value).split()))
 
 
-def short(text: str) -> str:
-    """At most 60 characters of a text, for a message."""
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def short(text: str, most: int = 60) -> str:
+    """So many characters of a text at most, for a message."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 #: In the error of a round without any update to go on from, such as where every client's training diverged.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from calfat_plugin.errors import one_line
 
@@ -16,12 +16,18 @@ _NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
 _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up to this denominator
 
 
+def scalar(value: Any) -> Any:
+    """What Python itself has for a number of numpy or torch, such as ``np.arange(3)[0]``; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def parse_number(value: object) -> Fraction:
     """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
 
     YAML 1.1 reads the first two as text; this is the one place that turns them into numbers. A float becomes the
     simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
     """
+    value = scalar(value)
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from calfat_plugin.errors import PluginError, did_you_mean, listed
+
 if TYPE_CHECKING:
     from calfat_plugin.entries import (
         AggregatorEntry,
@@ -141,7 +143,16 @@ def calfat_run_stopped(run: RunInfo, error: BaseException) -> None:
     """
 
 
-def unmarked(plugin: Any) -> set[str]:
-    """The functions of a plugin that have a hook's name and no ``@hookimpl``: nothing calls them."""
-    named = ((name, getattr(plugin, name, None)) for name in globals() if name.startswith("calfat_"))
-    return {name for name, found in named if callable(found) and not hasattr(found, f"{PROJECT}_impl")}
+def check_hooks(manager: pluggy.PluginManager, plugin: Any, *, needs_hooks: bool = True) -> None:
+    """Refuse a registered plugin with a function that pluggy would never call: misspelt, or without ``@hookimpl``."""
+    known = {name: getattr(plugin, name, None) for name in globals() if name.startswith("calfat_")}
+    unmarked = sorted(n for n, found in known.items() if callable(found) and not hasattr(found, f"{PROJECT}_impl"))
+    callers = manager.get_hookcallers(plugin) or []
+    if not callers and needs_hooks:
+        where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
+        raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
+    for caller in callers:
+        if caller.name not in known:
+            raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
+    if unmarked:
+        raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")

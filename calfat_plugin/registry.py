@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -84,7 +84,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
-        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
+        self._entries: dict[type[entries.Entry], dict[str, tuple[Any, Provider]]] = {kind: {} for kind in entries.KINDS}
         self.failures: list[Failure] = []
 
     @classmethod
@@ -140,8 +140,7 @@ class Registry:
 
     def offers(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
         """All entries of a kind with their providers, sorted by name."""
-        table = self._table(kind)
-        return (table[name] for name in self.names(kind))
+        return (self._entries[kind][name] for name in self.names(kind))
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
         """Look ``name`` up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``.
@@ -152,7 +151,7 @@ class Registry:
         Raises:
             PluginError: unknown name; the text says what is known, what is near and what failed to load.
         """
-        table = self._table(kind)
+        table = self._entries[kind]
         if name in table:
             return table[name][0], {}
         match = re.fullmatch(rf"(.*?[^0-9])([0-9]{{1,{_MAX_DIGITS}}})", name)
@@ -161,10 +160,6 @@ class Registry:
             if entry.number_option is not None:
                 return entry, {entry.number_option: int(match[2])}
         raise PluginError(self._unknown(kind, name))
-
-    def _table(self, kind: type[E]) -> dict[str, tuple[E, Provider]]:
-        """A kind's entries; registering them has checked their type."""
-        return cast("dict[str, tuple[E, Provider]]", self._entries[kind])
 
     def provider(self, kind: type[E], name: str) -> Provider:
         """Who offers the entry called ``name``."""
@@ -184,15 +179,17 @@ class Registry:
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _register(self, plugin: Any, provider: Provider) -> None:
+    def _register(self, plugin: Any, provider: Provider, *, needs_hooks: bool = True) -> None:
         self._providers[provider.key] = provider
         self._manager.register(plugin, name=provider.key)
+        if isinstance(plugin, type):
+            raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
+        hookspecs.check_hooks(self._manager, plugin, needs_hooks=needs_hooks)
 
     def _add(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
         """Add a plugin that somebody asked for: what is wrong with it is an error, not a report."""
         try:
-            self._register(plugin, provider)
-            self._check_hooks(plugin, needs_hooks=needs_hooks)
+            self._register(plugin, provider, needs_hooks=needs_hooks)
         except (PluginError, pluggy.PluginValidationError) as error:
             raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
 
@@ -205,27 +202,9 @@ class Registry:
                     raise found
                 if found.module in files:
                     continue
-                plugin = found.load()
-                self._register(plugin, provider)
-                self._check_hooks(plugin)
+                self._register(found.load(), provider)
             except (Exception, SystemExit) as error:  # a third party's import may raise anything
                 self._fail(provider, error)
-
-    def _check_hooks(self, plugin: Any, *, needs_hooks: bool = True) -> None:
-        """Refuse a hook that no specification knows: pluggy alone would never call it."""
-        if isinstance(plugin, type):
-            raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
-        known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
-        callers = self._manager.get_hookcallers(plugin) or []
-        unmarked = sorted(hookspecs.unmarked(plugin))
-        if not callers and needs_hooks:
-            where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
-            raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
-        for caller in callers:
-            if caller.name not in known:
-                raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
-        if unmarked:
-            raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""

@@ -246,7 +246,7 @@ def _trained_again(
         yield f"its models are of {which}; its recipe has {rounds} rounds"
         return
     request = Request(experiment, path, resume=not from_start, command=_COMMAND, page=False)
-    session.run(request, RunDirectory(path), RunObserver(), lambda text: None)
+    session.run(request, RunDirectory(path), RunObserver())
     mine, _ = load_checkpoint(RunDirectory(path).last_checkpoint)
     first = before.global_state
     if from_start:

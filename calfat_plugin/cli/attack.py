@@ -14,7 +14,6 @@ from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, target_argument
-from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_alarms, show_evaluations
 from calfat_plugin.disk import read_json
@@ -39,15 +38,12 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
     metavar="LABEL.OPTION=VALUE",
     help="An option of an attack; repeatable. Example: --set pgd20.restarts=5",
 )
-@plugin_option
-@trust_option
 @click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
 @model_options
 @click.option("--examples", type=click.IntRange(min=1), metavar="N", help="A fixed random subset of the test split.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Results file. Default: a free name in RUN_DIR/attacks/."
 )
-@click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal.")
 @json_option
 def attack(
     target: Path | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from calfat_plugin.board.own import Means
 from calfat_plugin.board.tracks import Board, make_board, open_board
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
-from calfat_plugin.cli.options import Decorator
+from calfat_plugin.cli.options import Decorator, together
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.errors import OptionError
 from calfat_plugin.report.numbers import counted, percent
@@ -24,7 +23,8 @@ from calfat_plugin.runs.compute import check_device
 _DOES_NOT_STAND = 1  # exit code
 
 _board_argument: Decorator = click.argument("board", metavar="BOARD", type=click.Path(path_type=Path))
-_MEANS: tuple[Decorator, ...] = (
+#: What a verifier computes with.
+_means = together(
     click.option("--data-dir", metavar="DIR", help="Where data sets are, whatever an entry says. Default: ~/data."),
     click.option("--download", is_flag=True, help="Fetch a missing data set."),
     click.option("--device", metavar="cpu|cuda:0", help="Default: cpu."),
@@ -36,13 +36,6 @@ _MEANS: tuple[Decorator, ...] = (
         help="Execute the entry's plugins/MODULE.py; repeatable. Read it first: it acts with your permissions.",
     ),
 )
-
-
-def _means(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What a verifier computes with."""
-    for option in reversed(_MEANS):
-        command = option(command)
-    return command
 
 
 @click.group()

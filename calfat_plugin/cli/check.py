@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def check(
     """Check RECIPE, or every cell of a suite, without running it."""
     overrides += of_host
     document = read_document(recipe)  # once: it may be a pipe
-    with json_output(as_json):  # a plugin may print
+    with json_output(as_json) as print_json:
         if "axes" not in document.data:
             warnings, text, content = _check_recipe(document, overrides, seed, plugins, show)
         elif not show:
@@ -46,12 +45,11 @@ def check(
         else:
             listing = f"calfat suite {shlex.quote(recipe)} --dry-run"
             raise OptionError(f"--show: {document.file} is a suite, not one recipe. List its runs with: {listing}")
-    warn(*warnings)
-    if strict and warnings:
-        raise RecipeError(f"{recipe}: {counted(len(warnings), 'warning')}; --strict allows none.")
-    if as_json:
-        text = json.dumps({"file": document.file, "warnings": warnings, **content}, indent=2, default=str)  # a date
-    click.echo(text)
+        warn(*warnings)
+        if strict and warnings:
+            raise RecipeError(f"{recipe}: {counted(len(warnings), 'warning')}; --strict allows none.")
+        click.echo(text)
+        print_json({"file": document.file, "warnings": warnings, **content})
 
 
 _Found = tuple[tuple[str, ...], str, dict[str, Any]]  # warnings, what to print, and the same for other programs

@@ -12,13 +12,12 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 from calfat_plugin.disk import NO_ROOM, TRY_AGAIN
-from calfat_plugin.errors import CalfatError
+from calfat_plugin.errors import CalfatError, short
 from calfat_plugin.peer_text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 _RED, _YELLOW = 31, 33
-_MAX_PATH = 120  # characters of a path in a message
 
 
 @contextmanager
@@ -40,8 +39,7 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
             fail(f"a file cannot be written ({error.strerror}). {TRY_AGAIN}", after())
         if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
             raise
-        path = os.fsdecode(error.filename)
-        shown = path if len(path) <= _MAX_PATH else f"{path[: _MAX_PATH - 3]}..."
+        shown = short(os.fsdecode(error.filename), 120)
         fail(f"{shown}: cannot be used ({error.strerror}). Check this path and its permissions.", after())
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
-from calfat_plugin.cli.options import Decorator
+from calfat_plugin.cli.options import Decorator, plugin_option, together, trust_option
 from calfat_plugin.threat import Norm
 
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
 )
-_OPTIONS: tuple[Decorator, ...] = (
-    click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf."),
-    click.option(
-        "--step-size",
-        metavar="SIZE",
-        help="Default: the recipe's (a multiple of eps follows --eps); eps/4 in another norm or without a recipe.",
-    ),
+#: Which model, on which data; of ``calfat replay``, too.
+which_model = together(
     click.option(
         "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
     ),
@@ -32,6 +26,18 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
     click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),
+    plugin_option,
+    trust_option,
+)
+#: The same, how it is attacked, and where to compute.
+model_options = together(
+    click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf."),
+    click.option(
+        "--step-size",
+        metavar="SIZE",
+        help="Default: the recipe's (a multiple of eps follows --eps); eps/4 in another norm or without a recipe.",
+    ),
+    which_model,
     click.option("--download", is_flag=True, help="Fetch a missing data set."),
     click.option(
         "--batch-size", type=click.IntRange(min=1), metavar="B", help="Images at a time. Default: the recipe's."
@@ -42,11 +48,5 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of random starts. Default: the recipe's."
     ),
+    click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal."),
 )
-
-
-def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which model to take, on which data, and where to compute."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command

@@ -54,7 +54,7 @@ def server_app(folder: Path) -> ServerApp:
         directory = RunDirectory.open(request, expanded(str(config["runs"])))
         with choose_progress(Console(file=sys.stdout), plain=True) as progress:
             runtime = runtime_on(request.experiment, grid)
-            session.run(request, directory, progress, progress.warn, runtime)
+            session.run(request, directory, progress, runtime)
         print(f"results: {directory.path.absolute()}", flush=True)
 
     app = ServerApp()

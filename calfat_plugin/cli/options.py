@@ -17,6 +17,17 @@ from calfat_plugin.shipped import shipped_files
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def together(*options: Decorator) -> Decorator:
+    """Several options as one, in the order in which the help lists them."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
 def complete_shipped(start: str) -> list[CompletionItem]:
     """Shipped names that begin with ``start``."""
     return [CompletionItem(name) for name in shipped_files() if name.startswith(start)]
@@ -35,7 +46,7 @@ set_option: Decorator = click.option(
     metavar="SECTION.KEY=VALUE",
     help="Override a recipe value; repeatable. Example: --set train_args.comm_round=20",
 )
-seed_option: Decorator = click.option(
+_seed_option: Decorator = click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Short for --set common_args.random_seed=N."
 )
 _host_option: Decorator = click.option(
@@ -55,11 +66,8 @@ plugin_option: Decorator = click.option(
 )
 
 
-def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A recipe, and what is changed in it."""
-    for each in (plugin_option, _host_option, seed_option, set_option, _recipe_argument):
-        command = each(command)
-    return command
+#: A recipe, and what is changed in it.
+recipe_options = together(_recipe_argument, set_option, _seed_option, _host_option, plugin_option)
 
 
 def _ask(file: PluginFile) -> bool:

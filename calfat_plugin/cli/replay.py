@@ -12,7 +12,7 @@ from calfat_plugin.analyses.replay import Doubt, Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
-from calfat_plugin.cli.options import plugin_option, trust_option
+from calfat_plugin.cli.finished_model import which_model
 from calfat_plugin.cli.progress import verbatim_console
 from calfat_plugin.report.numbers import counted, percent
 from calfat_plugin.report.table import Table, print_table
@@ -23,17 +23,11 @@ _LISTED = 10  # images that are named
 
 @click.command()
 @click.argument("target", metavar="RUN_DIR_OR_EVIDENCE", type=click.Path(path_type=Path))
-@click.option("--checkpoint", metavar="NAME", help="Of the run: last (default), best-natural or best-robust.")
-@click.option("--model", metavar="MODULE:FACTORY", help="Of evidence about a model of your own; needs the next two.")
-@click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's.")
-@click.option("--dataset", metavar="NAME", help="The data set it was attacked on.")
-@click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir.")
+@which_model
 @click.option("--device", metavar="cpu|cuda:0", help="Default: as the recipe says.")
 @click.option(
     "--png", "pictures", type=click.Path(path_type=Path), metavar="DIR", help="Write each image as PNG files, too."
 )
-@plugin_option
-@trust_option
 @json_option
 def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> None:
     """Check the numbers of a finished evaluation by the adversarial images that it kept.

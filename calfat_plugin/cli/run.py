@@ -131,7 +131,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     console = verbatim_console(sys.stdout)  # this stream, whatever the host does to sys.stdout
     with choose_progress(console, plain=plain) as progress:
         hint.progress = progress
-        result = session.run(request, directory, progress, progress.warn)
+        result = session.run(request, directory, progress)
     show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
-from calfat_plugin.errors import OptionError, listed, short
+from calfat_plugin.errors import CalfatError, OptionError, RunError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
@@ -29,7 +29,7 @@ from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
-from calfat_plugin.suites.record import Key, judges_another, verdict_of
+from calfat_plugin.suites.record import Key
 from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
@@ -161,8 +161,7 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
     ended: list[SuiteRun] = []
     finished = True
     if plan.choices:
-        for line in _cost_lines(plan, wanted):
-            click.echo(line)
+        _show_cost(plan, wanted)
         seen: set[Key] = set()
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
@@ -193,7 +192,14 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
     """Run what is left of the plan; False where the user stopped it."""
     console, total, workers = verbatim_console(), len(plan.left), wanted.workers
     for run in plan.left:
-        runtime_of(run.experiment).refuse_without_host()
+        runtime = runtime_of(run.experiment)
+        runtime.refuse_without_host()
+        if runtime.is_cross_silo:
+            raise RunError(
+                f"{plan.suite.document.file}: the cell '{run.cell.name}' is a cross-silo run, whose parties are "
+                "processes of their own, and a suite runs simulations: add --set common_args.training_type=simulation "
+                "--set comm_args.backend=sp."
+            )
     at_a_time = wanted.at_a_time(plan, total)
     each = counted(threads(at_a_time, workers), "thread")
     if workers is not None:
@@ -204,9 +210,9 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
     else:
         of = f"{'nothing' if what == 'run' else f'no {what}'} to do"
     click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
-    with SuiteProgress(lines_or_bars(console, plain=not total), total) as observer:
+    with lines_or_bars(console, plain=not total) as shown:
         try:
-            run_all(plan, at_a_time, observer, ended, workers, wanted.pages)
+            run_all(plan, at_a_time, SuiteProgress(shown, total), ended, workers, wanted.pages)
         except KeyboardInterrupt:
             return False
     return True
@@ -215,36 +221,40 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
 def _judge(plan: SuitePlan) -> None:
     """Judge the first seed's model of each selected row that has no verdict yet."""
     for run in plan.runs:
-        if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
+        if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished" or run.verdict:
             continue
-        if run.recorded is not None and not run.recorded.verdict:
+        if run.recorded is not None:
             warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
-        elif run.recorded is None and judges_another(run.directory, run.experiment):
+        elif run.verdict is None:
             warn(
                 f"{run.directory / FILE} is about another checkpoint, round or budget: {run.name} is not judged. Move "
                 "the file away."
             )
-        elif run.recorded is None and not verdict_of(run.directory, run.experiment):
-            click.echo(shlex.join(["calfat", "trust", str(run.directory)]))
-            judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+        else:
+            command = shlex.join(["calfat", "trust", str(run.directory)])
+            click.echo(command)
+            try:
+                judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+            except CalfatError as error:  # the other rows are judged, and the table is written
+                warn(f"{run.name} is not judged: {error} Try again with: {command}")
 
 
-def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
+def _show_cost(plan: SuitePlan, wanted: _Wanted) -> None:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
         return
     if choose is not None:
-        yield how_chosen(choose, plan.choices)
+        click.echo(how_chosen(choose, plan.choices))
     choosing, table = len(plan.choosing.left) + plan.num_finals, len(plan.left) + plan.num_waiting
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
     seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
     if seconds is None:
         advice = "no run has finished here yet; the key seconds_per_round of the suite may say what one costs"
-        yield f"cost: {runs} to do; {advice}"
+        click.echo(f"cost: {runs} to do; {advice}")
     elif choosing + table:
         beside = f", {duration(seconds / at_a_time)} with {at_a_time} at a time" if at_a_time > 1 else ""
-        yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
+        click.echo(f"cost: {runs} to do, about {duration(seconds)} of one process{beside}")
 
 
 def _show_and_write(plan: SuitePlan, wanted: _Wanted, ended: Sequence[SuiteRun] = ()) -> None:
@@ -262,8 +272,7 @@ def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
         click.echo(line)
     if left := (*plan.choosing.left, *plan.left):
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], wanted.workers)])}")
-    for line in _cost_lines(plan, wanted):
-        click.echo(line)
+    _show_cost(plan, wanted)
     cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_finals + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 

@@ -29,13 +29,6 @@ class SuiteProgress(SuiteObserver):
         self._ended = 0
         self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
 
-    def __enter__(self) -> SuiteProgress:
-        self._console.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._console.__exit__(*exc_info)
-
     def run_started(self, run: SuiteRun) -> None:
         resumed = run.state == "unfinished"
         self._console.say(f"{'resuming' if resumed else 'running'} {run.name} in {run.directory}", unless_drawn=True)

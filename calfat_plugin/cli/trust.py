@@ -15,7 +15,6 @@ from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, target_argument
-from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
@@ -38,8 +37,6 @@ _RESUME = "The same command again continues with the check that was stopped."
     metavar="RUN_DIR",
     help="Try the adversarial examples of another run's model, too; repeatable.",
 )
-@plugin_option
-@trust_option
 @click.option("--eps", metavar="EPS", help="The budget, such as 8/255. Default: the recipe's.")
 @model_options
 @click.option(
@@ -49,7 +46,6 @@ _RESUME = "The same command again continues with the check that was stopped."
     help="A fixed random subset of the test split. Default: 500, or all if there are fewer.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Results file. Default: RUN_DIR/trust.json.")
-@click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal.")
 @json_option
 def trust(
     target: Path | None,

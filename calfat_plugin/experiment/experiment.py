@@ -151,7 +151,10 @@ class Experiment(Recipe):
     def check_method(self, method: object) -> None:
         """Refuse an addition or an inner attack to which the method, a class or what builds it, leaves no place."""
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
-        for name in self.additions.as_run():
+        added: dict[str, KeyPath] = {name: (*self.trainer.path, name) for name in self.additions.as_run()}
+        if self.threat.by_class is not None and self.trains_attacked:
+            added["by_class"] = ("calfat", "threat", "by_class")
+        for name, path in added.items():
             why = ""
             if isinstance(method, type) and not issubclass(method, AdversarialTrainer):
                 why = f"{who} has a training loop of its own, to which nothing can be added; remove the key."
@@ -159,20 +162,14 @@ class Experiment(Recipe):
                 why = f"{who} perturbs weights already, by its options gamma and warmup; remove the key."
             elif name == "awp" and "backward" in inner.entry.replaces:
                 why = f"the inner attack '{inner.name}' steps by one gradient; remove the key or choose another attack."
-            if why:
-                raise self.document.error((*self.trainer.path, name), why)
-        by_class: KeyPath = ("calfat", "threat", "by_class")
-        if self.threat.by_class is not None and self.trains_attacked:
-            if isinstance(method, type) and not issubclass(method, AdversarialTrainer):
-                why = f"{who} has a training loop of its own, to which nothing can be added; remove the key."
-                raise self.document.error(by_class, why)
-            if not inner.entry.by_class:
-                why = f"the inner attack '{inner.name}' cannot give each example an eps of its own (its entry does not "
-                why += (
+            elif name == "by_class" and not inner.entry.by_class:
+                why = (
+                    f"the inner attack '{inner.name}' cannot give each example an eps of its own (its entry does not "
                     "say by_class). Remove the key, for a group by its own by_class: null, or choose another attack, "
+                    "such as pgd."
                 )
-                why += "such as pgd."
-                raise self.document.error(by_class, why)
+            if why:
+                raise self.document.error(path, why)
         if inner.name == "pgd":
             return
         steps = self.threat.own_steps

@@ -7,6 +7,7 @@ from typing import Any
 
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import InnerAttackEntry
+from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
@@ -15,6 +16,7 @@ from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.modifiers.calibrated import CalibrationOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import start_noise_option
 from calfat_plugin.trainers.calfat import CalFATOptions
 from calfat_plugin.trainers.fedgairat import FedGAIRATOptions
@@ -59,7 +61,7 @@ def _other_optimizer(experiment: Experiment) -> Iterator[str]:
 
 
 def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
-    """Keys of the threat, the partition and the trainer that others make useless.
+    """Keys of the threat, the partition, the trainer and a paper's numbers that others make useless.
 
     None of those that the file has and an override (--set, a suite) makes so by replacing what the file had chosen.
     """
@@ -68,26 +70,28 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
         in_file = f"{written.file}:"
         replaced = written.place(key).startswith(in_file) and not written.place(chosen_at).startswith(in_file)
         if written.has(key) and not replaced:
-            yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}."
+            yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}"
 
     partition = experiment.partition.entry
     if not partition.uses_alpha:
-        why = f"the partition '{partition.name}' does not use it"
+        why = f"the partition '{partition.name}' does not use it."
         yield from useless(("data_args", "partition_alpha"), ("data_args", "partition_method"), why)
     threat, trained = experiment.threat, (experiment, *map(experiment.trained_by, experiment.clients))
     attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
     at: KeyPath
     inner: KeyPath = ("calfat", "threat", "inner")
+    # A recipe as run has every key, so who asked for a value is known only where it is not the usual one.
+    asked_steps = threat.own_steps is not None and threat.steps not in (threat.own_steps, ThreatModel.steps)
     if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
-        yield from useless(inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack")
-    elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
-        why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
+        yield from useless(inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack.")
+    elif asked_steps and all(each.own_steps is not None for each in attacks):
+        why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own."
         yield from useless(("calfat", "threat", "steps"), inner, why)
     noise: KeyPath = (*experiment.trainer.path, "start_noise")
-    usual = start_noise_option().default  # written in every recipe as run
+    usual = start_noise_option().default
     asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
     if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
-        yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own")
+        yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own.")
     for plugin in (experiment.trainer, experiment.modifier):
         idle, why = _idle(plugin.options)
         for name in idle:
@@ -95,21 +99,26 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
                 yield from useless((*plugin.path, name), plugin.path, why)
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")
-        yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack")
+        yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack.")
     awp, rounds = experiment.additions.awp, experiment.num_rounds
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
-        yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+        yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds.")
+    labels = [pick.label for pick in experiment.evaluators]
+    for label in experiment.reported.percent:
+        if label not in labels and (hint := did_you_mean(label, labels)):
+            at = ("calfat", "reported", label)
+            yield from useless(at, ("calfat", "evaluators"), f"no evaluator is called so.{hint}")
 
 
 def _idle(options: Any) -> tuple[tuple[str, ...], str]:
     """Options of a method or a modifier that another one makes useless, and why."""
     if isinstance(options, FedGAIRATOptions) and options.weighting == "discrete":
-        return ("lam",), "discrete weights have no shift"
+        return ("lam",), "discrete weights have no shift."
     if isinstance(options, FedRBNOptions) and not options.some_borrow:
-        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client that trains by these options has the role st"
+        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client that trains by these options has the role st."
     if isinstance(options, CalibrationOptions) and options.prior == "counts":
-        return ("delta",), "it is added to class frequencies, and this prior is of counts"
+        return ("delta",), "it is added to class frequencies, and this prior is of counts."
     return (), ""
 
 

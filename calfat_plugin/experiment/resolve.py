@@ -42,6 +42,7 @@ E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # what it is better not: some is no UTF-8, too
+_BESIDE = ("name", "preset", "label")  # of a plugin in a recipe, beside its options
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
@@ -220,7 +221,7 @@ class _Reader:
         kind: type[E],
         value: Any,
         default: str | None = None,
-        also: tuple[str, ...] = ("name", "preset", "label"),
+        also: tuple[str, ...] = _BESIDE,
     ) -> Plugin[E]:
         """``name`` or ``{name: ..., preset: ..., options...}``; ``also``: keys beside the options."""
         document = self.document
@@ -234,7 +235,7 @@ class _Reader:
             )
         if "label" in value and isinstance(path[-1], str):  # not of a list
             raise document.error((*path, "label"), "only evaluators and loggers have a label; remove it.")
-        for key in ("name", "preset", "label"):
+        for key in _BESIDE:
             text = value.get(key)
             good = key != "name" if text is None else isinstance(text, str) and text.strip() and text.isprintable()
             if key in value and not good:
@@ -242,7 +243,7 @@ class _Reader:
         name = value.get("name", default)
         if name is None:
             raise document.error(path, f"there is no 'name'; expected a mapping {example}.")
-        options = {key: item for key, item in value.items() if key not in ("name", "preset", "label", *also)}
+        options = {key: item for key, item in value.items() if key not in (*_BESIDE, *also)}
         return self._resolved(path, kind, name, options, value.get("preset"), value.get("label"), also=also)
 
     def _resolved(
@@ -255,7 +256,7 @@ class _Reader:
         label: str | None = None,
         *,
         name_at: KeyPath | None = None,
-        also: tuple[str, ...] = ("name", "preset", "label"),
+        also: tuple[str, ...] = (),
     ) -> Plugin[E]:
         """The plugin of this name with its options typed; ``name_at``: where the name is, if not at ``path``."""
         document = self.document
@@ -279,7 +280,7 @@ class _Reader:
             path,
             entry.config,
             {**defaults, **named, **given},
-            also=also if name_at is None else (),
+            also=also,
             owner=f"{kind.kind} '{entry.name}'",
         )
         return Plugin(entry, options, name, label or name, path)
@@ -351,26 +352,21 @@ def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tupl
 def _with_preset(document: Document, registry: Registry) -> Document:
     """Fill keys that the recipe leaves out with the defaults of the trainer's preset."""
     trainer = document.get(("calfat", "trainer"))
-    name, preset_name = (
-        (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)
-    )
-    if not isinstance(name, str) or not isinstance(preset_name, str):
-        return document
+    given = trainer if isinstance(trainer, Mapping) else {}
     try:
-        entry, _ = registry.find(entries.TrainerEntry, name)
-    except PluginError:
+        entry, _ = registry.find(entries.TrainerEntry, given.get("name", "calfat"))
+        preset = entry.presets[given["preset"]]
+    except (PluginError, KeyError, TypeError):  # whoever reads the trainer says what is wrong with it
         return document
-    if preset_name not in entry.presets:
-        return document
-    dataset = document.get(("data_args", "dataset"))
-    who = f"local trainer '{name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
+    named, dataset = f"preset '{given['preset']}'", document.get(("data_args", "dataset"))
+    who = f"local trainer '{entry.name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
     with returned.attribute_errors_to(who, entry.config):
-        made = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
-        defaults = returned.mapping(made, f"the recipe of its preset '{preset_name}' returned")
+        made = preset.recipe(dataset if isinstance(dataset, str) else "digits")
+        defaults = returned.mapping(made, f"the recipe of its {named} returned")
     at = document.place(("calfat", "trainer", "preset"))
     for key, value in defaults.items():
         path = tuple(key.split("."))
         parent = document.get(path[:-1])
         if not document.has(path) and (parent is None or isinstance(parent, Mapping)):
-            document = document.with_value(path, value, f"{at}, preset '{preset_name}' of '{name}'")
+            document = document.with_value(path, value, f"{at}, {named} of '{entry.name}'")
     return document

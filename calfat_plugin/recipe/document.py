@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 
-from calfat_plugin.errors import RecipeError
+from calfat_plugin.errors import RecipeError, short
+from calfat_plugin.exact import scalar
 from calfat_plugin.options import describe, parse_options, quoting_hint, to_plain
 from calfat_plugin.recipe.text import read_text
 from calfat_plugin.shipped import located
@@ -30,7 +31,6 @@ EPS: KeyPath = ("calfat", "threat", "eps")
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
-_MAX_SHOWN = 120  # characters of an override in a message
 
 # First and last line of a recipe that a run wrote. Half of one may well be a good recipe, with defaults for the rest.
 AS_RUN = " as run: every default and derived value is written out, down to the last line."
@@ -162,7 +162,7 @@ class Document:
         """A copy with each ``section.key=value`` of the command line applied, in order: one change."""
         changes: list[tuple[KeyPath, Any, str]] = []
         for override in overrides:
-            place = f"--set {override if len(override) <= _MAX_SHOWN else override[: _MAX_SHOWN - 3] + '...'}"
+            place = f"--set {short(override, 120)}"
             key, equals, text = override.partition("=")
             steps = tuple(key.strip().split("."))
             if not equals or len(steps) < 2 or not all(steps):
@@ -223,8 +223,8 @@ def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
         return {str(key): from_python(item, file, (*path, str(key))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [from_python(item, file, (*path, index)) for index, item in enumerate(value)]
-    value = to_plain(value)
-    for kind in (bool, int, float, str):  # also where it is a subclass, such as numpy's, which no file could hold
+    value = to_plain(scalar(value))
+    for kind in (bool, int, float, str):  # also where it is a subclass, which no file could hold
         if isinstance(value, kind):
             return kind(value)
     if value is None or isinstance(value, date):

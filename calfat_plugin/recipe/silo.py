@@ -54,19 +54,12 @@ def for_rank(text: str, rank: int) -> str:
     return text.replace("{rank}", str(rank))
 
 
-def parse_address(text: str) -> Address | None:
-    """``host:port`` or ``[ipv6]:port``; None for anything else."""
+def _checked_address(text: str, example: str, *at: str | int) -> Address:
+    """``host:port`` or ``[ipv6]:port``."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
-        return None
-    return Address(found["host"].strip("[]"), int(found["port"]))
-
-
-def _checked_address(text: str, example: str, *at: str | int) -> Address:
-    address = parse_address(text)
-    if address is None:
         raise OptionError(f"got {describe(text)}, expected host:port such as {example}.", at)
-    return address
+    return Address(found["host"].strip("[]"), int(found["port"]))
 
 
 def _check_names(options: object, *names: str) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from calfat_plugin.disk import read_bytes
-from calfat_plugin.errors import RecipeError, did_you_mean
+from calfat_plugin.errors import RecipeError, did_you_mean, short
 from calfat_plugin.shipped import shipped_files
 
 _MAX_BYTES = 256_000  # a recipe is a page of text; what goes beyond is another kind of file
-_MAX_SHOWN = 120  # characters of a path in a message
 
 
 def read_text(path: Path, kind: str) -> str:
@@ -24,8 +23,7 @@ def read_text(path: Path, kind: str) -> str:
     except FileNotFoundError:
         raise RecipeError(f"{shown}: no such file.{_instead_of(path)}") from None
     except OSError as error:
-        short = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
-        raise RecipeError(f"{short}: cannot be read ({error.strerror}).") from None
+        raise RecipeError(f"{short(shown, 120)}: cannot be read ({error.strerror}).") from None
     if len(content) > _MAX_BYTES:
         size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
         raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")

@@ -135,6 +135,12 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
     }
 
 
+def environment_of(experiment: Experiment, device: torch.device, command: list[str]) -> dict[str, Any]:
+    """The same of a run, with the host that runs its rounds."""
+    found = describe_environment(device, experiment.registry, command, experiment.runtime.precision)
+    return {**found, "host": experiment.common.host}
+
+
 def processor() -> str:
     """The processor's name and its vector units as torch uses them, which decide how sums are rounded."""
     import torch

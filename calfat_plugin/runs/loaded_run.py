@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
-LAST = "last"
 _OTHERWISE = (
     "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
 )
+_TRUST = "add --trust-plugins (from Python: trust_plugins=True)."
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
 _PARALLEL = "module."  # what DataParallel puts in front of every name
 
@@ -45,12 +45,13 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
         run = RunDirectory(target)
         if not run.recipe.is_file():
             raise RunError(f"{target}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.")
-        found = run.checkpoint(checkpoint or LAST)
+        name = checkpoint or "last"
+        found = run.checkpoint(name)
         if not found.is_file():
             there = sorted(path.stem for path in found.parent.glob("*.safetensors"))
             if not there:
                 raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
-            hint = did_you_mean(checkpoint or LAST, there)
+            hint = did_you_mean(name, there)
             raise RunError(f"{found}: no such checkpoint.{hint} There are: {', '.join(there)}.")
         return found, target
     if not target.is_file():
@@ -70,11 +71,12 @@ def distrust(file: PluginFile) -> bool:
     return False
 
 
-def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
+def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust, todo: str = _TRUST) -> Document:
     """The recipe of a run directory, if its plugin files may be executed.
 
     Those that this user has run before may be, by their content, and those that ``plugins`` name; about each other
-    file, ``trust`` is asked. A run directory from somebody else names code of its own.
+    file, ``trust`` is asked, and ``todo`` says how to trust it. A run directory from somebody else names code of its
+    own.
     """
     document = read_document(RunDirectory(run).recipe)
     named = {Path(file).stem for file in plugins}
@@ -91,8 +93,7 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
             raise document.error(
                 (*PLUGINS, name),
                 f"this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "
-                "with your permissions: read it, and if you trust it, add --trust-plugins (from Python: "
-                "trust_plugins=True).",
+                f"with your permissions: read it, and if you trust it, {todo}",
             )
     return with_plugins(document, plugins)
 
@@ -186,7 +187,8 @@ def model_loader(
         else:
             otherwise = "Say how its model is built: model: package.module:factory beside the source."
             weights, run = find_checkpoint(path, otherwise=otherwise)
-            document = recipe_of(run, (), trust or (lambda file: _refuse_unknown(run, file)))
+            once = f"run once: {shlex.join(['calfat', 'attack', str(run), '--trust-plugins'])}"
+            document = recipe_of(run, (), distrust, once) if trust is None else recipe_of(run, (), trust)
         experiment = assemble(document, Registry.for_recipe(document))
         if run is not None and dataset not in (None, experiment.dataset.name):
             raise RunError(
@@ -205,14 +207,6 @@ def set_up_task(run: LoadedRun, trust: Trust = distrust) -> SetUpTask:
     data, name = run.dataset, run.experiment.dataset.name
     return SetUpTask(
         data.num_classes, data.in_channels, data.image_size, run.device, model_loader(name, data, run.device, trust)
-    )
-
-
-def _refuse_unknown(run: Path, file: PluginFile) -> bool:
-    raise RunError(
-        f"{run}: this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "
-        f"with your permissions: read it, and if you trust it, run once: calfat attack {shlex.quote(str(run))} "
-        "--trust-plugins"
     )
 
 

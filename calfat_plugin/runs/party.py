@@ -38,7 +38,7 @@ from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -111,9 +111,13 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             "(train_args.client_num_in_total); rank 0 is the server's."
         )
     name, client = experiment.name, rank - 1
+
+    def warn(text: str) -> None:
+        say(f"warning: {text}")
+
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        states = _States(directory.last_checkpoint.parent, client, lambda text: say(f"warning: {text}"))
+        states = _States(directory.last_checkpoint.parent, client, warn)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
@@ -121,8 +125,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             say(f"client {client} of {name} is finished after {done} rounds. {further}")
             return
         for finding in runtime.security_warnings(rank):
-            say(f"warning: {finding}")
-        worker = _worker_of(request, rank, directory, lambda text: say(f"warning: {text}"))
+            warn(finding)
+        worker = _worker_of(request, rank, directory, warn)
         say(f"client {client} of {name}: {worker.num_examples(client)} examples, waiting for the server")
         task = ClientTask(
             worker,
@@ -130,7 +134,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             state_after=states.after,
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
-            on_notice=lambda text: say(f"warning: {text}"),
+            on_notice=warn,
             on_finished=lambda: directory.write_json(
                 directory.results,
                 {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
@@ -155,11 +159,7 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     data = dataset.train
     if experiment.partition.entry.name != SILO:
         data = data.subset(experiment.split(data.y.numpy())[client])
-    precision = experiment.runtime.precision
-    environment = describe_environment(device, experiment.registry, request.command, precision)
-    environment["host"] = experiment.common.host
-    directory.write_json(directory.environment, environment)
-
+    directory.write_json(directory.environment, environment_of(experiment, device, request.command))
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 
 

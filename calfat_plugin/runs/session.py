@@ -15,7 +15,7 @@ import pluggy
 from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
-from calfat_plugin.errors import PluginError, RunError
+from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.experiment.implausible import too_large_batches
@@ -30,7 +30,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import describe_environment, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
@@ -40,16 +40,10 @@ from calfat_plugin.runs.writer import RunWriter
 log = logging.getLogger(__name__)
 
 
-def run(
-    request: Request,
-    directory: RunDirectory,
-    observer: RunObserver,
-    warn: Callable[[str], None],
-    runtime: Runtime | None = None,
-) -> RunResult:
+def run(request: Request, directory: RunDirectory, observer: RunObserver, runtime: Runtime | None = None) -> RunResult:
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
-    started = time.perf_counter()
+    started, warn = time.perf_counter(), observer.warn
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
@@ -84,9 +78,6 @@ def run(
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         if not directory.finished:
             directory.reopen(experiment)
-        precision = experiment.runtime.precision
-        environment = describe_environment(device, experiment.registry, request.command, precision)
-        environment["host"] = experiment.common.host
         try:
             before = read_json(directory.environment)
         except RunError as error:  # not worth stopping for
@@ -94,6 +85,7 @@ def run(
             before = {}
         others = before.pop("earlier", [])
         others = [*(others if isinstance(others, list) else []), *([before] if before else [])]
+        environment = environment_of(experiment, device, request.command)
         directory.write_json(directory.environment, {**environment, "earlier": others})
         if data:
             directory.write_json(directory.partition, data)
@@ -118,7 +110,7 @@ def run(
         profile = new_profile(device) if request.profile else None
         try:
             start = workers.elsewhere(request, directory.log)
-            with profiling(profile), workers.running(request, start, observer, warn) as crew, writer:
+            with profiling(profile), workers.running(request, start, observer) as crew, writer:
                 states = writer.client_states
                 worker = partial(Worker, experiment, dataset, shards, device, RunObserver(), states)
                 loading = model_loader(experiment.dataset.name, dataset, device)
@@ -243,11 +235,7 @@ class Listeners:
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         manager.add_hookspecs(hookspecs)
         manager.register(plugin)
-        manager.check_pending()
-        if not manager.get_hookcallers(plugin):
-            raise PluginError("it implements no hook of a run's life; is @hookimpl missing?")
-        if silent := sorted(hookspecs.unmarked(plugin)):
-            raise PluginError(f"nothing calls its '{silent[0]}'; is @hookimpl missing above it?")
+        hookspecs.check_hooks(manager, plugin)
         self._managers[name] = manager
 
     def _call(self, hook: str, **arguments: Any) -> None:

@@ -93,7 +93,7 @@ def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
 
 
 def running(
-    request: Request, start: Callable[[], Worker], observer: RunObserver, warn: Callable[[str], None]
+    request: Request, start: Callable[[], Worker], observer: RunObserver
 ) -> AbstractContextManager[Workers | None]:
     """The workers that a simulation is to have, from their start to their end; None: this process trains."""
     runtime, executor = runtime_of(request.experiment), request.experiment.executor
@@ -108,7 +108,7 @@ def running(
         open_executor = partial(_dask, request.experiment)
     else:
         open_executor = partial(_own, runtime)
-    return Workers(executor, open_executor, start, observer, warn)
+    return Workers(executor, open_executor, start, observer, observer.warn)
 
 
 # --- processes of this machine ----------------------------------------------------------------------------------------

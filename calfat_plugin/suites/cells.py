@@ -99,8 +99,8 @@ class SuiteRun:
         return self.state in ("new", "unfinished")
 
     @property
-    def verdict(self) -> str:
-        """What ``calfat trust`` says of its model; empty where it was not asked."""
+    def verdict(self) -> str | None:
+        """What ``calfat trust`` says of its model; empty where it was not asked, None where it was of another model."""
         if self.state != "finished":
             return ""
         return verdict_of(self.directory, self.experiment) if self.recorded is None else self.recorded.verdict
@@ -121,17 +121,16 @@ class SuiteRun:
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
     """The runs with their states as they are now: another process may have changed them since the plan was made."""
     rows = {} if record is None else read_record(record)
-    marks = {run.key: _mark(run)[0] for run in runs}
-    ended = (run for run in runs if marks[run.key] or run.key in rows)
-    experiments = {id(run.experiment): run.experiment for run in ended}  # the seeds of a cell share it
-    digests = {number: digest(experiment) for number, experiment in experiments.items()}
+    digests: dict[int, str] = {}  # by experiment, which the seeds of a cell share
     found, changed = [], []
     for run in runs:
-        here, row = RunDirectory(run.directory).recipe.exists(), rows.get(run.key)
-        now = digests.get(id(run.experiment), "")
-        if marks[run.key] and marks[run.key] == now:
+        lost_with, row, place = _mark(run)[0], rows.get(run.key), id(run.experiment)
+        if (lost_with or row) and place not in digests:
+            digests[place] = digest(run.experiment)
+        now = digests.get(place, "")
+        if lost_with and lost_with == now:
             found.append(dataclasses.replace(run, recorded=None, state="lost"))
-        elif row is None or here:
+        elif row is None or RunDirectory(run.directory).recipe.exists():
             state, change = _state(run)
             found.append(dataclasses.replace(run, recorded=None, state=state))
             changed += [f"{run.directory}: {change}"] if change else []

@@ -18,6 +18,7 @@ from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import BESIDE, FREQUENCY, WORST_CASE, evaluator_of
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
@@ -100,7 +101,7 @@ def make_plan(
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
     ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
     runs = [
-        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}", "new")
+        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}")
         for seed in chosen_seeds
         for cell in ready
         if cell.experiment is not None
@@ -241,7 +242,8 @@ def seconds_left(plan: SuitePlan) -> float | None:
     rate = sum(rates) / len(rates) if rates else plan.suite.seconds_per_round
     if rate is None:
         return None
-    rounds = sum(run.experiment.num_rounds for run in (*choosing.left, *plan.left))
+    left = (*choosing.left, *plan.left)
+    rounds = sum(run.experiment.num_rounds - len(read_rounds(RunDirectory(run.directory).rounds)) for run in left)
     for cell in plan.cells:
         choice = plan.choices.get(cell.name)
         if choice is not None and cell.experiment is not None and cell.name in plan.selected:

@@ -33,10 +33,6 @@ from calfat_plugin.runs.directory import RunDirectory
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
-_OTHER_FORMAT = (
-    "its format is {}, and this version's is {}, so its numbers cannot stand in one table with new ones. Move the file "
-    "away, and run the suite again."
-)
 #: Defaults that have changed since: a digest keeps the meaning that it had when rows were recorded.
 _DEFAULTS_THEN = {"calfat.partition.seed": 2021}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
@@ -121,29 +117,23 @@ def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
     return _settings(unchecked.as_run()) | _DEFAULTS_THEN
 
 
-def verdict_of(directory: Path, experiment: Experiment) -> str:
-    """What ``calfat trust`` says of a run's model, with the run's budget; empty where it was not asked, or stopped."""
-    content = read_trust(directory)
-    if not content.get("finished") or _is_of_another(content, directory, experiment):
+def verdict_of(directory: Path, experiment: Experiment) -> str | None:
+    """What ``calfat trust`` says of a run's model, with the run's budget; empty where it was not asked, or stopped.
+
+    None: what it says is about another budget, or another model than that of the last round. A run may have been judged
+    before it was given more rounds, or by its checkpoint of the best round.
+    """
+    content, threat = read_trust(directory), experiment.threat
+    if not content:
+        return ""
+    asked, model = content["threat"], (Path(content.get("checkpoint") or "").name, content.get("round"))
+    last = RunDirectory(directory).last_checkpoint.name, experiment.num_rounds
+    if model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
+        return None
+    if not content.get("finished"):
         return ""
     verdict = content["verdict"]
     return f"{verdict['text']}{'' if verdict.get('usable', True) else ', no usable number'}"
-
-
-def judges_another(directory: Path, experiment: Experiment) -> bool:
-    """Whether ``trust.json`` of a run is about another model than that of its last round, or about another budget.
-
-    A run may have been judged before it was given more rounds, or by its checkpoint of the best round.
-    """
-    content = read_trust(directory)
-    return bool(content) and _is_of_another(content, directory, experiment)
-
-
-def _is_of_another(content: Mapping[str, Any], directory: Path, experiment: Experiment) -> bool:
-    threat, asked = experiment.threat, content["threat"]
-    model = Path(content.get("checkpoint") or "").name, content.get("round")
-    last = RunDirectory(directory).last_checkpoint.name, experiment.num_rounds
-    return model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps))
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:
@@ -169,7 +159,10 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
             )
         for row in reader:
             if (number := int(row["format"])) != RESULTS_FORMAT:
-                raise RunError(f"{path}:{reader.line_num}: {_OTHER_FORMAT.format(number, RESULTS_FORMAT)}")
+                raise RunError(
+                    f"{path}:{reader.line_num}: its format is {number}, and this version's is {RESULTS_FORMAT}, so its "
+                    "numbers cannot stand in one table with new ones. Move the file away, and run the suite again."
+                )
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:

@@ -25,7 +25,7 @@ from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record, verdict_of
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, WarmRun, warm_up
@@ -41,16 +41,7 @@ _POLL_SECONDS = 0.05
 
 
 class SuiteObserver:
-    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself.
-
-    A context manager around the suite.
-    """
-
-    def __enter__(self) -> SuiteObserver:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the console as it was found."""
+    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
 
     def run_started(self, run: SuiteRun) -> None:
         """A process was started."""
@@ -127,22 +118,20 @@ class _Child:
 _Event = tuple[_Child, str | None] | None
 
 
+@dataclass
 class _Pool:
     """The running processes; every event is handled in the caller's thread."""
 
-    def __init__(
-        self,
-        plan: SuitePlan,
-        jobs: int,
-        observer: SuiteObserver,
-        ended: list[SuiteRun],
-        workers: str | None,
-        pages: bool,
-    ) -> None:
-        self.plan, self.jobs, self.observer, self.ended = plan, jobs, observer, ended
-        self.workers, self.pages = workers, pages
+    plan: SuitePlan
+    jobs: int
+    observer: SuiteObserver
+    ended: list[SuiteRun]
+    workers: str | None
+    pages: bool
+
+    def __post_init__(self) -> None:
         self.children: list[_Child] = []
-        self.free = list(range(jobs))
+        self.free = list(range(self.jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, SuiteRun] = {}
         self._stop_requests = 0
@@ -301,7 +290,7 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
                 seconds=f"{results['seconds']:.1f}" if results else "",
                 processor=environment.get("processor") or row.processor,
                 calfat_plugin=results.get("calfat_plugin") or row.calfat_plugin,
-                verdict="" if run.cell.tried else verdict_of(run.directory, run.experiment),
+                verdict="" if run.cell.tried else run.verdict or "",
             )
     add_to_record(suite.record, rows)
 

@@ -293,6 +293,9 @@ class SuiteFile(Section):
                 raise AtError(("metrics", other), what)
         if (compare := self.compare) is not None:
             _check_known(("compare", "row"), compare.row, self._labels(), f"no row has the label '{compare.row}'.")
+            if len(of := [axis for axis, labels in self.axes.items() if compare.row in labels]) > 1:
+                what = f"'{compare.row}' is a label of the axes {' and '.join(of)}; rename it in one of them."
+                raise AtError(("compare", "row"), what)
             for metric in compare.metrics:
                 _check_known(("compare", "metrics"), metric, self.metrics, no_metric.format(metric))
                 if compare.metrics.count(metric) > 1:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, write_text
-from calfat_plugin.errors import OptionError, RunError
+from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
+from calfat_plugin.errors import OptionError
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report import table as tables
 from calfat_plugin.report.numbers import counted, paired_points
+from calfat_plugin.report.reading import SUITE
 from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
 from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, one_line
 from calfat_plugin.results import evaluator_of
@@ -150,9 +151,7 @@ def as_csv(summary: SuiteSummary) -> str:
 
 def check_record(suite: Suite) -> None:
     """Refuse a record that a table would take the place of."""
-    if suite.record is not None and suite.record.resolve() in [
-        (suite.directory / name).resolve() for name in ("table.md", "table.tex", "table.csv", "suite.json")
-    ]:
+    if suite.record is not None and suite.record.resolve() in [(suite.directory / name).resolve() for name in _FILES]:
         raise OptionError(
             f"--record {suite.record}: a table of the suite is written there, over the record. Choose another name."
         )
@@ -160,19 +159,11 @@ def check_record(suite: Suite) -> None:
 
 def write_tables(summary: SuiteSummary) -> Path:
     """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, which is returned."""
-    texts = {
-        "table.md": markdown(summary),
-        "table.tex": latex(summary),
-        "table.csv": as_csv(summary),
-        "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
-    }
     folder = summary.suite.directory
-    try:
+    with reporting_disk_errors(folder, TRY_AGAIN):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_text(folder / name, text, TRY_AGAIN)
-    except OSError as error:
-        raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
+    for name, written in _FILES.items():
+        write_text(folder / name, written(summary), TRY_AGAIN)
     return folder
 
 
@@ -288,3 +279,11 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
 
 def _hundredths(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:.4f}"
+
+
+_FILES: Mapping[str, Callable[[SuiteSummary], str]] = {
+    "table.md": markdown,
+    "table.tex": latex,
+    "table.csv": as_csv,
+    SUITE: lambda summary: json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
+}

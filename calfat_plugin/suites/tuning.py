@@ -45,7 +45,7 @@ class Try:
     @property
     def name(self) -> str:
         """``learning_rate 0.05, weight_decay 0.001``."""
-        return ", ".join(f"{key} {value}" for key, value in texts_of(self.point).items())
+        return self.runs[0].cell.tried
 
     @property
     def lost(self) -> int:
@@ -120,7 +120,7 @@ def choice_of(
         made = resolve(suite, registry, f"{cell.name}, {name}", settings, overrides)
         trying = Cell(cell.labels, settings, made, tried=name)
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
-        runs = [SuiteRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds]
+        runs = [SuiteRun(trying, made, seed, folder / f"seed-{seed}") for seed in choose.seeds]
         found = look_again(suite.record, *runs)
         return Try(point, found, tuple(value_of_try(run, choose) for run in found))
 

@@ -46,9 +46,9 @@ class WarmRun:
             output, printed = context.Pipe(duplex=False)
             with output, printed:
                 told = (program, os.getcwd(), printed, list(words), dict(environment))
-                self._process = context.Process(target=_be_the_run, args=told)
+                self.process = context.Process(target=_be_the_run, args=told)
                 with without_program():
-                    self._process.start()
+                    self.process.start()
                 self.output = os.fdopen(os.dup(output.fileno()), encoding="utf-8", errors="replace")
         except (OSError, EOFError) as error:
             raise RunError(
@@ -56,14 +56,10 @@ class WarmRun:
                 "--jobs, or raise the system's limits of processes and open files (ulimit -u, ulimit -n)."
             ) from None
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
     def poll(self) -> int | None:
         """Its exit code, or minus the signal that ended it; None while it runs."""
         with self._lock:
-            return self._process.exitcode
+            return self.process.exitcode
 
     def wait(self) -> int:
         """Wait for its end; :data:`UNKNOWN` when nobody can say how it ended, so call this after its output's end."""
@@ -74,8 +70,8 @@ class WarmRun:
     def stop(self, number: signal.Signals) -> None:
         """Send it a signal that ends it."""
         with self._lock:
-            if self._process.exitcode is None:
-                (self._process.kill if number == signal.SIGKILL else self._process.terminate)()
+            if self.process.exitcode is None:
+                (self.process.kill if number == signal.SIGKILL else self.process.terminate)()
 
 
 def _be_the_run(

@@ -141,8 +141,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_what_a_module_is_tried_on(module: nn.Module, asked: dict[str, Any]) -> None:
     digits = calfat.load_dataset("digits")
+    of_numpy: dict[str, Any] = {"examples": np.int64(100), "seed": np.int64(5), "batch_size": np.int64(7)}
     with pytest.raises(StopError):
-        calfat.trust(module, digits.test, eps=8 / 255, norm="l2", step_size="eps/8", examples=100, seed=5, batch_size=7)
+        calfat.trust(module, digits.test, eps=8 / 255, norm="l2", step_size="eps/8", **of_numpy)
     threat = asked["threat"]
     assert (threat.norm, str(threat.eps), str(threat.step_size)) == ("l2", "8/255", "1/255")
     assert [asked[name] for name in ("seed", "batch_size", "num_classes", "surrogates")] == [5, 7, 10, {}]
@@ -154,6 +155,8 @@ def test_what_a_module_is_tried_on(module: nn.Module, asked: dict[str, Any]) -> 
     with pytest.raises(StopError):
         calfat.trust(module, digits.test, eps=0.1)
     assert (len(asked["data"]), asked["more"], asked["seed"], asked["batch_size"]) == (359, None, 0, 500)
+    with pytest.raises(calfat.CalfatError, match=r"calfat\.evaluation\.batch_size: got 0"):
+        calfat.trust(module, digits.test, eps=0.1, batch_size=0)
     for examples in (100, None):
         with pytest.raises(StopError):
             calfat.trust(module, digits, eps=0.1, examples=examples)

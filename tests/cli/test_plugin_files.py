@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from calfat_plugin import PluginError, RecipeError, __version__, load_model
+from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
+from calfat_plugin.runs.loaded_run import model_loader
 from tests.cli.runner import RECIPES, Ended, calfat
 from tests.contract.distributions import install
 from tests.runs.test_stop import Terminal
@@ -206,6 +209,15 @@ def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(
     snapshot(said, digest=digest())
     with pytest.raises(RecipeError, match="this run executes"):
         load_model("run")
+    assert not Path("executed").exists()
+
+
+@pytest.mark.usefixtures("strangers_run")
+def test_a_run_that_attacks_by_a_strangers_model_says_which_command_asks() -> None:
+    """``calfat run`` itself has no flag for it."""
+    cpu = torch.device("cpu")
+    with pytest.raises(RecipeError, match=r"if you trust it, run once: calfat attack run --trust-plugins$"):
+        model_loader(None, SetUpTask(10, 1, (8, 8), cpu), cpu)("run", None)
     assert not Path("executed").exists()
 
 

@@ -24,7 +24,8 @@ def test_bars_of_runs_come_and_go() -> None:
     console = Console(file=stream, force_terminal=True, width=100, _environ={})
     pictures, now = [], [0.0]
     clock = patch("calfat_plugin.cli.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    with patch("rich.live._RefreshThread"), clock, SuiteProgress(bars := Bars(console), 4) as progress:
+    with patch("rich.live._RefreshThread"), clock, Bars(console) as bars:
+        progress = SuiteProgress(bars, 4)
         events: list[tuple[Any, ...]] = [
             (progress.run_started, first),
             (progress.run_started, second),

@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> None:
     threads = 1 if torch.get_num_threads() > 1 else 2  # other than now
     tiny = experiment(PLUGIN, model_args__model="linear", calfat__runtime={"threads": threads})
     directory = RunDirectory.create(tiny, tmp_path / "run")
-    run_session(Request(tiny, tmp_path / "run", False, []), directory, RunObserver(), lambda text: None)
+    run_session(Request(tiny, tmp_path / "run", False, []), directory, RunObserver())
 
 
 def test_after_a_run_the_world_is_as_before(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ def test_sora_is_refused_beside_it_and_a_group_may_do_without() -> None:
     said = r"calfat\.threat\.by_class: the inner attack 'sora' cannot .* own by_class: null, or choose another attack"
     with pytest.raises(RecipeError, match=said):
         experiment("fedpgd", calfat__threat__by_class={}, calfat__threat__inner="sora")
+    experiment("standard", calfat__threat__by_class={}, calfat__threat__inner="sora")  # which attacks nothing
     for group, both in (({"inner": "sora"}, True), ({"inner": "sora", "by_class": None}, False)):
         with pytest.raises(RecipeError, match=said) if both else nullcontext():
             experiment("fedpgd", calfat__threat__by_class={}, calfat__clients=[{"ids": 1, "threat": group}])

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,8 +124,9 @@ def test_a_section_that_an_override_makes_is_at_the_override() -> None:
 
 def test_values_of_python_are_those_of_a_file() -> None:
     values = {"a": (np.float64(0.5), True, Fraction(8, 255)), "b": {"c": None, "d": StepSize("eps/4")}}
+    values |= {"e": [np.arange(3)[2], np.float32(0.5), np.bool_(True), np.str_("x"), torch.tensor(7)]}
     found = from_python(values)
-    assert found == {"a": [0.5, True, "8/255"], "b": {"c": None, "d": "eps/4"}}
+    assert found == {"a": [0.5, True, "8/255"], "b": {"c": None, "d": "eps/4"}, "e": [2, 0.5, True, "x", 7]}
     assert yaml.safe_load(yaml.safe_dump(found)) == found
     endless: dict[str, Any] = {}
     endless["a"] = endless

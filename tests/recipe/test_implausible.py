@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.implausible import too_large_batches
@@ -34,6 +35,7 @@ WARNED = [
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
     ("calfat.trainer", [SORA, SMOOTH]),
+    ("calfat.reported.pdg20", ["calfat.reported={pdg20: 50, bim: 40}"]),
     ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
 ]
 
@@ -54,6 +56,7 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural]"],
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
+        ["calfat.reported={pgd20: 50, bim: 40}"],
         [SORA], [SORA, "calfat.trainer={name: fedpgd, label_smoothing: 0.02}"],
         [SMOOTH, "calfat.threat.inner={name: sora, alignment: cosine}"],
         [SORA, "calfat.trainer={name: standard, label_smoothing: 0.1}", "calfat.clients=[{ids: 0, trainer: fedpgd}]"],
@@ -128,6 +131,13 @@ def test_a_mixture_that_is_rounded_down_to_no_example_is_warned_of(trainer: str,
 )
 def test_a_mixture_that_attacks_some_or_none_at_all_is_not(trainer: str) -> None:
     assert resolved(f"calfat.trainer={{name: {trainer}}}").warnings == ()
+
+
+@pytest.mark.parametrize("inner", ["pgd", "rs-fgsm", "n-fgsm", "atas", "sora", "free"])
+def test_a_recipe_as_run_draws_no_warning_of_a_value_that_nobody_wrote(inner: str) -> None:
+    found = resolved(f"calfat.threat.inner={inner}")
+    again = parse_document(yaml.safe_dump(found.as_run()), "as_run.yaml")
+    assert (found.warnings, assemble(again, builtin_registry()).warnings) == ((), ())
 
 
 def test_what_training_would_not_use_is_nothing_to_one_who_attacks_a_finished_model() -> None:

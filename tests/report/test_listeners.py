@@ -154,7 +154,7 @@ def breaks(options: Any) -> Recorder:
     ("build", "reason"),
     [
         (breaks, "RuntimeError: no server"),
-        (lambda options: Unmarked(), "PluginError: it implements no hook of a run's life; is @hookimpl missing?"),
+        (lambda options: Unmarked(), "PluginError: it implements no hook; is @hookimpl missing above"),
     ],
 )
 def test_a_logger_that_cannot_be_used_is_left_out_with_a_warning(build: Callable[[Any], Any], reason: str) -> None:

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.rounds_csv import COST_COLUMNS
@@ -60,7 +62,9 @@ def go(
     warnings: list[str] = []
     experiment = checked_experiment(read_document("mortal.yaml"), sets)
     request = Request(experiment, Path(run_dir), resume, [], workers=workers)
-    run(request, RunDirectory.open(request), observer or RunObserver(), warnings.append)
+    observer = observer or RunObserver()
+    observer.warn = warnings.append  # type: ignore[method-assign]
+    run(request, RunDirectory.open(request), observer)
     return Path(run_dir), warnings
 
 
@@ -84,6 +88,13 @@ def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
 def alone(*sets: str) -> tuple[list[bytes], list[dict[str, str]]]:
     """The outcome of the recipe in one process."""
     return outcome(go("alone", 0, *sets)[0])
+
+
+class FailOnWarning(RunObserver):
+    """Of a run that gives no cause for a warning."""
+
+    def warn(self, message: str) -> None:
+        pytest.fail(message)
 
 
 class Fates(RunObserver):

@@ -43,7 +43,7 @@ def test_same_recipe_same_bits_whatever_else_differs(
     document = read_document(recipe).with_overrides([MODEL, "train_args.comm_round=2"])
     here = assemble(document, Registry.load(entry_points=False))
     request = Request(here, recipe.parent / "here", False, [])
-    run(request, RunDirectory.open(request), RunObserver(), lambda text: None)
+    run(request, RunDirectory.open(request), RunObserver())
     torch.set_num_threads(threads)
     assert last(recipe.parent / "here") == one
 

@@ -27,6 +27,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run
 from tests.report.made import record
+from tests.runs.mortals import FailOnWarning
 from tests.runs.processes import SABOTEUR, TIMEOUT
 
 
@@ -72,7 +73,7 @@ def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, no_page: None) -> Any:
 def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) -> None:
     listener = Listener()
     request = Request(build(listener), recipe.parent / "run", False, [])
-    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
+    run(request, RunDirectory.open(request), FailOnWarning())
     assert listener.heard == [
         ("started", (1, 2)),
         ("round", (1, 1, 1)),
@@ -87,7 +88,7 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
 
     listener.heard.clear()
     request = Request(build(listener, rounds=3), recipe.parent / "run", True, [])
-    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
+    run(request, RunDirectory.open(request), FailOnWarning())
     assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
     assert listener.heard[0] == ("started", (3, 3))
 
@@ -144,6 +145,6 @@ def test_who_waits_until_a_round_is_on_disk(
         together(paths)
 
     monkeypatch.setattr(disk, "sync_together", slow)
-    run(request, directory, RunObserver(), lambda text: None)
+    run(request, directory, RunObserver())
     assert one.seen == seen
     assert load_checkpoint(one.last)[0].round == 1

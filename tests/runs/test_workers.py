@@ -27,7 +27,6 @@ from calfat_plugin.host.executors import Workers
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.maths import precision
 from calfat_plugin.maths.precision import has_bf16_units
-from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.compute import pick_device
@@ -37,7 +36,7 @@ from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import calfat
-from tests.runs.mortals import METHODS, MORTAL, Fates, alone, go, outcome
+from tests.runs.mortals import METHODS, MORTAL, FailOnWarning, Fates, alone, go, outcome
 from tests.runs.processes import TIMEOUT, WarmServer, environment
 from tests.silo.federation import assert_they_sleep
 from tests.snapshot import TextSnapshot
@@ -240,7 +239,7 @@ def test_a_worker_knows_its_number_on_its_machine(monkeypatch: pytest.MonkeyPatc
 def test_a_profile_is_that_of_the_process_that_leads(folder: Path) -> None:
     experiment = checked_experiment(read_document("mortal.yaml"))
     request = Request(experiment, Path("run"), False, [], workers=2, profile=True)
-    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
+    run(request, RunDirectory.open(request), FailOnWarning())
     assert outcome(Path("run")) == alone()
     *rounds, _ = json.loads(Path("run/profile.json").read_text())["parts"]
     for part in rounds:

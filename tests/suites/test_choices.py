@@ -266,6 +266,14 @@ def test_the_cost_is_estimated_from_rounds_that_were_measured_else_from_the_file
     assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n")) == pytest.approx(5 * (11 + 4))
 
 
+def test_rounds_that_a_run_to_be_resumed_has_done_cost_nothing_more(plan_of):
+    text = CHOOSING.replace("comm_round: 1", "comm_round: 3") + "seconds_per_round: 2\n"
+    run = plan_of(text).choosing.runs[0]
+    finish(run, {"pgd20": 0.5}, {"pgd20": 0.5})
+    RunDirectory(run.directory).results.unlink()
+    assert seconds_left(plan_of(text)) == pytest.approx(2 * (3 * (12 + 4) - 2))
+
+
 def test_choice_runs_alone_have_what_the_choice_sets(plan_of):
     text = CHOOSING + "  set: {train_args.comm_round: 3}\n  extend: {train_args.learning_rate: 1.7}\n"
     plan = plan_of(text)

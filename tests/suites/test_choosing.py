@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import digits
 from calfat_plugin.experiment import assemble
-from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
@@ -27,6 +26,7 @@ from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
+from tests.runs.mortals import FailOnWarning
 from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
 
 TEXT = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.05, 0.1]").replace("[100, 101]", "[100]").replace("[0, 1]", "[0]")
@@ -220,7 +220,7 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
         document = document.with_value(setting.path, setting.value, setting.place)
     request = Request(assemble(document, planned.experiment.registry), run_dir=folder, resume=False, command=[])
     directory = RunDirectory.open(request)
-    run(request, directory, RunObserver(), pytest.fail)  # no finding, and a page that could be written
+    run(request, directory, FailOnWarning())  # no finding, and a page that could be written
     rows = [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(directory.rounds)]
     data = json.loads(directory.partition.read_text())
     return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"], data["dataset_sha256"]

@@ -170,6 +170,7 @@ def test_words(summary: SuiteSummary) -> None:
 
 BAD: Mapping[str, tuple[tuple[str, str], str]] = {
     "no such row": (("row: CalFAT", "row: CalFATT"), "row"),
+    "row of two axes": (('    "0.1":', '    CalFAT: {}\n    "0.1":'), "row"),
     "no such metric": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"), "metrics"),
     "one metric twice": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd20, pgd20]"), "metrics"),
     "level of no metric": (("robust: pgd20", "robust: aa"), "level"),

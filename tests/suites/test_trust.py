@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.errors import RunError
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import judges_another, verdict_of
+from calfat_plugin.suites.record import verdict_of
 from tests.suites.files import SUITE, write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
@@ -80,6 +81,19 @@ def test_a_polite_kill_ends_the_judging_as_ctrl_c_does(monkeypatch):
     assert (done.exit_code, done.stderr) == (130, "error: stopped.\n")
 
 
+def test_a_model_that_cannot_be_judged_costs_neither_the_other_rows_nor_the_table(judged, monkeypatch):
+    def judge(directory):
+        if "calfat" in str(directory):
+            raise RunError("its checkpoint is damaged.")
+        said(directory)
+
+    monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
+    done = call("--trust")
+    again = f"Try again with: calfat trust {str(FIRST).format('calfat')}"
+    assert done.stderr == f"warning: CalFAT seed 0 is not judged: its checkpoint is damaged. {again}\n"
+    assert (rows(done)["CalFAT"], rows(done)["FedPGD"]) == ("-", "holds (seed 0)")
+
+
 def test_what_a_row_says():
     said(str(FIRST).format("fedpgd"))
     for left, text in (
@@ -100,7 +114,7 @@ def test_a_verdict_without_a_checkpoint_is_of_another_model(registry):
     said(run.directory)
     path = run.directory / "trust.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoint": None}))
-    assert (verdict_of(run.directory, run.experiment), judges_another(run.directory, run.experiment)) == ("", True)
+    assert verdict_of(run.directory, run.experiment) is None
 
 
 def test_a_verdict_on_another_model_is_kept_and_the_row_is_not_judged(judged):

@@ -59,7 +59,7 @@ def test_a_fork_has_its_own_arguments_environment_output_session_and_exit_code()
         with run.output as output:
             said.append((output.read(), run.wait()))
     assert said == [("1 half True '' ü\n", 3), ("1 half True '' ü\n", 0), ("300000 half True '' ü\n", 0)]
-    assert len({run.pid for run in runs}) == 3
+    assert len({run.process.pid for run in runs}) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_is_missed_by_one_run_alone(suite, monkeypatch:
         def run_progress(self, run, round, num_rounds, eta):
             if len(forked) == 1:
                 os.kill(server(), signal.SIGKILL)
-                os.kill(forked[0].pid, signal.SIGKILL)
+                os.kill(forked[0].process.pid, signal.SIGKILL)
 
     outcomes = []
     run_all(plan(seeds=[0]), 1, Killer(), outcomes)
@@ -173,7 +173,7 @@ def test_a_silent_run_of_a_killed_suite_ends_at_once(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     program = (
         "import time; from calfat_plugin.suites.warm import WarmRun; run = WarmRun('echo', ['sleep'], {'SHARE': ''}); "
-        "print(run.pid, run.output.readline()[:0], flush=True); time.sleep(99)"
+        "print(run.process.pid, run.output.readline()[:0], flush=True); time.sleep(99)"
     )
     suite = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert suite.stdout is not None
