@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape
 from calfat_plugin.results import EVIDENCE
-from calfat_plugin.rounds_csv import clients_csv, read_rounds
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
 from calfat_plugin.suites.schema import SEED_KEY
 
@@ -79,6 +80,20 @@ class Entry:
         return sorted((self.folder / CHALLENGES).glob("*.safetensors"))
 
 
+@contextmanager
+def entry_errors(entry: Entry) -> Iterator[None]:
+    """Let what files of anybody's may raise be an error about the entry: of it alone, whatever else is on the board."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        text = f"{entry.folder}: its files cannot be used ({type(error).__name__}: {error})."
+        raise RunError(text) from error
+
+
 def read_entry(board: Board, track: str, name: str) -> Entry:
     """Check that an entry is whole.
 
@@ -97,8 +112,8 @@ def read_entry(board: Board, track: str, name: str) -> Entry:
     files, seeds = facts["files"], facts["seeds"]
     if (facts["track"], facts["name"]) != (track, name) or facts["format"] != 1:
         raise RunError(f"{folder / ENTRY}: is about '{facts['track']}/{facts['name']}', or of another format.")
-    if len(set(seeds)) != len(seeds):
-        raise RunError(f"{folder / ENTRY}: names a seed twice.")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise RunError(f"{folder / ENTRY}: names {'a seed twice' if seeds else 'no seed'}.")
     own = {file for file in there if not file.startswith(f"{CHALLENGES}/")} - {ENTRY}
     allowed = {f"seed-{seed}/{file}" for seed in seeds for file in (*FILES, *OPTIONAL)}
     for file in sorted(own ^ set(files)):
@@ -217,8 +232,6 @@ def _copy(run: Path, to: Path) -> None:
     for file in (*FILES, *OPTIONAL):
         if (run / file).is_file():
             shutil.copyfile(run / file, to / file)
-    if clients_csv(run / "rounds.csv").is_file():
-        shutil.copyfile(clients_csv(run / "rounds.csv"), to / "clients.csv")
     for client, state in named_files(run / BEFORE).items():
         name = f"checkpoints/{CLIENTS}/client-{client}-round-{state.round}.safetensors"
         (to / name).parent.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.replay import look, replay
-from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, misfits, read_entry
+from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
 from calfat_plugin.board.own import Means, Own, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
@@ -136,7 +136,8 @@ def digests_of(entry: Entry) -> dict[str, str]:
 def _load_data(entry: Entry, means: Means) -> None:
     """Fail where the data are not here: that is no fault of the entry's."""
     try:
-        experiment = own_experiment(own_recipe(entry, entry.seeds[0], means))
+        with entry_errors(entry):
+            experiment = own_experiment(own_recipe(entry, entry.seeds[0], means))
     except CalfatError:
         return  # said of each seed
     experiment.load_dataset()
@@ -161,18 +162,17 @@ def verify_seed(
     reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
         try:
-            own = own_run(entry, seed, means, Path(temporary))
-            reasons += _replayed(entry, seed, own, found)
-            reasons += _attacked_again(entry, seed, revision, own, found)
-            reasons += _trained_again(entry, seed, means, Path(temporary), from_start, within, found)
+            with entry_errors(entry):
+                own = own_run(entry, seed, means, Path(temporary))
+                reasons += _replayed(entry, seed, own, found)
+                reasons += _attacked_again(entry, seed, revision, own, found)
+                reasons += _trained_again(entry, seed, means, Path(temporary), from_start, within, found)
         except (NoMeasureError, DiskError, HostError) as error:
             return found, reasons, error
         except torch.OutOfMemoryError as error:
             return found, reasons, RunError(f"{entry.of(seed)}: the memory of the device is not enough ({error})")
         except CalfatError as error:
             reasons.append(str(error))
-        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reasons.append(f"its files cannot be used ({type(error).__name__}: {error})")
     return found, reasons, None
 
 

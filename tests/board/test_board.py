@@ -216,7 +216,9 @@ def a_pipe(path: Path) -> None:
         (lambda seed: os.truncate(seed / "results.json", 10**8), False, "100,000,000 bytes"),
         (lambda seed: changed(seed / "partition.json", class_counts=[[float("nan")]]), True, "class_counts[0][0]"),
         (lambda seed: changed(seed.parent / ENTRY, seeds=[0, 1, 2, 3, 4, 4]), False, "names a seed twice"),
+        (lambda seed: changed(seed.parent / ENTRY, seeds=[]), False, "names no seed"),
         (lambda seed: changed(seed.parent / ENTRY, name="other"), False, "is about 'main/other'"),
+        (lambda seed: (seed.parent / "seed-0/recipe.yaml").write_text("a: ["), True, "recipe.yaml:1: not valid YAML"),
         (lambda seed: edited(seed.parent / ENTRY, lambda of: of["files"].update({"../../../board.yaml": "0" * 64})),
          False, "board.yaml: is missing"),
     ],
@@ -233,6 +235,50 @@ def test_a_damaged_entry_does_not_stand(
     assert text in found["reasons"][0]
     call("board", "page", board)
     assert "1 alarm" in (board / "index.html").read_text() or "An alarm" in (board / "index.html").read_text()
+
+
+def of_another_class(seed: Path) -> None:
+    evidence = read_evidence(seed / "evidence.safetensors")
+    write_evidence(seed / "evidence.safetensors", replace(evidence, label=evidence.label + 90))
+
+
+def of_no_image(seed: Path) -> None:
+    evidence = read_evidence(seed / "evidence.safetensors")
+    tried = {name: torch.zeros_like(of) for name, of in evidence.tried.items()}
+    write_evidence(seed / "evidence.safetensors", replace(evidence, tried=tried))
+
+
+def of_fewer_images(seed: Path) -> None:
+    """The verdict's evidence has one at a position beyond them."""
+    evidence = read_evidence(seed / "evidence.safetensors")
+    few = {name: getattr(evidence, name)[:0] for name in ("covered", "index", "by", "x_adv", "prediction", "shown")}
+    rows = {name: {attack: of[:1] for attack, of in getattr(evidence, name).items()} for name in ("tried", "broken")}
+    fewer = replace(evidence, label=evidence.label[:1], clean=evidence.clean[:1], x_shown=evidence.x_shown[:0])
+    write_evidence(seed / "evidence.safetensors", replace(fewer, **few, **rows))
+
+
+@pytest.mark.parametrize("damage", [of_another_class, of_no_image, of_fewer_images])
+def test_evidence_that_no_evaluation_wrote_is_an_alarm_of_its_entry(
+    board: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(folder_of(board) / "seed-1")
+    signed(board)
+    with pytest.raises(CalfatError, match="honest: its files cannot be used"):
+        standing(entry_of(board))
+    assert call("board", "page", board).exit_code == 0
+    assert "main/honest: " in (board / "index.html").read_text()
+
+
+def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(board: Path) -> None:
+    for path in folder_of(board).glob("seed-*/recipe.yaml"):
+        recipe = yaml.safe_load(path.read_text())
+        recipe["calfat"]["monitor"]["evaluators"] = 5
+        path.write_text(yaml.safe_dump(recipe))
+    signed(board)
+    done = call("board", "verify", board, "--json")
+    (found,) = json.loads(done.stdout)
+    assert (done.exit_code, len(found["reasons"])) == (1, len(SEEDS))
+    assert "its files cannot be used (TypeError: 'int' object is not iterable)" in found["reasons"][0]
 
 
 # --- runs that are none of the track ----------------------------------------------------------------------------------
