@@ -173,19 +173,16 @@ def look(run: LoadedRun, path: Path) -> Shown:
         RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
             what differs, and at which image.
     """
-    import torch
-
     from calfat_plugin.datasets.batches import batches
-    from calfat_plugin.evaluators.base import fixed_subset
+    from calfat_plugin.evaluators.base import fixed_subset, subset
     from calfat_plugin.evaluators.evidence_file import read_evidence
 
     evidence = read_evidence(path)
     whole = run.dataset.test
     if len(evidence.label) > len(whole):
         raise RunError(f"{path}: is about {len(evidence.label)} test images; {run.dataset.name} has {len(whole)}.")
-    where = fixed_subset(len(whole), len(evidence.label))
-    positions = torch.arange(len(whole)) if where is None else where
-    data = (whole if where is None else whole.subset(where.numpy())).to(run.device)
+    positions = fixed_subset(len(whole), len(evidence.label))
+    data = subset(whole, len(evidence.label)).to(run.device)
     model = run.model()
     _refuse_others(path, evidence, data, model, run)
     threat = _ball(path, evidence, run)

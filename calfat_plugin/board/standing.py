@@ -89,8 +89,7 @@ def table(entry: Entry, seed: int) -> tuple[Evidence, Tensor, Tensor, dict[str, 
         more = read_evidence(file)
         if more.facts.get("weights") != evidence.facts.get("weights"):
             continue  # about the model of another seed
-        where = fixed_subset(len(right), len(more.label))
-        fallen = more.index if where is None else where[more.index]
+        fallen = fixed_subset(len(right), len(more.label))[more.index]
         if file in entry.challenges:
             lowered[file.stem] = int(right[fallen].sum())
         right[fallen] = False

@@ -225,8 +225,8 @@ class Collector:
 
 def _chosen(number: int, count: int) -> Tensor:
     """(number,) bool: the ``count`` images that evaluators with ``max_examples`` take, or all."""
-    where, chosen = fixed_subset(number, count), torch.zeros(number, dtype=torch.bool)
-    chosen[slice(None) if where is None else where] = True
+    chosen = torch.zeros(number, dtype=torch.bool)
+    chosen[fixed_subset(number, count)] = True
     return chosen
 
 

@@ -128,7 +128,7 @@ def examine_module(
             "copy.deepcopy take it, or give model, weights and dataset in its place."
         ) from error
     where, available = fixed_subset(len(data), examples or EXAMPLES), len(data)
-    if where is not None:
+    if len(where) < available:
         more = data.subset(np.setdiff1d(np.arange(available), where.numpy())) if more is None else more
         data = data.subset(where.numpy())
     trial = Trial(

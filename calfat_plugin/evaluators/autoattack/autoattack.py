@@ -24,7 +24,6 @@ from calfat_plugin.evaluators.base import (
     check_budget,
     counts_of,
     finite,
-    narrowed,
     refuse_training_mode,
     share,
 )
@@ -112,7 +111,7 @@ class AutoAttack(Evaluator):
         import torch
 
         refuse_training_mode(task.model)
-        task = narrowed(task, self.options.max_examples, self.options.batch_size)
+        task = self.options.narrowed(task)
         threat = self.options.threat(task.threat)
         names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
         settings = {
