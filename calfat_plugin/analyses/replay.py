@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calfat_plugin.analyses.attack import device_of
+from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
@@ -138,20 +138,16 @@ def open_evidence(
         there = RunDirectory(target).recipe.is_file()
         hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
-    own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset}
-    run = (
-        None
-        if any(own.values())
-        else next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
-    )
-    if run is None and not any(own.values()):
-        raise RunError(
-            f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
-            "--dataset, as for `calfat attack`."
-        )
-    plan = planned(run, checkpoint, **own, attacks=("natural",), **request)
-    experiment = plan.experiments[0]
-    return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, Observer())), path
+    run = None
+    if not (model or weights or dataset):
+        run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
+        if run is None:
+            raise RunError(
+                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
+                "--dataset, as for `calfat attack`."
+            )
+    plan = planned(run, checkpoint, model, weights, dataset, attacks=("natural",), **request)
+    return loaded(plan, Observer()), path
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack import device_of, facts_of
+from calfat_plugin.analyses.attack import facts_of, loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
@@ -24,7 +24,7 @@ from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.runs.compute import using_threads
-from calfat_plugin.runs.loaded_run import LoadedRun, Trust, set_up_task
+from calfat_plugin.runs.loaded_run import Trust, set_up_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ def examine(
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
     with using_threads(experiment):
-        run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
+        run = loaded(plan, observer)
         test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
         trial = Trial(
             run.model(),

@@ -25,7 +25,7 @@ from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
 from calfat_plugin.board.own import Means, own_recipe
 from calfat_plugin.board.standing import standing
 from calfat_plugin.board.tracks import open_board
-from calfat_plugin.board.verify import IMAGES, chosen_images, relative_distance, verify_seed
+from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import CalfatError, RecipeError
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
@@ -103,7 +103,8 @@ def entry_of(board: Path) -> Entry:
 
 def against(board: Path, seed: int = 0, **how: Any) -> str:
     """What speaks against the model of one seed."""
-    return "; ".join(verify_seed(entry_of(board), seed, "revision", Means(), **how)[1])
+    found = verify_seed(entry_of(board), seed, "revision", Means(), **how)
+    return "; ".join(line.text for line in found if line.against)
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -157,8 +158,9 @@ def test_a_run_keeps_the_model_two_rounds_before_its_end_and_what_its_clients_ke
 
 
 def test_every_round_trained_again_gives_the_same_bits(board: Path) -> None:
-    found, *against = verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)
-    assert (found[-1], against) == ("4 rounds trained again: the same bits", [[], None])
+    found = [*verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)]
+    assert found[-1] == Line("4 rounds trained again: the same bits")
+    assert not any(line.against for line in found)
 
 
 def test_the_images_are_chosen_by_entry_revision_and_seed(board: Path) -> None:
@@ -438,12 +440,13 @@ def test_weights_of_another_processor_are_as_far_as_two_arithmetics_are(
     save_checkpoint(last, replace(snapshot, global_state=theirs), notes)
     signed(board)
     monkeypatch.undo()
-    found: list[str] = []
-    assert list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, from_start, None, found)) == []
-    assert found[0].startswith("4 rounds" if from_start else "two rounds")
-    assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found[0]
-    with_bits = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", from_start, 0, found))
-    assert "end elsewhere" in with_bits[0]
+    (found,) = verify._trained_again(entry_of(board), 0, Means(), tmp_path, from_start, None)
+    assert found.text.startswith("4 rounds" if from_start else "two rounds")
+    assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found.text
+    assert not found.against
+    _, *with_bits = verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", from_start, 0)
+    assert "end elsewhere" in with_bits[0].text
+    assert with_bits[0].against
 
 
 @pytest.mark.parametrize(
@@ -463,9 +466,9 @@ def test_how_far_weights_may_end_follows_from_what_is_measured_here(
     signed(board)
     otherwise = {name: tensor + drift * (tensor - before[name]) for name, tensor in mine.items()}
     monkeypatch.setattr(verify, "_other_arithmetic", lambda *_: otherwise)
-    reasons = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None, []))
+    _, *reasons = verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None)
     assert (reasons == []) is stands
-    assert stands or "(at most" in reasons[0]
+    assert stands or "(at most" in reasons[0].text
 
 
 def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
