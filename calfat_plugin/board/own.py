@@ -88,7 +88,7 @@ def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> tuple[Pat
     for file in ("results.json", EVIDENCE, TRUST, TRUST_EVIDENCE, LAST):
         if (entry.of(seed) / file).is_file():
             shutil.copyfile(entry.of(seed) / file, run.path / file)
-    return run.path, planned(run.path, None, None, None, None, attacks=(), device=means.device)
+    return run.path, planned(run.path, attacks=(), device=means.device)
 
 
 def again(entry: Entry, seed: int, means: Means, temporary: Path, *, from_start: bool) -> tuple[Experiment, Path]:

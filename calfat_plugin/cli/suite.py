@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
@@ -226,7 +226,7 @@ def _judge(plan: SuitePlan) -> None:
             )
         elif run.recorded is None and not verdict_of(run.directory, run.experiment):
             click.echo(shlex.join(["calfat", "trust", str(run.directory)]))
-            judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+            judge(planned(run.directory, attacks=()))
 
 
 def _cost_lines(plan: SuitePlan, wanted: _Wanted) -> Iterator[str]:
