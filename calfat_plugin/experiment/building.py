@@ -154,6 +154,9 @@ def _evaluation(entry: EvaluatorEntry, result: Any, task: EvaluationTask, label:
         value = getattr(found, name)
         if not (isinstance(value, float) and 0 <= value <= 1):
             raise PluginError(f"its result has {name} {one_line(value)}; expected a fraction in [0, 1].")
+    for name in ("per_class", "per_class_release"):
+        if (number := len(getattr(found, name))) not in (0, task.num_classes):
+            raise PluginError(f"its result has {number} numbers in {name}; expected {task.num_classes}, one a class.")
     if "eps" in found.settings:  # by which findings sort it, and pages draw it, after hours of work
         eps, norm = found.settings["eps"], found.settings.get("norm")
         try:

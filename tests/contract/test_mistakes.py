@@ -38,6 +38,7 @@ from calfat_plugin import (
     option,
 )
 from calfat_plugin.entries import Entry
+from calfat_plugin.evaluators.base import AttackEvaluator
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import supported_runtime
@@ -262,6 +263,11 @@ MISTAKES: dict[str, Entry | tuple[Callable[[Any], None], Entry]] = {
     "a result of nan": plugin_mistakes.counting(math.nan),
     "a result that files cannot hold": evaluator(
         lambda self, task, x, y, noise: x, settings=lambda self, task: {"seen": torch.zeros(1)}
+    ),
+    "a result of too few classes": evaluator(
+        evaluate=lambda self, task, label: dataclasses.replace(
+            AttackEvaluator.evaluate(self, task, label), per_class=(1.0, None)
+        )
     ),
     "a result whose eps has no norm": without_a_ball(eps="0.1"),
     "a result whose eps is no number": without_a_ball(eps="large", norm="linf"),
