@@ -116,8 +116,7 @@ class EvaluationResult:
             class_counts: training examples, a row a client, (K, C); empty where they are not known.
             long_tailed: whether the partition is.
         """
-        parts = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
-        head, middle, tail = parts
+        head, middle, tail = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
         worst = worst_clients(self.per_class, class_counts)
         return dataclasses.replace(self, worst_clients=worst, head=head, middle=middle, tail=tail)
 

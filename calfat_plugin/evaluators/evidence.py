@@ -192,8 +192,8 @@ class Collector:
         self._tried = {WORST_CASE: torch.ones_like(robust)}
         self._broken[WORST_CASE] = ~robust
 
-    def evidence(self, **facts: Any) -> Evidence:
-        """What there is so far; ``facts`` are added to its own, ready for JSON."""
+    def evidence(self) -> Evidence:
+        """What there is so far."""
         index = torch.tensor(sorted(self._points), dtype=torch.int64)
         points = [self._points[at] for at in index.tolist()]
         covered = self._covered.nonzero().flatten()
@@ -218,7 +218,6 @@ class Collector:
                 "weights": self._weights,
                 "data": digest_of({"x": self._data.x, "y": self._data.y}),
                 "calfat_plugin": __version__,
-                **facts,
             },
         )
 

@@ -66,8 +66,8 @@ def measure(
     sample = pixels(data.x[:PROBED].to(device))
     with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
-            collected = collector is not None and evaluator.gives_examples and getattr(evaluator, "has_budget", True)
-            first = _FirstExamples(collector.listener(label) if collector and collected else on_examples)
+            kept = collector if evaluator.gives_examples and evaluator.has_budget else None
+            first = _FirstExamples(on_examples if kept is None else kept.listener(label))
             task = EvaluationTask(
                 model=model,
                 data=data,
@@ -97,8 +97,8 @@ def measure(
                 found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
             results[label] = result
-            if collector and collected:
-                collector.finished(result)
+            if kept is not None:
+                kept.finished(result)
     return results
 
 

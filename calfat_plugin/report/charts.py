@@ -374,9 +374,9 @@ def label_distribution(run: RunFiles) -> Chart | None:
     return bar_chart(name, title, caption, {"": totals}, list(map(str, range(len(counts)))), "client")
 
 
-def short(name: str, longest: int = 14) -> str:
+def short(name: str) -> str:
     """A name that fits below a bar."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+    return name if len(name) <= 14 else f"{name[:13]}…"
 
 
 # --- calfat attack: accuracy over eps ---------------------------------------------------------------------------------
