@@ -241,7 +241,7 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
 def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
     """What :func:`evaluation_as_json` was given, of an entry as ``report.reading`` gives it."""
     names = [field.name for field in dataclasses.fields(EvaluationResult)]
-    values = {name: row[name] for name in names if name in row or name not in _OPTIONAL}
+    values: dict[str, Any] = {name: row.get(name) for name in names if name in row or name not in _OPTIONAL}
     values |= {name: tuple(row[name]) for name in ("per_class", "per_class_release")}
     for name in ("worst_clients", *FREQUENCY):
         if worst := values.get(name):

@@ -391,7 +391,7 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     """
     of_norms: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # norm, and eps as text, to the evaluations
     for evaluation in evaluations:
-        if "eps" in (how := evaluation["settings"]):
+        if {"norm", "eps"} <= (how := evaluation["settings"]).keys():
             of_norms.setdefault(str(how["norm"]), {}).setdefault(str(how["eps"]), []).append(evaluation)
     norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(texts) < 2:

@@ -15,10 +15,12 @@ from calfat_plugin.report.charts import losses
 from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.run_page import _rounds
-from calfat_plugin.report.write import write_run_report
+from calfat_plugin.report.write import write_comparison, write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import full_run
 from tests.snapshot import TextSnapshot
+
+ATTACKED = {"label": "cw20", "accuracy": 0.5, "num_examples": 3}  #: in attacks/
 
 
 def test_everything_of_a_finished_run(tmp_path: Path) -> None:
@@ -127,6 +129,8 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
             "attacks/best-robust.json",
             {"evaluations": [{"label": "x", "accuracy": 1, "accuracy_release": 1, "num_examples": 3}]},
         ),
+        ("results.json", {"alarms": [{"code": "zero-gradients", "text": "no way to go"}]}),
+        ("results.json", {"test_selected": {"best-robust": {"evaluator": "pgd20", "accuracy": None, "round": 2}}}),
     ],
 )
 def test_what_a_page_cannot_show_is_refused_with_its_place(
@@ -146,6 +150,30 @@ def test_null_stands_for_a_key_that_may_be_missing_alone(tmp_path: Path) -> None
     change_json(path / "results.json", evaluations=[{**evaluation, "accuracy": None}])
     with pytest.raises(RunError, match=r"results\.json: evaluations\[0\]\.accuracy is nothing"):
         read_run(path)
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("run/results.json", {"evaluations": None}),
+        ("run/results.json", {"evaluations": [{"label": "natural", "accuracy": 0.9, "accuracy_release": None}]}),
+        ("run/attacks/best-robust.json", {"evaluations": [{**ATTACKED, "settings": {"norm": "linf", "eps": None}}]}),
+        ("run/attacks/best-robust.json", {"evaluations": [{**ATTACKED, "settings": {"norm": None, "eps": "0.1"}}]}),
+        ("suite.json", {"axes": None}),
+        ("suite.json", {"metrics": None}),
+        ("suite.json", {"cells": None}),
+        ("suite.json", {"cells": [{"name": "a", "runs": None, "scores": None}]}),
+    ],
+)
+def test_a_null_in_the_place_of_what_may_be_missing_is_as_if_it_were(
+    file: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    run = full_run(tmp_path / "run")
+    (tmp_path / "suite.json").write_text("{}")
+    change_json(tmp_path / file, **change)
+    write_run_report(run)
+    write_comparison([tmp_path])
 
 
 def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) -> None:
