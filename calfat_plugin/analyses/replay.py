@@ -235,8 +235,7 @@ def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
     """The ball that the evidence is about."""
     from calfat_plugin.threat import ThreatModel
 
-    norm: Any = evidence.facts.get("norm")
-    eps: Any = evidence.facts.get("eps")
+    norm, eps = evidence.ball.values()
     try:
         threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
     except OptionError as error:
@@ -294,7 +293,6 @@ def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tupl
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
-    ball = {key: evidence.facts[key] for key in ("norm", "eps")}
     for file in sorted(path.parent.glob("*.json")):
         with suppress(RunError):  # of another file that is damaged
             content = read_json(file)
@@ -304,8 +302,8 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
     else:
         raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
     check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
-    if (stated := {key: kept[0][key] for key in ball}) != ball:
-        raise RunError(f"{path}: is about the ball {ball}; {file} says {stated}.")
+    if (stated := {key: kept[0][key] for key in evidence.ball}) != evidence.ball:
+        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {stated}.")
     if "verdict" in content:  # of `calfat trust`
         found = {"natural": content["verdict"].get("natural"), WORST_CASE: content["verdict"].get("worst")}
         examples = content["examples"]
@@ -313,7 +311,7 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
     known, without = [], []
     for row in content.get("evaluations", ()):
         settings, label = row["settings"], row["label"]
-        of_ball = {key: settings.get(key) for key in ball} == ball
+        of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
         is_natural = settings.get("attack") == "none"
         if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
             label = "natural" if is_natural else label

@@ -56,6 +56,11 @@ class Evidence:
         """(N,) bool: the clean images that the model got right."""
         return self.clean == self.label
 
+    @property
+    def ball(self) -> dict[str, Any]:
+        """Norm and eps of the ball."""
+        return {key: self.facts.get(key) for key in ("norm", "eps")}
+
     def withstand(self, attacks: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images that all these attacks were run on, and which of them withstand all: twice (N,) bool."""
         tried = torch.stack([self.tried[name] for name in attacks]).all(dim=0)
@@ -75,11 +80,10 @@ class Evidence:
         if len(self.tried) < 2:
             return None
         tried, right = self.verdicts(WORST_CASE)
-        ball = {key: self.facts[key] for key in ("norm", "eps")}
         return EvaluationResult(
             **counts_of(self.label[tried], self.correct[tried], right[tried], num_classes),
             label=WORST_CASE,
-            settings={**ball, "attack": WORST_CASE, "attacks": [*self.tried]},
+            settings={**self.ball, "attack": WORST_CASE, "attacks": [*self.tried]},
             implementation=f"calfat-plugin {__version__}",
             seconds=0.0,
         )
@@ -89,8 +93,8 @@ class Evidence:
         broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
         kept = len(self.index)
         left_out = int(broken.sum() - broken[self.covered].sum())
-        ball = {key: self.facts[key] for key in ("norm", "eps")}
-        return {**ball, "images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+        counts = {"images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+        return {**self.ball, **counts}
 
 
 class Collector:

@@ -259,17 +259,15 @@ def line_chart(
 
         axes = figure.subplots()
         for line in lines:
-            style, index = theme.line_style(line.index), line.index
             if line.band:
                 x, low, high = zip(*line.band, strict=True)
                 edges = [factor * value for value in low], [factor * value for value in high]
-                axes.fill_between(x, *edges, color=theme.series(index), alpha=0.16, linewidth=0)
+                axes.fill_between(x, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
             axes.plot(
                 [x for x, _ in line.points],
                 [factor * value for _, value in line.points],
                 label=legend_name(line.name) if len(lines) > 1 or ticks else None,
-                marker=theme.marker(index) if len(line.points) <= _SPARSE else "",
-                **style,
+                **theme.line_style(line.index, marked=len(line.points) <= _SPARSE),
             )
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
