@@ -23,7 +23,7 @@ from calfat_plugin.results import WORST_CASE, EvaluationResult
 from calfat_plugin.tensor_files import digest_of
 from calfat_plugin.threat import ThreatModel
 
-_NAME = 100  # letters of an attack's name in that of a file
+_NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
 _SHOWN = 4  # images of each class whose originals are kept for pages
 
 
@@ -122,14 +122,16 @@ class Collector:
         scratch: Path | None = None,
     ) -> None:
         self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
-        self._label, self._weights = data.y.cpu(), digest_of(model.state_dict())
+        self._label = data.y.cpu()
+        self._about = {"weights": digest_of(model.state_dict()), "data": digest_of({"x": data.x, "y": data.y})}
+        self._journals = "evidence-" + "".join(digest[:12] for digest in self._about.values())
         self._covered = _chosen(len(data), max_bytes // (4 * data.x[0].numel()))
         self._attacks: list[str] = []
         self._broken: dict[str, Tensor] = {}
         self._tried: dict[str, Tensor] = {}
         self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
         if scratch is not None:
-            for journal in sorted(scratch.glob(f"evidence-{self._weights[:16]}-*.bin")):
+            for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
                 label = unquote(journal.stem.split("-", 3)[3])
                 for where, x_adv in _read(journal, data.x.shape[1:]):
                     self._judge(label, where, x_adv.to(data.x.device))
@@ -148,7 +150,7 @@ class Collector:
 
     def listener(self, label: str) -> Callable[[Tensor, Tensor], None]:
         """What an attack's ``on_examples`` calls: takes positions (n,) and adversarial images (n, C, H, W)."""
-        name = f"evidence-{self._weights[:16]}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
+        name = f"{self._journals}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
 
         def note(where: Tensor, x_adv: Tensor) -> None:
             wrong = self._judge(label, where, x_adv)
@@ -219,8 +221,7 @@ class Collector:
             x_shown=x_shown,
             facts={
                 **budget_as_json(self._threat),
-                "weights": self._weights,
-                "data": digest_of({"x": self._data.x, "y": self._data.y}),
+                **self._about,
                 "calfat_plugin": __version__,
             },
         )

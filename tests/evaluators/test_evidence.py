@@ -161,8 +161,13 @@ def _kept(evidence: Evidence) -> Tensor:
     return broken
 
 
-def test_a_journal_of_other_weights_is_not_read(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
+def test_a_journal_of_other_weights_or_data_is_not_read(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
+    """Its images lie in no ball around these, as if the attack had one of its own and so no part in the worst case."""
     collected(model, data, [("pgd", pgd())], scratch=tmp_path)
+    turned = ImageData(data.x.flip(3), data.y)
+    evidence = collected(model, turned, [("pgd", pgd())], scratch=tmp_path)[0].evidence()
+    assert [*evidence.tried] == ["pgd"]
+    check(evidence, model, turned)
     with torch.no_grad():
         next(model.parameters()).add_(0.01)
     clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
