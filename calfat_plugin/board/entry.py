@@ -140,10 +140,10 @@ def misfits(entry: Entry, track: Track) -> Iterator[str]:
     """Why an entry does not belong in its track, by its files alone."""
     if complaint := track.seed_complaint(set(entry.seeds)):
         yield complaint
-    recipes = {seed: entry.recipe(seed).data for seed in entry.seeds}
-    first = {key: value for key, value in flat(recipes[entry.seeds[0]]).items() if not _may_differ(key)}
+    recipes = {seed: entry.recipe(seed) for seed in entry.seeds}
+    first = {key: value for key, value in flat(recipes[entry.seeds[0]].data).items() if not _may_differ(key)}
     for seed, recipe in recipes.items():
-        here = flat(recipe)
+        here = flat(recipe.data)
         if here.get(SEED_KEY) != seed:
             yield f"seed {seed}: its recipe has the seed {here.get(SEED_KEY)}"
         for complaint in track.complaints(recipe):

@@ -35,10 +35,7 @@ PAGE = (TEXT, MUTED, LINE, SHADOW, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
 DARK_FILTER = "invert(1) hue-rotate(180deg)"
 SERIES = ("#0072b2", "#d55e00", "#936ffd", "#234e3b", "#c77962", "#2f033f", "#966a8d", "#833c0f")
 #: matplotlib's line styles: solid, then on-off lengths in points.
-DASHES = (
-    "-",
-    *((0, lengths) for lengths in ((5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 2), (3, 1.5, 1.5, 1.5, 1.5, 1.5))),
-)
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2)), (0, (3, 1.5, 1.5, 1.5, 1.5, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
