@@ -10,6 +10,7 @@ import base64
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -189,7 +190,7 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and a band from the lowest to the highest."""
-    clients = dict.fromkeys(column for row in run.rounds for column in row if column.startswith("loss_"))
+    clients = dict.fromkeys(column for row in run.rounds for column in row if re.fullmatch(r"loss_\d+", column))
     by_round: dict[int, dict[str, float]] = {}
     for column in clients:
         for number, loss in run.curve(column):

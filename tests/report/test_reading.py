@@ -68,6 +68,15 @@ def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
     assert chart.caption.endswith("Last round: 5.25.")  # 1 / 4 beside the mean of 0 to 10
 
 
+def test_an_evaluator_whose_name_begins_like_a_column_of_losses_is_no_client(tmp_path: Path) -> None:
+    monitor = "calfat.monitor.evaluators=[{name: natural, label: loss_free}]"
+    run = read_run(made_run(tmp_path / "a", monitor, rounds=[{"loss_free": 0.5}] * 2))
+    chart = losses(run)
+    assert chart is not None
+    assert "to the highest of 2 clients" in chart.caption
+    assert chart.caption.endswith("Last round: 1.")  # the mean of 1 / 2 and 3 / 2
+
+
 def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
     made = [made_run(tmp_path / "suite" / cell / seed) for cell in ("b", "a") for seed in ("1", "0")]
     assert find_runs(made[0]) == [made[0]]
