@@ -12,7 +12,7 @@ import yaml
 from calfat_plugin import load_run
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.charts import losses
-from calfat_plugin.report.labels import highlights
+from calfat_plugin.report.labels import command, highlights
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.run_page import _rounds
 from calfat_plugin.report.write import write_comparison, write_run_report
@@ -191,6 +191,22 @@ def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) ->
     line = recipe.read_text().partition("comm_round")[0].count("\n") + 1
     with pytest.raises(RecipeError, match=rf"^{recipe}:{line}: train_args\.comm_round: got 'many' \(text\), expected"):
         read_run(recipe.parent)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("comm_args.mqtt_password=correct horse battery", "comm_args.mqtt_password=…"),
+        ("tracking_args={enable_wandb: false, wandb_key: hunter2}", "tracking_args=…"),
+        ("--set=tracking_args.wandb_key=hunter2", "--set=tracking_args.wandb_key=…"),
+        ("calfat.threat.eps=8/255", "calfat.threat.eps=8/255"),
+        ("runs/keys", "runs/keys"),
+    ],
+)
+def test_the_command_of_a_page_holds_no_secret(word: str, shown: str, tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    change_json(path / "environment.json", command=["calfat", "run", word])
+    assert command(read_run(path)) == f"calfat run {shown}"
 
 
 @pytest.mark.usefixtures("no_figures")
