@@ -184,7 +184,7 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
         if seed in by_seed:
             raise RunError(f"{run}: has the seed {seed}, as {by_seed[seed]} has; an entry has each seed once.")
         by_seed[seed] = run
-    temporary = folder.with_name(f".{name}.tmp")
+    made = temporary = folder.with_name(f".{name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         for seed, run in by_seed.items():
@@ -196,13 +196,12 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
         facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
         content = {**facts, "seeds": sorted(by_seed), "files": files}
         write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
-        temporary.rename(folder)
+        made = temporary.rename(folder)
         entry = read_entry(board, track, name)
         if problems := list(misfits(entry, board.tracks[track])):
             raise RunError(f"these runs are no entry of '{track}': {'; '.join(problems[:5])}.")
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
             raise RunError(f"{folder}: cannot be written ({error.strerror or error}).") from None
         raise

@@ -16,6 +16,7 @@ from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.page import render_page
 from calfat_plugin.report.scores import score_cell
 from calfat_plugin.report.table import Cell, Row, Table
+from calfat_plugin.report.write import refuse_no_page
 
 FILE = "index.html"
 _COLUMNS = {
@@ -37,6 +38,8 @@ _NOTE = (
 
 def write_page(board: Board, out: Path | None = None) -> Path:
     """Write the page."""
+    path = out or board.path / FILE
+    refuse_no_page(path)
     tables: dict[str, Table] = {}
     alarms = []
     for name, track in board.tracks.items():
@@ -64,7 +67,6 @@ def write_page(board: Board, out: Path | None = None) -> Path:
         plain=dict.fromkeys(tables, "track"),
         sections={name: {"table": table, "about": _about(board.tracks[name])} for name, table in tables.items()},
     )
-    path = out or board.path / FILE
     write_text(path, page)
     return path
 

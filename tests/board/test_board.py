@@ -742,6 +742,31 @@ def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str
     assert call("board", "verify", board).exit_code == 2
 
 
+def test_the_page_replaces_no_file_that_is_none(board: Path) -> None:
+    notes = board / "notes.html"
+    notes.write_text("mine")
+    done = call("board", "page", board, "--out", notes)
+    assert (done.exit_code, notes.read_text()) == (2, "mine")
+    assert "there is a file that calfat did not make" in done.stderr
+
+
+def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
+    made: Path, board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = board / "entries" / "main" / "other"
+
+    def meanwhile(path: Path) -> str:
+        other.mkdir(parents=True, exist_ok=True)
+        (other / "theirs").touch()
+        return "0" * 64
+
+    monkeypatch.setattr("calfat_plugin.board.entry.sha256_of", meanwhile)
+    done = call("board", "add", board, *(made / "runs" / str(seed) for seed in SEEDS), "--name", "other")
+    assert done.exit_code == 2
+    assert [path.name for path in other.iterdir()] == ["theirs"]
+    assert not list(other.parent.glob(".*"))
+
+
 def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:
     (board / "entries" / "main" / ".other.tmp" / "seed-0").mkdir(parents=True)
     assert open_board(board).entries() == [("main", "honest")]
