@@ -22,7 +22,7 @@ from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, ow
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
 from calfat_plugin.disk import DiskError, read_json, write_text
-from calfat_plugin.errors import CalfatError, HostError, RunError
+from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.judging.examine import examine
@@ -272,6 +272,11 @@ def _trained_again(
     yield Line(f"{what} trained again: {how}")
     if within is not None and not distance <= within:
         yield Line(f"{what} trained again end elsewhere: {how} (at most {within:.2g} is accepted)", against=True)
+    of_clients = [read_json(folder / "partition.json") for folder in (entry.of(seed), path)]
+    for key in ("class_names", "class_counts", "attackers"):  # of which the worst clients are counted
+        theirs, ours = (partition.get(key) or [] for partition in of_clients)
+        if theirs != ours:
+            yield Line(f"its partition.json says {key} {one_line(theirs)}; here: {one_line(ours)}", against=True)
     for said, here in zip(rows[-2:], read_rounds(path / "rounds.csv")[-2:], strict=True):
         if said.get("passes") != here.get("passes"):
             passes = f"{here.get('passes')} passes; its rounds.csv says {said.get('passes')}"

@@ -599,6 +599,17 @@ def test_other_training_data_are_found(board: Path) -> None:
     assert "the data are not those this run was started with" in against(board)
 
 
+@pytest.mark.parametrize("from_start", [False, True])
+def test_clients_that_are_called_attackers_are_those_of_the_recipe(board: Path, from_start: bool) -> None:
+    """The worst clients of a row are of all others."""
+    before = standing(entry_of(board)).by_seed[0]
+    path = folder_of(board) / "seed-0" / "partition.json"
+    edited(path, lambda partition: partition.update(attackers=[0, 1]))
+    signed(board)
+    assert standing(entry_of(board)).by_seed[0].worst_clients != before.worst_clients
+    assert "says attackers [0, 1]; here: []" in against(board, from_start=from_start)
+
+
 # --- nothing of an entry is followed ----------------------------------------------------------------------------------
 
 
