@@ -581,15 +581,16 @@ def test_a_model_with_nan_or_of_another_round_is_found(board: Path, file: str) -
     assert against(board)
 
 
-def test_passes_that_the_last_rounds_do_not_make_are_found(board: Path) -> None:
+@pytest.mark.parametrize(("round", "from_start"), [(4, False), (1, True)])
+def test_passes_that_the_rounds_trained_again_do_not_make_are_found(board: Path, round: int, from_start: bool) -> None:
     path = folder_of(board) / "seed-0" / "rounds.csv"
-    header, *rows = path.read_text().splitlines()
-    at = header.split(",").index("passes")
-    fields = rows[-1].split(",")
-    fields[at] = "1.0"
-    path.write_text("\n".join([header, *rows[:-1], ",".join(fields)]) + "\n")
+    lines = path.read_text().splitlines()
+    fields = lines[round].split(",")
+    fields[lines[0].split(",").index("passes")] = "1.0"
+    lines[round] = ",".join(fields)
+    path.write_text("\n".join(lines) + "\n")
     signed(board)
-    assert "its rounds.csv says 1.0" in against(board)
+    assert "its rounds.csv says 1.0" in against(board, from_start=from_start)
 
 
 def test_other_training_data_are_found(board: Path) -> None:
