@@ -94,6 +94,9 @@ class Track(Section):
         for key, wanted in self.recipe.items():
             if not _same(found := recipe.get(tuple(key.split("."))), wanted):
                 yield f"{key} is {found!r}; the track has {wanted!r}"
+        groups = recipe.get(("calfat", "clients")) or ()
+        if "calfat.clients" not in self.recipe and any(group.get("attacker") for group in groups):
+            yield "calfat.clients has attackers, whom worst clients leave out; the track has none"
 
     def seed_complaint(self, seeds: set[int]) -> str:
         """What is wrong with the seeds of an entry; empty when nothing is."""

@@ -112,8 +112,9 @@ def verify(
     try:
         entry = read_entry(board, track, name)
         digests = digests_of(entry)
-        for reason in misfits(entry, board.tracks[track]):
-            see(Line(reason, against=True))
+        with entry_errors(entry):
+            for reason in misfits(entry, board.tracks[track]):
+                see(Line(reason, against=True))
         _challenges_in_place(entry)
     except CalfatError as error:
         see(Line(str(error), against=True))

@@ -315,6 +315,8 @@ def test_the_track_limits_passes(board: Path) -> None:
         ("model: cnn_small", "model: os:system", "model_args.model is 'os:system'"),
         ("random_seed: ", "random_seed: 1", "its recipe has the seed 1"),
         ("name: pgd5", "name: pgd10", "calfat.evaluators is"),
+        ("clients: []", "clients: [{name: bad, ids: [0], attacker: {name: sign_flip}}]", "clients has attackers"),
+        ("clients: []", "clients: 5", "its files cannot be used (TypeError"),
     ],
 )
 def test_another_recipe_is_none_of_the_track(board: Path, old: str, new: str, text: str) -> None:
