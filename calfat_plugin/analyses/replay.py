@@ -202,6 +202,7 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
     """Refuse evidence about other images, labels or weights."""
     import torch
 
+    from calfat_plugin.evaluators.base import fixed_subset
     from calfat_plugin.tensor_files import digest_of
 
     for name, tensors, what in (
@@ -222,6 +223,9 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
         raise RunError(
             f"{path}: says that image {at} is of class {int(evidence.label[at])}; its label is {int(data.y[at])}."
         )
+    for name, tried in evidence.tried.items():
+        if not torch.equal(tried.nonzero().flatten(), fixed_subset(len(tried), int(tried.sum()))):
+            raise RunError(f"{path}: says that {name} was run on images that no evaluation chooses.")
     right = evidence.correct[evidence.index]
     if not bool(right.all()):
         at = int(evidence.index[~right][0])

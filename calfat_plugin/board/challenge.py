@@ -32,7 +32,7 @@ def challenge(board: Board, track: str, name: str, evidence: Path, by: str, mean
         # By the name that it will have: a file called evidence.safetensors is held to the recipe's ball alone.
         copy = Path(temporary) / kept.name
         shutil.copyfile(evidence, copy)
-        _, plan = own_run(entry, seed, means, Path(temporary))
+        *_, plan = own_run(entry, seed, means, Path(temporary))
         if reasons := list(refused(loaded(plan, Observer()), copy)):
             raise RunError(f"{evidence}: proves nothing: {'; '.join(reasons[:5])}.")
         before = standing(entry)

@@ -80,15 +80,16 @@ def _with_trusted(document: Document, entry: Entry, means: Means) -> Document:
     return document
 
 
-def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> tuple[Path, AttackPlan]:
-    """(run directory with the final model, its results and its evidence; the plan to attack that model)."""
+def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> tuple[Path, Experiment, AttackPlan]:
+    """(run directory with the final model, its results and its evidence; its recipe; the plan to attack the model)."""
+    experiment = own_experiment(own_recipe(entry, seed, means))
     run = RunDirectory(temporary / f"seed-{seed}")
     run.last_checkpoint.parent.mkdir(parents=True)
-    run.write_recipe(own_experiment(own_recipe(entry, seed, means)))
+    run.write_recipe(experiment)
     for file in ("results.json", EVIDENCE, TRUST, TRUST_EVIDENCE, LAST):
         if (entry.of(seed) / file).is_file():
             shutil.copyfile(entry.of(seed) / file, run.path / file)
-    return run.path, planned(run.path, attacks=(), device=means.device)
+    return run.path, experiment, planned(run.path, attacks=(), device=means.device)
 
 
 def again(entry: Entry, seed: int, means: Means, temporary: Path, *, from_start: bool) -> tuple[Experiment, Path]:

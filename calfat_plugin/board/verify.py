@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import loaded
@@ -24,6 +24,7 @@ from calfat_plugin.board.tracks import Board, sha256_of
 from calfat_plugin.disk import DiskError, read_json, write_text
 from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.judging.examine import examine
 from calfat_plugin.judging.verdict import word_of
@@ -35,6 +36,9 @@ from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun
+
+if TYPE_CHECKING:
+    from calfat_plugin.evaluators.evidence import Evidence
 
 _COMMAND = ["calfat", "board", "verify"]
 IMAGES = 64  # that `calfat trust` is asked about again
@@ -174,8 +178,8 @@ def verify_seed(
     with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
         try:
             with entry_errors(entry):
-                folder, plan = own_run(entry, seed, means, Path(temporary))
-                yield from _replayed(entry, seed, folder, loaded(plan, Observer()))
+                folder, experiment, plan = own_run(entry, seed, means, Path(temporary))
+                yield from _replayed(entry, seed, folder, loaded(plan, Observer()), experiment)
                 yield from _attacked_again(entry, seed, revision, plan, folder / "again.json")
                 yield from _trained_again(entry, seed, means, Path(temporary), from_start, within)
         except (NoMeasureError, DiskError, HostError):
@@ -186,7 +190,7 @@ def verify_seed(
             yield Line(str(error), against=True)
 
 
-def _replayed(entry: Entry, seed: int, folder: Path, run: LoadedRun) -> Iterator[Line]:
+def _replayed(entry: Entry, seed: int, folder: Path, run: LoadedRun, experiment: Experiment) -> Iterator[Line]:
     """One forward pass over the evidence, and over that of the challenges."""
     images = len(run.dataset.test)
     for name in (EVIDENCE, TRUST_EVIDENCE):
@@ -200,9 +204,25 @@ def _replayed(entry: Entry, seed: int, folder: Path, run: LoadedRun) -> Iterator
                 said, shown = percent(number.said), percent(number.shown)
                 yield Line(f"{number.label} does not stand: {said} said, {shown} shown", against=True)
         yield Line(f"{name}: {int(done.falls.sum())} of {len(done.falls)} adversarial images fall")
+        if name == EVIDENCE:
+            yield from (Line(reason, against=True) for reason in _left_out(experiment, done.evidence))
     for file in entry.challenges:
         if of_model(entry, file) == seed:
             yield from (Line(reason, against=True) for reason in refused(run, file))
+
+
+def _left_out(experiment: Experiment, evidence: Evidence) -> Iterator[str]:
+    """Which attacks of the recipe were not run on all images that they take, so that the worst case is of fewer."""
+    from calfat_plugin.evaluators.base import BudgetOptions, budget_as_json
+
+    for attack in experiment.evaluators:
+        options = attack.options
+        if not isinstance(options, BudgetOptions) or budget_as_json(options.threat(experiment.threat)) != evidence.ball:
+            continue
+        found = int(evidence.tried[attack.label].sum()) if attack.label in evidence.tried else 0
+        wanted = min(len(evidence.label), options.max_examples or len(evidence.label))
+        if found != wanted:
+            yield f"{attack.label} was run on {found} images; by its recipe it is {wanted}"
 
 
 def refused(run: LoadedRun, file: Path) -> Iterator[str]:

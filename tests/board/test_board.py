@@ -28,6 +28,8 @@ from calfat_plugin.board.tracks import open_board
 from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.evaluators.base import fixed_subset
+from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.host import installed
 from calfat_plugin.host.launch import fedml
@@ -362,6 +364,52 @@ def test_evidence_about_the_model_of_another_seed_is_found(board: Path) -> None:
         shutil.copy(folder_of(board) / "seed-1" / name, folder_of(board) / "seed-0" / name)
     signed(board)
     assert "is about other" in against(board)
+
+
+def counted_over(board: Path, tried: Callable[[Evidence], dict[str, torch.Tensor]]) -> None:
+    """Evidence whose attacks were run on these images alone, with the results that follow from it."""
+    run = folder_of(board) / "seed-0"
+    evidence = read_evidence(run / "evidence.safetensors")
+    chosen = tried(evidence)
+    fewer = replace(evidence, tried=chosen, broken={name: evidence.broken[name] for name in chosen})
+    write_evidence(run / "evidence.safetensors", fewer)
+
+    def follow(results: Any) -> None:
+        results["evaluations"] = [each for each in results["evaluations"] if each["label"] not in evidence.tried]
+        for each in results["evaluations"][1:]:
+            results["evaluations"].remove(each)
+        for label in (*chosen, "worst-case"):
+            of, right = fewer.verdicts(label)
+            number, settings = int(of.sum()), {"norm": "linf", "eps": "0.1", "attack": label}
+            facts = {"label": label, "num_examples": number, "accuracy": int(right.sum()) / number}
+            results["evaluations"].append({**facts, "settings": settings})
+
+    edited(run / "results.json", follow)
+    signed(board)
+
+
+@pytest.mark.parametrize(
+    ("tried", "text"),
+    [
+        (
+            lambda evidence: dict.fromkeys(evidence.tried, evidence.verdicts("worst-case")[1]),
+            "says that fgsm was run on images that no evaluation chooses",
+        ),
+        (
+            lambda evidence: dict.fromkeys(evidence.tried, torch.arange(100)[:, None].eq(fixed_subset(100, 20)).any(1)),
+            "fgsm was run on 20 images; by its recipe it is 100",
+        ),
+        (lambda evidence: {"fgsm": evidence.tried["fgsm"]}, "pgd5 was run on 0 images; by its recipe it is 100"),
+    ],
+)
+def test_an_entry_whose_attacks_left_images_out_is_found(
+    board: Path, tried: Callable[[Evidence], dict[str, torch.Tensor]], text: str
+) -> None:
+    before = standing(entry_of(board)).by_seed[0]
+    counted_over(board, tried)
+    after = standing(entry_of(board)).by_seed[0]
+    assert (after.images, after.worst) != (before.images, before.worst) or "pgd5" in text
+    assert text in against(board)
 
 
 def nothing_broken(board: Path, seed: int = 0) -> None:
