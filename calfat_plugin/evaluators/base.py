@@ -178,17 +178,6 @@ class BudgetOptions:
         own |= {name: value for name, value in self.lengths().items() if value is not None}
         return dataclasses.replace(run, **own)
 
-    def narrowed(self, task: EvaluationTask) -> EvaluationTask:
-        """The same task on ``max_examples``, and in batches of ``batch_size``."""
-        where = fixed_subset(len(task.data), self.max_examples)
-        return dataclasses.replace(
-            task,
-            data=subset(task.data, self.max_examples),
-            batch_size=self.batch_size or task.batch_size,
-            clean_correct=task.clean_correct[where],
-            on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
-        )
-
 
 class BudgetedAttack(AttackEvaluator):
     """Abstract: an attack whose options are ``BudgetOptions``."""
@@ -199,12 +188,24 @@ class BudgetedAttack(AttackEvaluator):
         return self.options.threat(task.threat)
 
     def narrow(self, task: EvaluationTask) -> EvaluationTask:
-        return self.options.narrowed(task)
+        return narrowed(task, self.options)
 
 
 def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
     """Entry check: the options and the recipe's threat model must go together."""
     options.threat(recipe.threat)
+
+
+def narrowed(task: EvaluationTask, options: BudgetOptions) -> EvaluationTask:
+    """The same task on ``max_examples``, and in batches of ``batch_size``."""
+    where = fixed_subset(len(task.data), options.max_examples)
+    return dataclasses.replace(
+        task,
+        data=subset(task.data, options.max_examples),
+        batch_size=options.batch_size or task.batch_size,
+        clean_correct=task.clean_correct[where],
+        on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
+    )
 
 
 def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor:

@@ -24,6 +24,7 @@ from calfat_plugin.evaluators.base import (
     check_budget,
     counts_of,
     finite,
+    narrowed,
     refuse_training_mode,
     share,
 )
@@ -111,7 +112,7 @@ class AutoAttack(Evaluator):
         import torch
 
         refuse_training_mode(task.model)
-        task = self.options.narrowed(task)
+        task = narrowed(task, self.options)
         threat = self.options.threat(task.threat)
         names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
         settings = {
