@@ -243,8 +243,7 @@ def _attacked_again(entry: Entry, seed: int, revision: str, plan: AttackPlan, ou
 
     _, tried, right, _ = table(entry, seed)
     images = chosen_images(entry, revision, seed, tried.nonzero().flatten().tolist())
-    how: dict[str, Any] = {"command": _COMMAND, "observer": Observer(), "images": images}
-    done = examine(plan, (), full=False, output=output, **how)
+    done = examine(plan, (), full=False, output=output, command=_COMMAND, observer=Observer(), images=images)
     robust = from_bits(read_json(output)["robust"], len(images))
     said = right[images]
     shares = [int(each.sum()) / len(images) for each in (said, said & robust, said & ~robust)]

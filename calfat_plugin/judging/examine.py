@@ -86,8 +86,7 @@ def examine(
         )
         facts = {**facts_of(run), "dataset": run.dataset.name}
         beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
-        how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-        return _judge(trial, experiment, facts, output or beside, available=len(run.dataset.test), **how)
+        return _judge(trial, experiment, facts, output or beside, len(test), full, command, observer)
 
 
 def examine_module(
@@ -144,8 +143,7 @@ def examine_module(
         more=more,
     )
     facts = {"model": type(model).__name__, "seed": experiment.seed}
-    how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-    return _judge(trial, experiment, facts, output, available=available, **how)
+    return _judge(trial, experiment, facts, output, available, full, command, observer)
 
 
 def _refuse_no_budget(experiment: Experiment) -> None:
@@ -158,7 +156,6 @@ def _judge(
     experiment: Experiment,
     facts: Mapping[str, Any],
     path: Path,
-    *,
     available: int,
     full: bool,
     command: list[str],
@@ -167,6 +164,7 @@ def _judge(
     """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
     from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+    from calfat_plugin.evaluators.base import budget_as_json
     from calfat_plugin.evaluators.evidence import Collector
     from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
     from calfat_plugin.judging.record import FORMAT, Record
@@ -174,8 +172,7 @@ def _judge(
 
     threat = trial.threat
     settings = {
-        "norm": threat.norm,
-        "eps": exact_text(threat.eps),
+        **budget_as_json(threat),
         "step_size": exact_text(threat.step_size),
         "seed": trial.seed,
         "batch_size": trial.batch_size,
