@@ -27,11 +27,11 @@ ALIGNMENT = "alignment"
 OVERFITTED_ATTACK = "overfitted-attack"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
+EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
+WORST_CASE = "worst-case"  #: label of the accuracy that all attacks of an evaluation leave together, image by image
 #: Behind an evaluator's label and a colon in a metric of a suite: its accuracy by the release's convention; and whom
 #: the model fails, with its key in ``results.json``.
 RELEASE = "release"
-EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
-WORST_CASE = "worst-case"  #: label of the accuracy that all attacks of an evaluation leave together, image by image
 WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
 #: Likewise, of classes by their training examples, where the partition is long-tailed.
 FREQUENCY = ("head", "middle", "tail")
@@ -116,8 +116,7 @@ class EvaluationResult:
             class_counts: training examples, a row a client, (K, C); empty where they are not known.
             long_tailed: whether the partition is.
         """
-        parts = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
-        head, middle, tail = parts
+        head, middle, tail = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
         worst = worst_clients(self.per_class, class_counts)
         return dataclasses.replace(self, worst_clients=worst, head=head, middle=middle, tail=tail)
 
@@ -242,7 +241,7 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
 def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
     """What :func:`evaluation_as_json` was given, of an entry as ``report.reading`` gives it."""
     names = [field.name for field in dataclasses.fields(EvaluationResult)]
-    values = {name: row[name] for name in names if name in row or name not in _OPTIONAL}
+    values: dict[str, Any] = {name: row.get(name) for name in names if name in row or name not in _OPTIONAL}
     values |= {name: tuple(row[name]) for name in ("per_class", "per_class_release")}
     for name in ("worst_clients", *FREQUENCY):
         if worst := values.get(name):

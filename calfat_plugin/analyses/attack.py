@@ -27,8 +27,6 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
 
 if TYPE_CHECKING:
-    import torch
-
     from calfat_plugin.entries import Citation, Entry
     from calfat_plugin.evaluators.evidence import Evidence
 
@@ -62,7 +60,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
     with using_threads(first):
-        run = LoadedRun(first, plan.weights, plan.run, device_of(plan, observer))
+        run = loaded(plan, observer)
         results, evidence = _measure(plan, run, scratch, observer)
         content = {
             **facts_of(run),
@@ -98,11 +96,14 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in endings))
 
 
-def device_of(plan: AttackPlan, observer: Observer) -> torch.device:
-    """Where to compute; a model of the user's own takes a GPU only where there is one."""
+def loaded(plan: AttackPlan, observer: Observer) -> LoadedRun:
+    """The model of a plan, where to compute; one of the user's own takes a GPU only where there is one."""
+    experiment = plan.experiments[0]
     if plan.request.device is not None:
-        return named_device(plan.request.device, "--device")
-    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
+        device = named_device(plan.request.device, "--device")
+    else:
+        device = pick_device(experiment, observer.warn if plan.run is not None else lambda message: None)
+    return LoadedRun(experiment, plan.weights, plan.run, device)
 
 
 def _measure(

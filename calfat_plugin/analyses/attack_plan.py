@@ -58,14 +58,20 @@ class AttackPlan:
 
 
 def planned(
-    target: Path | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
+    target: Path | None = None,
+    checkpoint: str | None = None,
+    model: str | None = None,
+    weights: Path | None = None,
+    dataset: str | None = None,
     **request: Any,
 ) -> AttackPlan:
-    """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`."""
+    """Attack what the command line names: a checkpoint of a run, or a model of the user's own.
+
+    Args:
+        target: a checkpoint, or a run directory, of which ``checkpoint`` names one.
+        model: a name or ``package.module:factory``, with its ``weights`` and the ``dataset`` to attack it on.
+        request: the fields of an :class:`AttackRequest`.
+    """
     asked = AttackRequest(**request)
     own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
@@ -74,24 +80,14 @@ def planned(
                 f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
                 "--weights and --dataset, not both."
             )
-        return plan_run(target, checkpoint, asked)
+        file, run = find_checkpoint(target, checkpoint)
+        return _plan(file, run, recipe_of(run, asked.plugins, asked.trust), asked)
     if model is None or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
             f"--model, --weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, asked)
-
-
-def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> AttackPlan:
-    """Attack a checkpoint of a run."""
-    weights, run = find_checkpoint(target, checkpoint)
-    return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
-
-
-def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> AttackPlan:
-    """Attack a model of the user's own: a name or ``package.module:factory``."""
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
     document = Document("calfat attack", {}, {})
@@ -102,7 +98,7 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
         document = document.with_value(path, value, place)
-    return _plan(weights, None, with_plugins(document, request.plugins), request)
+    return _plan(weights, None, with_plugins(document, asked.plugins), asked)
 
 
 def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> AttackPlan:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calfat_plugin.analyses.attack import device_of
+from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
@@ -138,20 +138,16 @@ def open_evidence(
         there = RunDirectory(target).recipe.is_file()
         hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
-    own: dict[str, Any] = {"model": model, "weights": weights, "dataset": dataset}
-    run = (
-        None
-        if any(own.values())
-        else next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
-    )
-    if run is None and not any(own.values()):
-        raise RunError(
-            f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
-            "--dataset, as for `calfat attack`."
-        )
-    plan = planned(run, checkpoint, **own, attacks=("natural",), **request)
-    experiment = plan.experiments[0]
-    return LoadedRun(experiment, plan.weights, plan.run, device_of(plan, Observer())), path
+    run = None
+    if not (model or weights or dataset):
+        run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
+        if run is None:
+            raise RunError(
+                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
+                "--dataset, as for `calfat attack`."
+            )
+    plan = planned(run, checkpoint, model, weights, dataset, attacks=("natural",), **request)
+    return loaded(plan, Observer()), path
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:
@@ -173,19 +169,16 @@ def look(run: LoadedRun, path: Path) -> Shown:
         RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
             what differs, and at which image.
     """
-    import torch
-
     from calfat_plugin.datasets.batches import batches
-    from calfat_plugin.evaluators.base import fixed_subset
+    from calfat_plugin.evaluators.base import fixed_subset, subset
     from calfat_plugin.evaluators.evidence_file import read_evidence
 
     evidence = read_evidence(path)
     whole = run.dataset.test
     if len(evidence.label) > len(whole):
         raise RunError(f"{path}: is about {len(evidence.label)} test images; {run.dataset.name} has {len(whole)}.")
-    where = fixed_subset(len(whole), len(evidence.label))
-    positions = torch.arange(len(whole)) if where is None else where
-    data = (whole if where is None else whole.subset(where.numpy())).to(run.device)
+    positions = fixed_subset(len(whole), len(evidence.label))
+    data = subset(whole, len(evidence.label)).to(run.device)
     model = run.model()
     _refuse_others(path, evidence, data, model, run)
     threat = _ball(path, evidence, run)
@@ -209,6 +202,7 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
     """Refuse evidence about other images, labels or weights."""
     import torch
 
+    from calfat_plugin.evaluators.base import fixed_subset
     from calfat_plugin.tensor_files import digest_of
 
     for name, tensors, what in (
@@ -229,6 +223,9 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
         raise RunError(
             f"{path}: says that image {at} is of class {int(evidence.label[at])}; its label is {int(data.y[at])}."
         )
+    for name, tried in evidence.tried.items():
+        if not torch.equal(tried.nonzero().flatten(), fixed_subset(len(tried), int(tried.sum()))):
+            raise RunError(f"{path}: says that {name} was run on images that no evaluation chooses.")
     right = evidence.correct[evidence.index]
     if not bool(right.all()):
         at = int(evidence.index[~right][0])
@@ -242,8 +239,7 @@ def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
     """The ball that the evidence is about."""
     from calfat_plugin.threat import ThreatModel
 
-    norm: Any = evidence.facts.get("norm")
-    eps: Any = evidence.facts.get("eps")
+    norm, eps = evidence.ball.values()
     try:
         threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
     except OptionError as error:
@@ -301,7 +297,6 @@ def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tupl
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
-    ball = {key: evidence.facts[key] for key in ("norm", "eps")}
     for file in sorted(path.parent.glob("*.json")):
         with suppress(RunError):  # of another file that is damaged
             content = read_json(file)
@@ -311,8 +306,8 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
     else:
         raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
     check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
-    if (stated := {key: kept[0][key] for key in ball}) != ball:
-        raise RunError(f"{path}: is about the ball {ball}; {file} says {stated}.")
+    if (stated := {key: kept[0][key] for key in evidence.ball}) != evidence.ball:
+        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {stated}.")
     if "verdict" in content:  # of `calfat trust`
         found = {"natural": content["verdict"].get("natural"), WORST_CASE: content["verdict"].get("worst")}
         examples = content["examples"]
@@ -320,7 +315,7 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
     known, without = [], []
     for row in content.get("evaluations", ()):
         settings, label = row["settings"], row["label"]
-        of_ball = {key: settings.get(key) for key in ball} == ball
+        of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
         is_natural = settings.get("attack") == "none"
         if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
             label = "natural" if is_natural else label

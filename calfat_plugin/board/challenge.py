@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.board.entry import CHALLENGES, Entry, read_entry
 from calfat_plugin.board.own import Means, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing
@@ -13,6 +14,7 @@ from calfat_plugin.board.tracks import NAME, NAMED, Board
 from calfat_plugin.board.verify import refused
 from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, sync
 from calfat_plugin.errors import OptionError, RunError
+from calfat_plugin.observer import Observer
 
 
 def challenge(board: Board, track: str, name: str, evidence: Path, by: str, means: Means) -> tuple[Standing, Standing]:
@@ -30,7 +32,8 @@ def challenge(board: Board, track: str, name: str, evidence: Path, by: str, mean
         # By the name that it will have: a file called evidence.safetensors is held to the recipe's ball alone.
         copy = Path(temporary) / kept.name
         shutil.copyfile(evidence, copy)
-        if reasons := list(refused(own_run(entry, seed, means, Path(temporary)), copy)):
+        *_, plan = own_run(entry, seed, means, Path(temporary))
+        if reasons := list(refused(loaded(plan, Observer()), copy)):
             raise RunError(f"{evidence}: proves nothing: {'; '.join(reasons[:5])}.")
         before = standing(entry)
         _place(copy, kept, entry)

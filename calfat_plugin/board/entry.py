@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape
 from calfat_plugin.results import EVIDENCE
-from calfat_plugin.rounds_csv import clients_csv, read_rounds
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
 from calfat_plugin.suites.schema import SEED_KEY
 
@@ -79,6 +80,20 @@ class Entry:
         return sorted((self.folder / CHALLENGES).glob("*.safetensors"))
 
 
+@contextmanager
+def entry_errors(entry: Entry) -> Iterator[None]:
+    """Let what files of anybody's may raise be an error about the entry: of it alone, whatever else is on the board."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        text = f"{entry.folder}: its files cannot be used ({type(error).__name__}: {error})."
+        raise RunError(text) from error
+
+
 def read_entry(board: Board, track: str, name: str) -> Entry:
     """Check that an entry is whole.
 
@@ -97,8 +112,8 @@ def read_entry(board: Board, track: str, name: str) -> Entry:
     files, seeds = facts["files"], facts["seeds"]
     if (facts["track"], facts["name"]) != (track, name) or facts["format"] != 1:
         raise RunError(f"{folder / ENTRY}: is about '{facts['track']}/{facts['name']}', or of another format.")
-    if len(set(seeds)) != len(seeds):
-        raise RunError(f"{folder / ENTRY}: names a seed twice.")
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise RunError(f"{folder / ENTRY}: names {'a seed twice' if seeds else 'no seed'}.")
     own = {file for file in there if not file.startswith(f"{CHALLENGES}/")} - {ENTRY}
     allowed = {f"seed-{seed}/{file}" for seed in seeds for file in (*FILES, *OPTIONAL)}
     for file in sorted(own ^ set(files)):
@@ -125,10 +140,10 @@ def misfits(entry: Entry, track: Track) -> Iterator[str]:
     """Why an entry does not belong in its track, by its files alone."""
     if complaint := track.seed_complaint(set(entry.seeds)):
         yield complaint
-    recipes = {seed: entry.recipe(seed).data for seed in entry.seeds}
-    first = {key: value for key, value in flat(recipes[entry.seeds[0]]).items() if not _may_differ(key)}
+    recipes = {seed: entry.recipe(seed) for seed in entry.seeds}
+    first = {key: value for key, value in flat(recipes[entry.seeds[0]].data).items() if not _may_differ(key)}
     for seed, recipe in recipes.items():
-        here = flat(recipe)
+        here = flat(recipe.data)
         if here.get(SEED_KEY) != seed:
             yield f"seed {seed}: its recipe has the seed {here.get(SEED_KEY)}"
         for complaint in track.complaints(recipe):
@@ -169,7 +184,7 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
         if seed in by_seed:
             raise RunError(f"{run}: has the seed {seed}, as {by_seed[seed]} has; an entry has each seed once.")
         by_seed[seed] = run
-    temporary = folder.with_name(f".{name}.tmp")
+    made = temporary = folder.with_name(f".{name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         for seed, run in by_seed.items():
@@ -181,13 +196,12 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
         facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
         content = {**facts, "seeds": sorted(by_seed), "files": files}
         write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
-        temporary.rename(folder)
+        made = temporary.rename(folder)
         entry = read_entry(board, track, name)
         if problems := list(misfits(entry, board.tracks[track])):
             raise RunError(f"these runs are no entry of '{track}': {'; '.join(problems[:5])}.")
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
             raise RunError(f"{folder}: cannot be written ({error.strerror or error}).") from None
         raise
@@ -217,8 +231,6 @@ def _copy(run: Path, to: Path) -> None:
     for file in (*FILES, *OPTIONAL):
         if (run / file).is_file():
             shutil.copyfile(run / file, to / file)
-    if clients_csv(run / "rounds.csv").is_file():
-        shutil.copyfile(clients_csv(run / "rounds.csv"), to / "clients.csv")
     for client, state in named_files(run / BEFORE).items():
         name = f"checkpoints/{CLIENTS}/client-{client}-round-{state.round}.safetensors"
         (to / name).parent.mkdir(exist_ok=True)

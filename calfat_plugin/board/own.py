@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.judging.examine import FILE as TRUST
-from calfat_plugin.observer import Observer
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PLUGINS, with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EVIDENCE
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import CLIENTS, RunDirectory
-from calfat_plugin.runs.loaded_run import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -83,24 +80,8 @@ def _with_trusted(document: Document, entry: Entry, means: Means) -> Document:
     return document
 
 
-@dataclass(frozen=True)
-class Own:
-    """A seed of an entry, copied to where the verifier works."""
-
-    experiment: Experiment
-    path: Path
-    plan: AttackPlan
-
-    @cached_property
-    def run(self) -> LoadedRun:
-        """Its final model, and the data here."""
-        from calfat_plugin.analyses.attack import device_of
-
-        return LoadedRun(self.plan.experiments[0], self.plan.weights, self.path, device_of(self.plan, Observer()))
-
-
-def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> Own:
-    """A run directory with the final model, its results and its evidence."""
+def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> tuple[Path, Experiment, AttackPlan]:
+    """(run directory with the final model, its results and its evidence; its recipe; the plan to attack the model)."""
     experiment = own_experiment(own_recipe(entry, seed, means))
     run = RunDirectory(temporary / f"seed-{seed}")
     run.last_checkpoint.parent.mkdir(parents=True)
@@ -108,8 +89,7 @@ def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> Own:
     for file in ("results.json", EVIDENCE, TRUST, TRUST_EVIDENCE, LAST):
         if (entry.of(seed) / file).is_file():
             shutil.copyfile(entry.of(seed) / file, run.path / file)
-    plan = planned(run.path, None, None, None, None, attacks=(), device=means.device)
-    return Own(experiment, run.path, plan)
+    return run.path, experiment, planned(run.path, attacks=(), device=means.device)
 
 
 def again(entry: Entry, seed: int, means: Means, temporary: Path, *, from_start: bool) -> tuple[Experiment, Path]:

@@ -16,6 +16,7 @@ from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.page import render_page
 from calfat_plugin.report.scores import score_cell
 from calfat_plugin.report.table import Cell, Row, Table
+from calfat_plugin.report.write import refuse_no_page
 
 FILE = "index.html"
 _COLUMNS = {
@@ -37,24 +38,24 @@ _NOTE = (
 
 def write_page(board: Board, out: Path | None = None) -> Path:
     """Write the page."""
+    path = out or board.path / FILE
+    refuse_no_page(path)
     tables: dict[str, Table] = {}
     alarms = []
     for name, track in board.tracks.items():
-        rows = []
-        for of_track, entry in board.entries():
-            if of_track != name:
-                continue
+        rows: list[tuple[float, str, Row]] = []
+        for entry in (entry for of_track, entry in board.entries() if of_track == name):
             try:
                 read = read_entry(board, name, entry)
-                rows.append((standing(read), read))
+                found = standing(read)
+                rows.append((found.score("worst").mean or 0.0, entry, _row(board, found, read)))
             except CalfatError as error:
                 alarms.append({"whose": f"{name}/{entry}", "code": "no entry", "text": str(error)})
-        rows.sort(key=lambda row: -(row[0].score("worst").mean or 0.0))
+        rows.sort(key=lambda row: -row[0])
+        records = {entry: read_json(board.record(name, entry)) for _, entry, _ in rows}
+        against = [f"{entry}: {why}" for entry, record in records.items() for why in record.get("reasons") or ()]
         head = ["entry", *_COLUMNS.values(), "verified", "seeds", "verdict"]
-        records = {entry.name: read_json(board.record(name, entry.name)) for _, entry in rows}
-        against = [f"{entry}: {why}" for entry, found in records.items() for why in found.get("reasons") or ()]
-        shown = [_row(board, found, entry) for found, entry in rows]
-        tables[name] = Table(track.title or name, head, shown, notes=[_NOTE, *against])
+        tables[name] = Table(track.title or name, head, [row for *_, row in rows], notes=[_NOTE, *against])
     entries = sum(len(table.rows) for table in tables.values())
     page = render_page(
         "page.html",
@@ -66,7 +67,6 @@ def write_page(board: Board, out: Path | None = None) -> Path:
         plain=dict.fromkeys(tables, "track"),
         sections={name: {"table": table, "about": _about(board.tracks[name])} for name, table in tables.items()},
     )
-    path = out or board.path / FILE
     write_text(path, page)
     return path
 

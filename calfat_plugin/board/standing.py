@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.board.entry import TRUST_EVIDENCE, Entry, passes
+from calfat_plugin.board.entry import TRUST_EVIDENCE, Entry, entry_errors, passes
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.judging.examine import FILE as TRUST
@@ -62,11 +62,12 @@ class Standing:
 def standing(entry: Entry) -> Standing:
     """Count; the files are believed here, ``verify`` and ``challenge`` check them."""
     found, challengers = {}, dict.fromkeys((path.stem for path in entry.challenges), 0)
-    for seed in entry.seeds:
-        evidence, tried, right, lowered = table(entry, seed)
-        for name, images in lowered.items():
-            challengers[name] += images
-        found[seed] = _counted(entry.of(seed), evidence, tried, right)
+    with entry_errors(entry):
+        for seed in entry.seeds:
+            evidence, tried, right, lowered = table(entry, seed)
+            for name, images in lowered.items():
+                challengers[name] += images
+            found[seed] = _counted(entry.of(seed), evidence, tried, right)
     return Standing(found, challengers)
 
 
@@ -88,8 +89,7 @@ def table(entry: Entry, seed: int) -> tuple[Evidence, Tensor, Tensor, dict[str, 
         more = read_evidence(file)
         if more.facts.get("weights") != evidence.facts.get("weights"):
             continue  # about the model of another seed
-        where = fixed_subset(len(right), len(more.label))
-        fallen = more.index if where is None else where[more.index]
+        fallen = fixed_subset(len(right), len(more.label))[more.index]
         if file in entry.challenges:
             lowered[file.stem] = int(right[fallen].sum())
         right[fallen] = False

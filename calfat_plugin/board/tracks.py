@@ -20,7 +20,7 @@ from calfat_plugin.disk import write_new_folder
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment.differences import flat
-from calfat_plugin.recipe.document import BOARD, read_document
+from calfat_plugin.recipe.document import BOARD, Document, read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import first_of
 from calfat_plugin.suites.schema import AtError, Changes, Count, Positive, Section, Seed
@@ -89,14 +89,14 @@ class Track(Section):
     )
     at_least: Annotated[Count, Field(ge=FEWEST)] = Field(FEWEST, description="seeds of an entry")
 
-    def complaints(self, recipe: Mapping[str, Any]) -> Iterator[str]:
+    def complaints(self, recipe: Document) -> Iterator[str]:
         """Why a recipe, as run, is none of this track."""
         for key, wanted in self.recipe.items():
-            found: Any = recipe
-            for step in key.split("."):
-                found = found.get(step) if isinstance(found, Mapping) else None
-            if not _same(found, wanted):
+            if not _same(found := recipe.get(tuple(key.split("."))), wanted):
                 yield f"{key} is {found!r}; the track has {wanted!r}"
+        groups = recipe.get(("calfat", "clients")) or ()
+        if "calfat.clients" not in self.recipe and any(group.get("attacker") for group in groups):
+            yield "calfat.clients has attackers, whom worst clients leave out; the track has none"
 
     def seed_complaint(self, seeds: set[int]) -> str:
         """What is wrong with the seeds of an entry; empty when nothing is."""

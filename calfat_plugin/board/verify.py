@@ -8,20 +8,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calfat_plugin import __version__
+from calfat_plugin.analyses.attack import loaded
+from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.replay import look, replay
-from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, misfits, read_entry
-from calfat_plugin.board.own import Means, Own, again, own_experiment, own_recipe, own_run
+from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
+from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
 from calfat_plugin.disk import DiskError, read_json, write_text
-from calfat_plugin.errors import CalfatError, HostError, RunError
+from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.judging.examine import examine
 from calfat_plugin.judging.verdict import word_of
@@ -32,6 +35,10 @@ from calfat_plugin.results import EVIDENCE, WORST_CASE, State
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import LoadedRun
+
+if TYPE_CHECKING:
+    from calfat_plugin.evaluators.evidence import Evidence
 
 _COMMAND = ["calfat", "board", "verify"]
 IMAGES = 64  # that `calfat trust` is asked about again
@@ -45,6 +52,13 @@ _OTHER_UNITS = {"AVX512": "avx2", "AVX2": "default", "SVE256": "default"}
 
 class NoMeasureError(RunError):
     """Weights differ, and this machine cannot say what that means."""
+
+
+class Line(NamedTuple):
+    """Something that was seen of an entry."""
+
+    text: str
+    against: bool = False  # whether the entry does not stand because of it
 
 
 @dataclass(frozen=True)
@@ -90,36 +104,35 @@ def verify(
     found: list[str] = []
     revision, counted, digests = board.revision(), None, {}
 
-    def see(lines: Iterable[str], against: Iterable[str]) -> None:
+    def see(line: Line) -> None:
         """Say it at once: what follows may take hours, and may end without a verdict."""
-        for line in lines:
-            found.append(line)
-            observer.say(f"  {line}")
-        for reason in against:
-            if reason not in reasons:
-                reasons.append(reason)
-                observer.say(f"  does not stand: {reason}")
+        if not line.against:
+            found.append(line.text)
+            observer.say(f"  {line.text}")
+        elif line.text not in reasons:
+            reasons.append(line.text)
+            observer.say(f"  does not stand: {line.text}")
 
     try:
         entry = read_entry(board, track, name)
         digests = digests_of(entry)
-        see((), misfits(entry, board.tracks[track]))
+        with entry_errors(entry):
+            for reason in misfits(entry, board.tracks[track]):
+                see(Line(reason, against=True))
         _challenges_in_place(entry)
     except CalfatError as error:
-        see((), [str(error)])
+        see(Line(str(error), against=True))
     else:
         if not reasons:
             _load_data(entry, means)
             for seed in entry.seeds:
                 observer.say(f"{track}/{name}, seed {seed}")
-                lines, against, ours = verify_seed(entry, seed, revision, means, from_start, within)
-                see([f"seed {seed}: {line}" for line in lines], [f"seed {seed}: {reason}" for reason in against])
-                if ours is not None:
-                    raise ours
+                for line in verify_seed(entry, seed, revision, means, from_start, within):
+                    see(line._replace(text=f"seed {seed}: {line.text}"))
         try:
             counted = standing(entry)
         except CalfatError as error:
-            see((), [str(error)])
+            see(Line(str(error), against=True))
     done = Verified(track, name, revision, tuple(reasons), tuple(found), counted)
     record = board.record(track, name)
     record.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +149,8 @@ def digests_of(entry: Entry) -> dict[str, str]:
 def _load_data(entry: Entry, means: Means) -> None:
     """Fail where the data are not here: that is no fault of the entry's."""
     try:
-        experiment = own_experiment(own_recipe(entry, entry.seeds[0], means))
+        with entry_errors(entry):
+            experiment = own_experiment(own_recipe(entry, entry.seeds[0], means))
     except CalfatError:
         return  # said of each seed
     experiment.load_dataset()
@@ -153,49 +167,67 @@ def chosen_images(entry: Entry, revision: str, seed: int, tried: list[int]) -> l
 
 def verify_seed(
     entry: Entry, seed: int, revision: str, means: Means, from_start: bool = False, within: float | None = None
-) -> tuple[list[str], list[str], CalfatError | None]:
-    """(what was seen of one model, what speaks against it, what went wrong here and is no fault of the entry's)."""
+) -> Iterator[Line]:
+    """What is seen of one model.
+
+    Raises:
+        CalfatError: something goes wrong here, which is no fault of the entry's.
+    """
     import torch
 
-    found: list[str] = []
-    reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
         try:
-            own = own_run(entry, seed, means, Path(temporary))
-            reasons += _replayed(entry, seed, own, found)
-            reasons += _attacked_again(entry, seed, revision, own, found)
-            reasons += _trained_again(entry, seed, means, Path(temporary), from_start, within, found)
-        except (NoMeasureError, DiskError, HostError) as error:
-            return found, reasons, error
+            with entry_errors(entry):
+                folder, experiment, plan = own_run(entry, seed, means, Path(temporary))
+                yield from _replayed(entry, seed, folder, loaded(plan, Observer()), experiment)
+                yield from _attacked_again(entry, seed, revision, plan, folder / "again.json")
+                yield from _trained_again(entry, seed, means, Path(temporary), from_start, within)
+        except (NoMeasureError, DiskError, HostError):
+            raise
         except torch.OutOfMemoryError as error:
-            return found, reasons, RunError(f"{entry.of(seed)}: the memory of the device is not enough ({error})")
+            raise RunError(f"{entry.of(seed)}: the memory of the device is not enough ({error})") from None
         except CalfatError as error:
-            reasons.append(str(error))
-        except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            reasons.append(f"its files cannot be used ({type(error).__name__}: {error})")
-    return found, reasons, None
+            yield Line(str(error), against=True)
 
 
-def _replayed(entry: Entry, seed: int, own: Own, found: list[str]) -> Iterator[str]:
+def _replayed(entry: Entry, seed: int, folder: Path, run: LoadedRun, experiment: Experiment) -> Iterator[Line]:
     """One forward pass over the evidence, and over that of the challenges."""
-    for file in (own.path / EVIDENCE, own.path / TRUST_EVIDENCE):
-        done = replay(own.run, file)
-        if file.name == EVIDENCE and len(done.data) != len(own.run.dataset.test):
-            yield f"{file.name} is about {len(done.data)} images; the test split has {len(own.run.dataset.test)}"
-        if not done.numbers or (file.name == TRUST_EVIDENCE and done.numbers[-1].label != WORST_CASE):
-            yield f"{file.name} supports no number"
+    images = len(run.dataset.test)
+    for name in (EVIDENCE, TRUST_EVIDENCE):
+        done = replay(run, folder / name)
+        if name == EVIDENCE and len(done.data) != images:
+            yield Line(f"{name} is about {len(done.data)} images; the test split has {images}", against=True)
+        if not done.numbers or (name == TRUST_EVIDENCE and done.numbers[-1].label != WORST_CASE):
+            yield Line(f"{name} supports no number", against=True)
         for number in done.numbers:
             if not number.stands:
-                yield f"{number.label} does not stand: {percent(number.said)} said, {percent(number.shown)} shown"
-        found.append(f"{file.name}: {int(done.falls.sum())} of {len(done.falls)} adversarial images fall")
+                said, shown = percent(number.said), percent(number.shown)
+                yield Line(f"{number.label} does not stand: {said} said, {shown} shown", against=True)
+        yield Line(f"{name}: {int(done.falls.sum())} of {len(done.falls)} adversarial images fall")
+        if name == EVIDENCE:
+            yield from (Line(reason, against=True) for reason in _left_out(experiment, done.evidence))
     for file in entry.challenges:
         if of_model(entry, file) == seed:
-            yield from refused(own, file)
+            yield from (Line(reason, against=True) for reason in refused(run, file))
 
 
-def refused(own: Own, file: Path) -> Iterator[str]:
+def _left_out(experiment: Experiment, evidence: Evidence) -> Iterator[str]:
+    """Which attacks of the recipe were not run on all images that they take, so that the worst case is of fewer."""
+    from calfat_plugin.evaluators.base import BudgetOptions, budget_as_json
+
+    for attack in experiment.evaluators:
+        options = attack.options
+        if not isinstance(options, BudgetOptions) or budget_as_json(options.threat(experiment.threat)) != evidence.ball:
+            continue
+        found = int(evidence.tried[attack.label].sum()) if attack.label in evidence.tried else 0
+        wanted = min(len(evidence.label), options.max_examples or len(evidence.label))
+        if found != wanted:
+            yield f"{attack.label} was run on {found} images; by its recipe it is {wanted}"
+
+
+def refused(run: LoadedRun, file: Path) -> Iterator[str]:
     """Why a challenge proves nothing: an image of it does not fall, or it is about another ball."""
-    shown, threat = look(own.run, file), own.experiment.threat
+    shown, threat = look(run, file), run.experiment.threat
     ball, of_track = [shown.evidence.facts[key] for key in ("norm", "eps")], [threat.norm, exact_text(threat.eps)]
     if ball != of_track:
         yield f"{file.name}: is about the ball {' '.join(ball)}; the track's is {' '.join(of_track)}"
@@ -205,15 +237,13 @@ def refused(own: Own, file: Path) -> Iterator[str]:
             yield f"{file.name}: image {doubt.image} {what}"
 
 
-def _attacked_again(entry: Entry, seed: int, revision: str, own: Own, found: list[str]) -> Iterator[str]:
+def _attacked_again(entry: Entry, seed: int, revision: str, plan: AttackPlan, output: Path) -> Iterator[Line]:
     """``calfat trust`` on images that nobody could foresee, image by image against what the entry says."""
     from calfat_plugin.evaluators.autoattack.autoattack import from_bits
 
     _, tried, right, _ = table(entry, seed)
     images = chosen_images(entry, revision, seed, tried.nonzero().flatten().tolist())
-    output = own.path / "again.json"
-    how: dict[str, Any] = {"command": _COMMAND, "observer": Observer(), "images": images}
-    done = examine(own.plan, (), full=False, output=output, **how)
+    done = examine(plan, (), full=False, output=output, command=_COMMAND, observer=Observer(), images=images)
     robust = from_bits(read_json(output)["robust"], len(images))
     said = right[images]
     shares = [int(each.sum()) / len(images) for each in (said, said & robust, said & ~robust)]
@@ -222,17 +252,18 @@ def _attacked_again(entry: Entry, seed: int, revision: str, own: Own, found: lis
         f"of {len(images)} images, {percent(shares[0])} withstand by the entry, and {percent(shares[1])} withstand "
         "`calfat trust` here, too"
     )
-    found.append(text)
+    yield Line(text)
     if word_of(lost, wilson(lost, len(images))) == "overstated":
-        yield f"{text}: {100 * lost:.1f} points fewer {interval(*wilson(lost, len(images)))}"
+        points = f"{100 * lost:.1f} points fewer {interval(*wilson(lost, len(images)))}"
+        yield Line(f"{text}: {points}", against=True)
     theirs, ours = read_json(entry.of(seed) / TRUST)["verdict"], done.verdict
     if theirs.get("usable", True) and not ours.usable:
-        yield f"its {TRUST} says '{theirs['word']}'; here: {ours.sentence}"
+        yield Line(f"its {TRUST} says '{theirs['word']}'; here: {ours.sentence}", against=True)
 
 
 def _trained_again(
-    entry: Entry, seed: int, means: Means, temporary: Path, from_start: bool, within: float | None, found: list[str]
-) -> Iterator[str]:
+    entry: Entry, seed: int, means: Means, temporary: Path, from_start: bool, within: float | None
+) -> Iterator[Line]:
     """Its last two rounds, or all, from the stored model and with the data here."""
     from calfat_plugin.runs import session
     from calfat_plugin.runs.request import Request
@@ -243,7 +274,7 @@ def _trained_again(
     there = [row.get("round") for row in rows]
     if (before.round, last.round, there) != (rounds - 2, rounds, [str(number + 1) for number in range(rounds)]):
         which = f"the rounds {before.round} and {last.round}, and rounds.csv has {len(rows)} rows"
-        yield f"its models are of {which}; its recipe has {rounds} rounds"
+        yield Line(f"its models are of {which}; its recipe has {rounds} rounds", against=True)
         return
     request = Request(experiment, path, resume=not from_start, command=_COMMAND, page=False)
     session.run(request, RunDirectory(path), RunObserver())
@@ -258,12 +289,18 @@ def _trained_again(
         drift = relative_distance(first, mine.global_state, _other_arithmetic(entry, seed, means, path, from_start))
         within = max(NEAR, FARTHER * drift)
         how += f"; two arithmetics of this processor end {drift:.2g} apart"
-    found.append(f"{what} trained again: {how}")
+    yield Line(f"{what} trained again: {how}")
     if within is not None and not distance <= within:
-        yield f"{what} trained again end elsewhere: {how} (at most {within:.2g} is accepted)"
-    for said, here in zip(rows[-2:], read_rounds(path / "rounds.csv")[-2:], strict=True):
+        yield Line(f"{what} trained again end elsewhere: {how} (at most {within:.2g} is accepted)", against=True)
+    of_clients = [read_json(folder / "partition.json") for folder in (entry.of(seed), path)]
+    for key in ("class_names", "class_counts", "attackers"):  # of which the worst clients are counted
+        theirs, ours = (partition.get(key) or [] for partition in of_clients)
+        if theirs != ours:
+            yield Line(f"its partition.json says {key} {one_line(theirs)}; here: {one_line(ours)}", against=True)
+    for said, here in zip(rows, read_rounds(path / "rounds.csv"), strict=True):  # earlier ones may be copies
         if said.get("passes") != here.get("passes"):
-            yield f"round {here['round']} makes {here.get('passes')} passes; its rounds.csv says {said.get('passes')}"
+            passes = f"{here.get('passes')} passes; its rounds.csv says {said.get('passes')}"
+            yield Line(f"round {here['round']} makes {passes}", against=True)
 
 
 def _other_arithmetic(entry: Entry, seed: int, means: Means, path: Path, from_start: bool) -> State:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
@@ -234,7 +234,7 @@ def _judge(plan: SuitePlan) -> None:
             command = shlex.join(["calfat", "trust", str(run.directory)])
             click.echo(command)
             try:
-                judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+                judge(planned(run.directory, attacks=()))
             except CalfatError as error:  # the other rows are judged, and the table is written
                 warn(f"{run.name} is not judged: {error} Try again with: {command}")
 

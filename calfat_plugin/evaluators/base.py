@@ -188,7 +188,7 @@ class BudgetedAttack(AttackEvaluator):
         return self.options.threat(task.threat)
 
     def narrow(self, task: EvaluationTask) -> EvaluationTask:
-        return narrowed(task, self.options.max_examples, self.options.batch_size)
+        return narrowed(task, self.options)
 
 
 def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
@@ -196,27 +196,23 @@ def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
     options.threat(recipe.threat)
 
 
-def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | None) -> EvaluationTask:
-    """The same task on fewer examples or in other batches."""
-    task = dataclasses.replace(task, batch_size=batch_size or task.batch_size)
-    where = fixed_subset(len(task.data), max_examples)
-    if where is None:
-        return task
+def narrowed(task: EvaluationTask, options: BudgetOptions) -> EvaluationTask:
+    """The same task on ``max_examples``, and in batches of ``batch_size``."""
+    where = fixed_subset(len(task.data), options.max_examples)
     return dataclasses.replace(
         task,
-        data=task.data.subset(where.numpy()),
+        data=subset(task.data, options.max_examples),
+        batch_size=options.batch_size or task.batch_size,
         clean_correct=task.clean_correct[where],
         on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
     )
 
 
-def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
-    """Ascending indices, on the CPU, of a random subset that is always the same one; None: it would be everything.
+def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor:
+    """Ascending indices, on the CPU, of a random subset that is always the same one; None: of all examples.
 
     A smaller subset is part of a larger one. Random, because test sets from folders are sorted by class.
     """
-    if max_examples is None or max_examples >= num_examples:
-        return None
     import torch  # here, not above: recipes are checked without torch
 
     order = torch.randperm(num_examples, generator=generator(_SUBSET_SEED, "monitor subset"))
@@ -224,9 +220,9 @@ def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
 
 
 def subset(data: ImageData, max_examples: int | None) -> ImageData:
-    """``data`` at ``fixed_subset``."""
+    """``data`` at ``fixed_subset``; itself, no copy, where that is everything."""
     where = fixed_subset(len(data), max_examples)
-    return data if where is None else data.subset(where.numpy())
+    return data if len(where) == len(data) else data.subset(where.numpy())
 
 
 STEP_SIZE = "step-size"  #: the code of the finding that steps do not fit eps, of an attack or of training

@@ -23,7 +23,7 @@ from calfat_plugin.results import WORST_CASE, EvaluationResult
 from calfat_plugin.tensor_files import digest_of
 from calfat_plugin.threat import ThreatModel
 
-_NAME = 100  # letters of an attack's name in that of a file
+_NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
 _SHOWN = 4  # images of each class whose originals are kept for pages
 
 
@@ -56,6 +56,11 @@ class Evidence:
         """(N,) bool: the clean images that the model got right."""
         return self.clean == self.label
 
+    @property
+    def ball(self) -> dict[str, Any]:
+        """Norm and eps of the ball."""
+        return {key: self.facts.get(key) for key in ("norm", "eps")}
+
     def withstand(self, attacks: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images that all these attacks were run on, and which of them withstand all: twice (N,) bool."""
         tried = torch.stack([self.tried[name] for name in attacks]).all(dim=0)
@@ -75,11 +80,10 @@ class Evidence:
         if len(self.tried) < 2:
             return None
         tried, right = self.verdicts(WORST_CASE)
-        ball = {key: self.facts[key] for key in ("norm", "eps")}
         return EvaluationResult(
             **counts_of(self.label[tried], self.correct[tried], right[tried], num_classes),
             label=WORST_CASE,
-            settings={**ball, "attack": WORST_CASE, "attacks": [*self.tried]},
+            settings={**self.ball, "attack": WORST_CASE, "attacks": [*self.tried]},
             implementation=f"calfat-plugin {__version__}",
             seconds=0.0,
         )
@@ -89,8 +93,8 @@ class Evidence:
         broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
         kept = len(self.index)
         left_out = int(broken.sum() - broken[self.covered].sum())
-        ball = {key: self.facts[key] for key in ("norm", "eps")}
-        return {**ball, "images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+        counts = {"images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
+        return {**self.ball, **counts}
 
 
 class Collector:
@@ -118,14 +122,16 @@ class Collector:
         scratch: Path | None = None,
     ) -> None:
         self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
-        self._label, self._weights = data.y.cpu(), digest_of(model.state_dict())
+        self._label = data.y.cpu()
+        self._about = {"weights": digest_of(model.state_dict()), "data": digest_of({"x": data.x, "y": data.y})}
+        self._journals = "evidence-" + "".join(digest[:12] for digest in self._about.values())
         self._covered = _chosen(len(data), max_bytes // (4 * data.x[0].numel()))
         self._attacks: list[str] = []
         self._broken: dict[str, Tensor] = {}
         self._tried: dict[str, Tensor] = {}
         self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
         if scratch is not None:
-            for journal in sorted(scratch.glob(f"evidence-{self._weights[:16]}-*.bin")):
+            for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
                 label = unquote(journal.stem.split("-", 3)[3])
                 for where, x_adv in _read(journal, data.x.shape[1:]):
                     self._judge(label, where, x_adv.to(data.x.device))
@@ -144,7 +150,7 @@ class Collector:
 
     def listener(self, label: str) -> Callable[[Tensor, Tensor], None]:
         """What an attack's ``on_examples`` calls: takes positions (n,) and adversarial images (n, C, H, W)."""
-        name = f"evidence-{self._weights[:16]}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
+        name = f"{self._journals}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
 
         def note(where: Tensor, x_adv: Tensor) -> None:
             wrong = self._judge(label, where, x_adv)
@@ -199,8 +205,8 @@ class Collector:
         self._tried = {WORST_CASE: torch.ones_like(robust)}
         self._broken[WORST_CASE] = ~robust
 
-    def evidence(self, **facts: Any) -> Evidence:
-        """What there is so far; ``facts`` are added to its own, ready for JSON."""
+    def evidence(self) -> Evidence:
+        """What there is so far."""
         index = torch.tensor(sorted(self._points), dtype=torch.int64)
         points = [self._points[at] for at in index.tolist()]
         covered = self._covered.nonzero().flatten()
@@ -222,18 +228,16 @@ class Collector:
             x_shown=x_shown,
             facts={
                 **budget_as_json(self._threat),
-                "weights": self._weights,
-                "data": digest_of({"x": self._data.x, "y": self._data.y}),
+                **self._about,
                 "calfat_plugin": __version__,
-                **facts,
             },
         )
 
 
 def _chosen(number: int, count: int) -> Tensor:
     """(number,) bool: the ``count`` images that evaluators with ``max_examples`` take, or all."""
-    where, chosen = fixed_subset(number, count), torch.zeros(number, dtype=torch.bool)
-    chosen[slice(None) if where is None else where] = True
+    chosen = torch.zeros(number, dtype=torch.bool)
+    chosen[fixed_subset(number, count)] = True
     return chosen
 
 

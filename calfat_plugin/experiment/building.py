@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError, one_line
+from calfat_plugin.exact import parse_number
 from calfat_plugin.interfaces import (
     ActiveCorrection,
     Aggregate,
@@ -153,6 +154,20 @@ def _evaluation(entry: EvaluatorEntry, result: Any, task: EvaluationTask, label:
         value = getattr(found, name)
         if not (isinstance(value, float) and 0 <= value <= 1):
             raise PluginError(f"its result has {name} {one_line(value)}; expected a fraction in [0, 1].")
+    for name in ("per_class", "per_class_release"):
+        if (number := len(getattr(found, name))) not in (0, task.num_classes):
+            raise PluginError(f"its result has {number} numbers in {name}; expected {task.num_classes}, one a class.")
+    if "eps" in found.settings:  # by which findings sort it, and pages draw it, after hours of work
+        eps, norm = found.settings["eps"], found.settings.get("norm")
+        try:
+            parse_number(eps)
+        except ValueError as error:
+            raise PluginError(f"its result's settings.eps: {error}.") from None
+        if not isinstance(norm, str):
+            raise PluginError(
+                f"its result's settings have eps {eps} and the norm {norm!r}; expected the norm's name, such as linf. "
+                "Where it is no radius of a ball, call it something else than eps."
+            )
     metrics = returned.metrics(found.metrics, entry.metrics, "its result has the metric")
     found = dataclasses.replace(found, metrics=metrics)
     evaluation_as_json(found)

@@ -10,6 +10,7 @@ from calfat_plugin.evaluators.gradient import PGD, margin
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
+from calfat_plugin.threat import per_example
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -69,6 +70,6 @@ class Noise(BudgetedAttack):
         with torch.no_grad():
             for _ in range(self.options.draws):
                 points = threat.random_start(x, noise)
-                found = points.where(withstands.view(-1, *[1] * (x.dim() - 1)), found)
+                found = points.where(per_example(withstands, x), found)
                 withstands = withstands & (task.model(points).argmax(dim=1) == y)
         return found

@@ -15,30 +15,11 @@ from typing import TYPE_CHECKING
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.base import share, subset
-from calfat_plugin.evaluators.gradient import (
-    CW,
-    FGSM,
-    MIFGSM,
-    PGD,
-    CWOptions,
-    FGSMOptions,
-    MIFGSMOptions,
-    PGDOptions,
-)
+from calfat_plugin.evaluators.gradient import CW, FGSM, MIFGSM, PGD, CWOptions, FGSMOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEPS, Attack, Check, Symptom
-from calfat_plugin.judging.findings import (
-    BATCHED,
-    CHANGED,
-    CLAIM,
-    GUESS,
-    NATURAL,
-    REMEMBERED,
-    Findings,
-    Found,
-    Row,
-)
+from calfat_plugin.judging.findings import BATCHED, CHANGED, CLAIM, GUESS, NATURAL, REMEMBERED, Findings, Found, Row
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.threat import ThreatModel
@@ -215,9 +196,8 @@ class BudgetCurve(Check):
         for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
             scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
             yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
-        if (
-            row.accuracy > 0 and threat.eps < everything
-        ):  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
+        # Pixels or a softmax that saturate so far away may blind the cross-entropy alone.
+        if row.accuracy > 0 and threat.eps < everything:
             yield trial.attack(SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:

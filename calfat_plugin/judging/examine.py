@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack import device_of, facts_of
+from calfat_plugin.analyses.attack import facts_of, loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
@@ -24,7 +24,7 @@ from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.runs.compute import using_threads
-from calfat_plugin.runs.loaded_run import LoadedRun, Trust, set_up_task
+from calfat_plugin.runs.loaded_run import Trust, set_up_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ def examine(
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
     with using_threads(experiment):
-        run = LoadedRun(experiment, plan.weights, plan.run, device_of(plan, observer))
+        run = loaded(plan, observer)
         test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
         trial = Trial(
             run.model(),
@@ -86,8 +86,7 @@ def examine(
         )
         facts = {**facts_of(run), "dataset": run.dataset.name}
         beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
-        how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-        return _judge(trial, experiment, facts, output or beside, available=len(run.dataset.test), **how)
+        return _judge(trial, experiment, facts, output or beside, len(test), full, command, observer)
 
 
 def examine_module(
@@ -128,7 +127,7 @@ def examine_module(
             "copy.deepcopy take it, or give model, weights and dataset in its place."
         ) from error
     where, available = fixed_subset(len(data), examples or EXAMPLES), len(data)
-    if where is not None:
+    if len(where) < available:
         more = data.subset(np.setdiff1d(np.arange(available), where.numpy())) if more is None else more
         data = data.subset(where.numpy())
     trial = Trial(
@@ -144,8 +143,7 @@ def examine_module(
         more=more,
     )
     facts = {"model": type(model).__name__, "seed": experiment.seed}
-    how: dict[str, Any] = {"full": full, "command": command, "observer": observer}
-    return _judge(trial, experiment, facts, output, available=available, **how)
+    return _judge(trial, experiment, facts, output, available, full, command, observer)
 
 
 def _refuse_no_budget(experiment: Experiment) -> None:
@@ -158,7 +156,6 @@ def _judge(
     experiment: Experiment,
     facts: Mapping[str, Any],
     path: Path,
-    *,
     available: int,
     full: bool,
     command: list[str],
@@ -167,6 +164,7 @@ def _judge(
     """Run the battery from where the file stands; ``available``: images that the test split has."""
     from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
     from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+    from calfat_plugin.evaluators.base import budget_as_json
     from calfat_plugin.evaluators.evidence import Collector
     from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
     from calfat_plugin.judging.record import FORMAT, Record
@@ -174,8 +172,7 @@ def _judge(
 
     threat = trial.threat
     settings = {
-        "norm": threat.norm,
-        "eps": exact_text(threat.eps),
+        **budget_as_json(threat),
         "step_size": exact_text(threat.step_size),
         "seed": trial.seed,
         "batch_size": trial.batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -71,14 +72,11 @@ def word_of(difference: float, interval: Interval) -> Word:
 
 def deciding(difference: float) -> int | None:
     """About how many images a clear word needs, if they show the same difference; None: no reasonable number."""
-    low, high = 1, _MOST
-    if word_of(difference, wilson(difference, high)) == "not shown":
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        decided = word_of(difference, wilson(difference, middle)) != "not shown"
-        low, high = (low, middle) if decided else (middle + 1, high)
-    return low
+
+    def is_clear(images: int) -> bool:
+        return word_of(difference, wilson(difference, images)) != "not shown"
+
+    return 1 + bisect_left(range(1, _MOST), True, key=is_clear) if is_clear(_MOST) else None
 
 
 def conclude(

@@ -10,6 +10,7 @@ import base64
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -189,7 +190,7 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and a band from the lowest to the highest."""
-    clients = dict.fromkeys(column for row in run.rounds for column in row if column.startswith("loss_"))
+    clients = dict.fromkeys(column for row in run.rounds for column in row if re.fullmatch(r"loss_\d+", column))
     by_round: dict[int, dict[str, float]] = {}
     for column in clients:
         for number, loss in run.curve(column):
@@ -259,17 +260,15 @@ def line_chart(
 
         axes = figure.subplots()
         for line in lines:
-            style, index = theme.line_style(line.index), line.index
             if line.band:
                 x, low, high = zip(*line.band, strict=True)
                 edges = [factor * value for value in low], [factor * value for value in high]
-                axes.fill_between(x, *edges, color=theme.series(index), alpha=0.16, linewidth=0)
+                axes.fill_between(x, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
             axes.plot(
                 [x for x, _ in line.points],
                 [factor * value for _, value in line.points],
                 label=legend_name(line.name) if len(lines) > 1 or ticks else None,
-                marker=theme.marker(index) if len(line.points) <= _SPARSE else "",
-                **style,
+                **theme.line_style(line.index, marked=len(line.points) <= _SPARSE),
             )
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
@@ -374,9 +373,9 @@ def label_distribution(run: RunFiles) -> Chart | None:
     return bar_chart(name, title, caption, {"": totals}, list(map(str, range(len(counts)))), "client")
 
 
-def short(name: str, longest: int = 14) -> str:
+def short(name: str) -> str:
     """A name that fits below a bar."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+    return name if len(name) <= 14 else f"{name[:13]}…"
 
 
 # --- calfat attack: accuracy over eps ---------------------------------------------------------------------------------
@@ -391,7 +390,7 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     """
     of_norms: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # norm, and eps as text, to the evaluations
     for evaluation in evaluations:
-        if "eps" in (how := evaluation["settings"]):
+        if {"norm", "eps"} <= (how := evaluation["settings"]).keys():
             of_norms.setdefault(str(how["norm"]), {}).setdefault(str(how["eps"]), []).append(evaluation)
     norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(texts) < 2:

@@ -8,24 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.intervals import Score, mcnemar
-from calfat_plugin.report.charts import (
-    Chart,
-    bar_chart,
-    compared,
-    drawn,
-    short,
-)
+from calfat_plugin.report.charts import Chart, bar_chart, compared, drawn, short
 from calfat_plugin.report.comparability import compared_alike, measured_with, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
-from calfat_plugin.report.labels import (
-    MORE,
-    differing,
-    highlights,
-    on_examples,
-    plain,
-    problem_names,
-    setting_names,
-)
+from calfat_plugin.report.labels import MORE, differing, highlights, on_examples, plain, problem_names, setting_names
 from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
@@ -50,10 +36,8 @@ class Group:
 
     def score(self, metric: str) -> Score:
         """What the finished runs measured: an evaluator's accuracy, or another metric of a suite."""
-        is_accuracy, by_seed = (
-            metric not in self.runs[0].recipe.final_metrics,
-            {run.recipe.seed: run for run in self.runs},
-        )
+        by_seed = {run.recipe.seed: run for run in self.runs}
+        is_accuracy = metric not in self.runs[0].recipe.final_metrics
         return score_of(by_seed, metric, is_accuracy, self.reported.get(metric), self.tolerance.get(metric))
 
     @property

@@ -15,7 +15,10 @@ from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 
-_SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-]*=)\S+")
+# A word of a command that gives a value to what may be a secret, of a mapping all of it: what leads up to the value.
+_SECRET = re.compile(
+    r"(?is)(?=.*(?:key|token|secret|password|passwd|credential)[\w.-]*\s*[=:])((?:--[\w-]+=)?[\w.-]+=).*"
+)
 # What changes no model is named only where nothing else tells two settings apart.
 _NAMED_LAST = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.", "calfat.plugins.")
 _MOST = 4  # keys in a name; more are listed under "What differs"

@@ -22,9 +22,9 @@ def unbroken_percent(fraction: float) -> str:
     return percent(fraction).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def bare_percent(fraction: float | None, digits: int = 2) -> str:
+def bare_percent(fraction: float | None) -> str:
     """``0.8342`` becomes ``83.42``; nothing becomes a dash."""
-    return NOTHING if fraction is None else f"{100 * fraction:.{digits}f}"
+    return NOTHING if fraction is None else f"{100 * fraction:.2f}"
 
 
 def interval(low: float, high: float) -> str:

@@ -50,7 +50,7 @@ def alarms_of(run: RunFiles, whose: str = "") -> list[dict[str, str]]:
     """(whose, code, text) of each alarm in a run's results, and in those of the attacks on it."""
     files = {whose: run.results, **{f"{whose}, {name}".removeprefix(", "): run.attacks[name] for name in run.attacks}}
     return [
-        {"whose": owner, "code": str(alarm.get("code", "")), "text": str(alarm.get("text", ""))}
+        {"whose": owner, "code": alarm["code"], "text": alarm["text"]}
         for owner, content in files.items()
         for alarm in content.get("alarms") or ()
     ]

@@ -105,7 +105,6 @@ def final_tables(run: RunFiles) -> list[Table]:
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"
         for found in (run.results.get("validation_selected") or run.results.get("test_selected") or {}).values()
-        if "round" in found
     ]
     validated = "validation_selected" in run.results
     how = " on the validation split" if validated else ", selected on the test split and so no fair result"

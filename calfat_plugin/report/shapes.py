@@ -30,7 +30,7 @@ def _number(value: Any) -> bool:
 
 def _exact(value: Any) -> bool:
     try:
-        return value is None or float(parse_number(value)) >= 0
+        return float(parse_number(value)) >= 0
     except (ValueError, OverflowError):
         return False
 
@@ -59,8 +59,8 @@ _EVALUATION = {
     "worst_clients?": _WORST,
     **dict.fromkeys(("head?", "middle?", "tail?"), _WORST),
 }
-_ALARMS = [{"code?": TEXT, "text?": TEXT}]
-_SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT}
+_ALARMS = [{"code": TEXT, "text": TEXT, "labels": [TEXT]}]
+_SELECTED = {"evaluator": TEXT, "accuracy": FRACTION, "round": COUNT}
 EVIDENCE = [{"file": TEXT, "norm": TEXT, "eps": TEXT}]
 RESULTS = {
     "format?": COUNT,
@@ -121,21 +121,26 @@ SUITE = {
 
 
 def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
-    """Refuse a file's content that is something else; ``where``: its part, such as ``evaluations[0].accuracy``."""
+    """Refuse a file's content that is something else; ``where``: its part, such as ``evaluations[0].accuracy``.
+
+    Removes nulls in the place of what may be absent, so that no reader meets one.
+    """
     if isinstance(shape, list):
         if not isinstance(value, list):
             damaged(path, where, f"is {describe(value)}, expected a list")
         for index, item in enumerate(value):
             check_shape(item, shape[0], path, f"{where}[{index}]")
     elif isinstance(shape, Mapping):
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             damaged(path, where, f"is {describe(value)}, expected a mapping")
         others = value.keys() - {key.removesuffix("?") for key in shape}
         for key, of_key in shape.items():
             for name in others if key == "*" else [key.removesuffix("?")]:
                 if name not in value and name == key:
                     damaged(path, where, f"has no '{name}'")
-                if name in value and (value[name] is not None or not key.endswith("?")):
+                if key.endswith("?") and value.get(name, key) is None:
+                    del value[name]
+                elif name in value:
                     check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
     elif not shape.holds(value):
         damaged(path, where, f"is {describe(value)}, expected {shape.wanted}")

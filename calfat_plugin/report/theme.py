@@ -34,25 +34,18 @@ PAGE = (TEXT, MUTED, LINE, SHADOW, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
 
 DARK_FILTER = "invert(1) hue-rotate(180deg)"
 SERIES = ("#0072b2", "#d55e00", "#936ffd", "#234e3b", "#c77962", "#2f033f", "#966a8d", "#833c0f")
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 2), (3, 1.5, 1.5, 1.5, 1.5, 1.5))
+#: matplotlib's line styles: solid, then on-off lengths in points.
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 2)), (0, (3, 1.5, 1.5, 1.5, 1.5, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def series(index: int) -> str:
-    """The colour of a series; beyond the palette colours repeat, with another dash and marker."""
+    """The colour of a series."""
     return SERIES[index % len(SERIES)]
 
 
-def dashes(index: int) -> tuple[float, ...]:
-    """On-off lengths in points of a series' line; empty: solid."""
-    return DASHES[(index + index // len(SERIES)) % len(DASHES)]
-
-
-def marker(index: int) -> str:
-    """matplotlib's marker of a series."""
-    return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
-
-
-def line_style(index: int) -> dict[str, Any]:
-    """matplotlib's arguments for a series' line."""
-    return {"color": series(index), "linestyle": (0, dashes(index)) if dashes(index) else "-"}
+def line_style(index: int, *, marked: bool) -> dict[str, Any]:
+    """matplotlib's arguments for a series' line; beyond the palette colours repeat, with another dash and marker."""
+    other = index + index // len(SERIES)
+    marker = MARKERS[other % len(MARKERS)] if marked else ""
+    return {"color": series(index), "linestyle": DASHES[other % len(DASHES)], "marker": marker}

@@ -25,9 +25,11 @@ from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
 from calfat_plugin.board.own import Means, own_recipe
 from calfat_plugin.board.standing import standing
 from calfat_plugin.board.tracks import open_board
-from calfat_plugin.board.verify import IMAGES, chosen_images, relative_distance, verify_seed
+from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.evaluators.base import fixed_subset
+from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.host import installed
 from calfat_plugin.host.launch import fedml
@@ -103,7 +105,8 @@ def entry_of(board: Path) -> Entry:
 
 def against(board: Path, seed: int = 0, **how: Any) -> str:
     """What speaks against the model of one seed."""
-    return "; ".join(verify_seed(entry_of(board), seed, "revision", Means(), **how)[1])
+    found = verify_seed(entry_of(board), seed, "revision", Means(), **how)
+    return "; ".join(line.text for line in found if line.against)
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:
@@ -157,8 +160,9 @@ def test_a_run_keeps_the_model_two_rounds_before_its_end_and_what_its_clients_ke
 
 
 def test_every_round_trained_again_gives_the_same_bits(board: Path) -> None:
-    found, *against = verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)
-    assert (found[-1], against) == ("4 rounds trained again: the same bits", [[], None])
+    found = [*verify_seed(entry_of(board), 1, "revision", Means(), from_start=True)]
+    assert found[-1] == Line("4 rounds trained again: the same bits")
+    assert not any(line.against for line in found)
 
 
 def test_the_images_are_chosen_by_entry_revision_and_seed(board: Path) -> None:
@@ -216,7 +220,9 @@ def a_pipe(path: Path) -> None:
         (lambda seed: os.truncate(seed / "results.json", 10**8), False, "100,000,000 bytes"),
         (lambda seed: changed(seed / "partition.json", class_counts=[[float("nan")]]), True, "class_counts[0][0]"),
         (lambda seed: changed(seed.parent / ENTRY, seeds=[0, 1, 2, 3, 4, 4]), False, "names a seed twice"),
+        (lambda seed: changed(seed.parent / ENTRY, seeds=[]), False, "names no seed"),
         (lambda seed: changed(seed.parent / ENTRY, name="other"), False, "is about 'main/other'"),
+        (lambda seed: (seed.parent / "seed-0/recipe.yaml").write_text("a: ["), True, "recipe.yaml:1: not valid YAML"),
         (lambda seed: edited(seed.parent / ENTRY, lambda of: of["files"].update({"../../../board.yaml": "0" * 64})),
          False, "board.yaml: is missing"),
     ],
@@ -233,6 +239,50 @@ def test_a_damaged_entry_does_not_stand(
     assert text in found["reasons"][0]
     call("board", "page", board)
     assert "1 alarm" in (board / "index.html").read_text() or "An alarm" in (board / "index.html").read_text()
+
+
+def of_another_class(seed: Path) -> None:
+    evidence = read_evidence(seed / "evidence.safetensors")
+    write_evidence(seed / "evidence.safetensors", replace(evidence, label=evidence.label + 90))
+
+
+def of_no_image(seed: Path) -> None:
+    evidence = read_evidence(seed / "evidence.safetensors")
+    tried = {name: torch.zeros_like(of) for name, of in evidence.tried.items()}
+    write_evidence(seed / "evidence.safetensors", replace(evidence, tried=tried))
+
+
+def of_fewer_images(seed: Path) -> None:
+    """The verdict's evidence has one at a position beyond them."""
+    evidence = read_evidence(seed / "evidence.safetensors")
+    few = {name: getattr(evidence, name)[:0] for name in ("covered", "index", "by", "x_adv", "prediction", "shown")}
+    rows = {name: {attack: of[:1] for attack, of in getattr(evidence, name).items()} for name in ("tried", "broken")}
+    fewer = replace(evidence, label=evidence.label[:1], clean=evidence.clean[:1], x_shown=evidence.x_shown[:0])
+    write_evidence(seed / "evidence.safetensors", replace(fewer, **few, **rows))
+
+
+@pytest.mark.parametrize("damage", [of_another_class, of_no_image, of_fewer_images])
+def test_evidence_that_no_evaluation_wrote_is_an_alarm_of_its_entry(
+    board: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(folder_of(board) / "seed-1")
+    signed(board)
+    with pytest.raises(CalfatError, match="honest: its files cannot be used"):
+        standing(entry_of(board))
+    assert call("board", "page", board).exit_code == 0
+    assert "main/honest: " in (board / "index.html").read_text()
+
+
+def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(board: Path) -> None:
+    for path in folder_of(board).glob("seed-*/recipe.yaml"):
+        recipe = yaml.safe_load(path.read_text())
+        recipe["calfat"]["monitor"]["evaluators"] = 5
+        path.write_text(yaml.safe_dump(recipe))
+    signed(board)
+    done = call("board", "verify", board, "--json")
+    (found,) = json.loads(done.stdout)
+    assert (done.exit_code, len(found["reasons"])) == (1, len(SEEDS))
+    assert "its files cannot be used (TypeError: 'int' object is not iterable)" in found["reasons"][0]
 
 
 # --- runs that are none of the track ----------------------------------------------------------------------------------
@@ -267,6 +317,8 @@ def test_the_track_limits_passes(board: Path) -> None:
         ("model: cnn_small", "model: os:system", "model_args.model is 'os:system'"),
         ("random_seed: ", "random_seed: 1", "its recipe has the seed 1"),
         ("name: pgd5", "name: pgd10", "calfat.evaluators is"),
+        ("clients: []", "clients: [{name: bad, ids: [0], attacker: {name: sign_flip}}]", "clients has attackers"),
+        ("clients: []", "clients: 5", "its files cannot be used (TypeError"),
     ],
 )
 def test_another_recipe_is_none_of_the_track(board: Path, old: str, new: str, text: str) -> None:
@@ -312,6 +364,52 @@ def test_evidence_about_the_model_of_another_seed_is_found(board: Path) -> None:
         shutil.copy(folder_of(board) / "seed-1" / name, folder_of(board) / "seed-0" / name)
     signed(board)
     assert "is about other" in against(board)
+
+
+def counted_over(board: Path, tried: Callable[[Evidence], dict[str, torch.Tensor]]) -> None:
+    """Evidence whose attacks were run on these images alone, with the results that follow from it."""
+    run = folder_of(board) / "seed-0"
+    evidence = read_evidence(run / "evidence.safetensors")
+    chosen = tried(evidence)
+    fewer = replace(evidence, tried=chosen, broken={name: evidence.broken[name] for name in chosen})
+    write_evidence(run / "evidence.safetensors", fewer)
+
+    def follow(results: Any) -> None:
+        results["evaluations"] = [each for each in results["evaluations"] if each["label"] not in evidence.tried]
+        for each in results["evaluations"][1:]:
+            results["evaluations"].remove(each)
+        for label in (*chosen, "worst-case"):
+            of, right = fewer.verdicts(label)
+            number, settings = int(of.sum()), {"norm": "linf", "eps": "0.1", "attack": label}
+            facts = {"label": label, "num_examples": number, "accuracy": int(right.sum()) / number}
+            results["evaluations"].append({**facts, "settings": settings})
+
+    edited(run / "results.json", follow)
+    signed(board)
+
+
+@pytest.mark.parametrize(
+    ("tried", "text"),
+    [
+        (
+            lambda evidence: dict.fromkeys(evidence.tried, evidence.verdicts("worst-case")[1]),
+            "says that fgsm was run on images that no evaluation chooses",
+        ),
+        (
+            lambda evidence: dict.fromkeys(evidence.tried, torch.arange(100)[:, None].eq(fixed_subset(100, 20)).any(1)),
+            "fgsm was run on 20 images; by its recipe it is 100",
+        ),
+        (lambda evidence: {"fgsm": evidence.tried["fgsm"]}, "pgd5 was run on 0 images; by its recipe it is 100"),
+    ],
+)
+def test_an_entry_whose_attacks_left_images_out_is_found(
+    board: Path, tried: Callable[[Evidence], dict[str, torch.Tensor]], text: str
+) -> None:
+    before = standing(entry_of(board)).by_seed[0]
+    counted_over(board, tried)
+    after = standing(entry_of(board)).by_seed[0]
+    assert (after.images, after.worst) != (before.images, before.worst) or "pgd5" in text
+    assert text in against(board)
 
 
 def nothing_broken(board: Path, seed: int = 0) -> None:
@@ -392,12 +490,13 @@ def test_weights_of_another_processor_are_as_far_as_two_arithmetics_are(
     save_checkpoint(last, replace(snapshot, global_state=theirs), notes)
     signed(board)
     monkeypatch.undo()
-    found: list[str] = []
-    assert list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, from_start, None, found)) == []
-    assert found[0].startswith("4 rounds" if from_start else "two rounds")
-    assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found[0]
-    with_bits = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", from_start, 0, found))
-    assert "end elsewhere" in with_bits[0]
+    (found,) = verify._trained_again(entry_of(board), 0, Means(), tmp_path, from_start, None)
+    assert found.text.startswith("4 rounds" if from_start else "two rounds")
+    assert "of the way that they moved the weights apart; two arithmetics of this processor end" in found.text
+    assert not found.against
+    _, *with_bits = verify._trained_again(entry_of(board), 0, Means(), tmp_path / "0", from_start, 0)
+    assert "end elsewhere" in with_bits[0].text
+    assert with_bits[0].against
 
 
 @pytest.mark.parametrize(
@@ -417,9 +516,9 @@ def test_how_far_weights_may_end_follows_from_what_is_measured_here(
     signed(board)
     otherwise = {name: tensor + drift * (tensor - before[name]) for name, tensor in mine.items()}
     monkeypatch.setattr(verify, "_other_arithmetic", lambda *_: otherwise)
-    reasons = list(verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None, []))
+    _, *reasons = verify._trained_again(entry_of(board), 0, Means(), tmp_path, False, None)
     assert (reasons == []) is stands
-    assert stands or "(at most" in reasons[0]
+    assert stands or "(at most" in reasons[0].text
 
 
 def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
@@ -532,15 +631,16 @@ def test_a_model_with_nan_or_of_another_round_is_found(board: Path, file: str) -
     assert against(board)
 
 
-def test_passes_that_the_last_rounds_do_not_make_are_found(board: Path) -> None:
+@pytest.mark.parametrize(("round", "from_start"), [(4, False), (1, True)])
+def test_passes_that_the_rounds_trained_again_do_not_make_are_found(board: Path, round: int, from_start: bool) -> None:
     path = folder_of(board) / "seed-0" / "rounds.csv"
-    header, *rows = path.read_text().splitlines()
-    at = header.split(",").index("passes")
-    fields = rows[-1].split(",")
-    fields[at] = "1.0"
-    path.write_text("\n".join([header, *rows[:-1], ",".join(fields)]) + "\n")
+    lines = path.read_text().splitlines()
+    fields = lines[round].split(",")
+    fields[lines[0].split(",").index("passes")] = "1.0"
+    lines[round] = ",".join(fields)
+    path.write_text("\n".join(lines) + "\n")
     signed(board)
-    assert "its rounds.csv says 1.0" in against(board)
+    assert "its rounds.csv says 1.0" in against(board, from_start=from_start)
 
 
 def test_other_training_data_are_found(board: Path) -> None:
@@ -548,6 +648,17 @@ def test_other_training_data_are_found(board: Path) -> None:
     edited(path, lambda partition: partition.update(dataset_sha256="0" * 64))
     signed(board)
     assert "the data are not those this run was started with" in against(board)
+
+
+@pytest.mark.parametrize("from_start", [False, True])
+def test_clients_that_are_called_attackers_are_those_of_the_recipe(board: Path, from_start: bool) -> None:
+    """The worst clients of a row are of all others."""
+    before = standing(entry_of(board)).by_seed[0]
+    path = folder_of(board) / "seed-0" / "partition.json"
+    edited(path, lambda partition: partition.update(attackers=[0, 1]))
+    signed(board)
+    assert standing(entry_of(board)).by_seed[0].worst_clients != before.worst_clients
+    assert "says attackers [0, 1]; here: []" in against(board, from_start=from_start)
 
 
 # --- nothing of an entry is followed ----------------------------------------------------------------------------------
@@ -691,6 +802,31 @@ def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str
         open_board(board)
     assert text in str(caught.value)
     assert call("board", "verify", board).exit_code == 2
+
+
+def test_the_page_replaces_no_file_that_is_none(board: Path) -> None:
+    notes = board / "notes.html"
+    notes.write_text("mine")
+    done = call("board", "page", board, "--out", notes)
+    assert (done.exit_code, notes.read_text()) == (2, "mine")
+    assert "there is a file that calfat did not make" in done.stderr
+
+
+def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
+    made: Path, board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = board / "entries" / "main" / "other"
+
+    def meanwhile(path: Path) -> str:
+        other.mkdir(parents=True, exist_ok=True)
+        (other / "theirs").touch()
+        return "0" * 64
+
+    monkeypatch.setattr("calfat_plugin.board.entry.sha256_of", meanwhile)
+    done = call("board", "add", board, *(made / "runs" / str(seed) for seed in SEEDS), "--name", "other")
+    assert done.exit_code == 2
+    assert [path.name for path in other.iterdir()] == ["theirs"]
+    assert not list(other.parent.glob(".*"))
 
 
 def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:

@@ -24,6 +24,7 @@ from calfat_plugin import (
     CalfatError,
     ClientLoss,
     DatasetEntry,
+    EvaluatorEntry,
     InnerAttackEntry,
     LossModifier,
     ModelEntry,
@@ -37,6 +38,7 @@ from calfat_plugin import (
     option,
 )
 from calfat_plugin.entries import Entry
+from calfat_plugin.evaluators.base import AttackEvaluator
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import supported_runtime
@@ -163,6 +165,11 @@ class NoClientLoss(LossModifier):
         return ClientLoss
 
 
+def without_a_ball(**settings: Any) -> EvaluatorEntry:
+    """What an evaluator that is held to no budget says of one."""
+    return evaluator(has_budget=False, settings=lambda self, task: settings)
+
+
 def keeps(value: Any) -> Callable[..., RoundEnd]:
     return lambda self, task, context: value
 
@@ -257,6 +264,13 @@ MISTAKES: dict[str, Entry | tuple[Callable[[Any], None], Entry]] = {
     "a result that files cannot hold": evaluator(
         lambda self, task, x, y, noise: x, settings=lambda self, task: {"seen": torch.zeros(1)}
     ),
+    "a result of too few classes": evaluator(
+        evaluate=lambda self, task, label: dataclasses.replace(
+            AttackEvaluator.evaluate(self, task, label), per_class=(1.0, None)
+        )
+    ),
+    "a result whose eps has no norm": without_a_ball(eps="0.1"),
+    "a result whose eps is no number": without_a_ball(eps="large", norm="linf"),
     "a model of three outputs": model(lambda logits: logits[:, :3]),
     "a model whose smallest image is none": (
         lambda entry: supported_runtime(experiment(entry)) and None,

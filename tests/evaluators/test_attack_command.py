@@ -321,9 +321,9 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "from click.testing import CliRunner\n"
         "assert CliRunner().invoke(main, ['attack', '--help']).exit_code == 0\n"
         "assert CliRunner().invoke(main, ['attack', 'run', '--eps', '8']).exit_code == 2\n"
-        "from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run\n"
+        "from calfat_plugin.analyses.attack_plan import planned\n"
         "from pathlib import Path\n"
-        "plan_run(Path('run'), None, AttackRequest(attacks=('fgsm', 'cw20', 'autoattack')))\n"
+        "planned(Path('run'), attacks=('fgsm', 'cw20', 'autoattack'))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], env=_environment(), capture_output=True, text=True)

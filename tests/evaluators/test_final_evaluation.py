@@ -9,7 +9,7 @@ import torch
 
 import calfat_plugin as calfat
 from calfat_plugin.analyses.attack import attack
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server, Snapshot
@@ -96,7 +96,7 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp
     run.write_recipe(experiment)
     save_checkpoint(run.last_checkpoint, snapshot, {})
     options = ("pgd.steps=2", "pgd.max_examples=40", *(f"autoattack.{key}" for key in AUTOATTACK))
-    plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=options))
+    plan = planned(run.path, attacks=("natural", "pgd", "autoattack"), settings=options)
     outcome = attack(plan, [], Observer())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]

@@ -205,9 +205,7 @@ def test_examples_of_a_mixture() -> None:
 
 
 def test_examples_of_the_monitor() -> None:
-    subset = fixed_subset(359, 8)
-    assert subset is not None
-    assert subset.tolist() == [42, 102, 113, 144, 217, 239, 300, 355]
+    assert fixed_subset(359, 8).tolist() == [42, 102, 113, 144, 217, 239, 300, 355]
 
 
 def test_initial_weights() -> None:

@@ -62,7 +62,7 @@ ATTACKS = {
         | {"settings": {"norm": "linf", "eps": eps} if eps else {}}
         for label, eps, value in [("natural", "", 0.8), ("cw20", "0.05", 0.61), ("cw20", "0.1", 0.4321)]
     ],
-    "alarms": [{"code": "flattened-logits", "text": "CW leaves fewer."}],
+    "alarms": [{"code": "flattened-logits", "text": "CW leaves fewer.", "labels": ["cw20"]}],
 }
 
 
@@ -164,7 +164,8 @@ def made_run(
 def full_run(path: Path, *overrides: str) -> Path:
     """A run with everything that a page can show."""
     made_run(path, REPORTED, *overrides, final=FINAL)
-    change_json(path / "results.json", alarms=[{"code": "aa-above-pgd", "text": "AutoAttack <above> PGD."}])
+    alarm = {"code": "aa-above-pgd", "text": "AutoAttack <above> PGD.", "labels": []}
+    change_json(path / "results.json", alarms=[alarm])
     (path / "attacks").mkdir()
     (path / "attacks" / "just-begun.json").touch()
     again = {**ATTACKS, "evaluations": ATTACKS["evaluations"][:2], "alarms": []}

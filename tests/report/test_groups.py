@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import differences, group_runs, results_tables
@@ -33,7 +34,17 @@ def test_seeds_of_one_recipe_are_one_group_with_mean_and_sample_deviation(tmp_pa
 
 def test_loggers_and_devices_do_not_part_runs(tmp_path: Path) -> None:
     first, second = ("common_args.random_seed=0",), ("common_args.random_seed=1", "calfat.loggers=[tensorboard]")
-    assert len(group_runs(runs(tmp_path, first, (*second, "device_args.using_gpu=true")))) == 1
+    same = ("device_args.using_gpu=true", "calfat.evaluation.evidence_mb=1", "calfat.runtime.threads=1")
+    assert len(group_runs(runs(tmp_path, first, (*second, *same)))) == 1
+
+
+def test_data_sets_in_memory_are_parted_by_their_content(tmp_path: Path) -> None:
+    first, second = runs(tmp_path, (), ())
+    for run, digest in ((first, "a"), (second, "b")):
+        recipe = yaml.safe_load((run.path / "recipe.yaml").read_text())
+        recipe["data_args"]["dataset"], recipe["calfat"]["dataset"] = "memory", {"sha256": digest * 64}
+        (run.path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert len(group_runs([read_run(run.path) for run in (first, second)])) == 2
 
 
 def with_plugin(folder: str, digest: str, seed: int = 0) -> tuple[str, str]:

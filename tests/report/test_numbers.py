@@ -17,7 +17,7 @@ from calfat_plugin.report.numbers import (
 def test_percent() -> None:
     assert [percent(x) for x in (0.0, 0.83424, 1.0)] == ["0.0 %", "83.4 %", "100.0 %"]
     assert unbroken_percent(0.83424) == "83.4\N{NO-BREAK SPACE}%"
-    assert [bare_percent(0.83424), bare_percent(0.83424, 1), bare_percent(None)] == ["83.42", "83.4", "\N{EN DASH}"]
+    assert [bare_percent(0.83424), bare_percent(None)] == ["83.42", "\N{EN DASH}"]
 
 
 def test_differences_have_a_sign() -> None:

@@ -22,7 +22,7 @@ def test_hostile_names_in_the_files_of_a_run_stay_text(tmp_path: Path) -> None:
         run = full_run(tmp_path / "runs" / str(seed), f"common_args.random_seed={seed}")
         results = run / "results.json"
         results.write_text(results.read_text().replace('"fgsm"', '"<script>_fgsm"'))
-        alarms = [{"code": "<script>", "text": NASTY}] * 5
+        alarms = [{"code": "<script>", "text": NASTY, "labels": [NASTY]}] * 5
         change_json(results, recipe=NASTY, alarms=alarms, citations=[{"text": NASTY, "bibtex": NASTY}])
         change_json(run / "partition.json", class_names=[NASTY, "$\\frac$", *"cdefghij"])
         change_json(run / "environment.json", platform=NASTY, versions={NASTY: NASTY}, command=["calfat", NASTY])

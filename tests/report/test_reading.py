@@ -12,13 +12,15 @@ import yaml
 from calfat_plugin import load_run
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.charts import losses
-from calfat_plugin.report.labels import highlights
+from calfat_plugin.report.labels import command, highlights
 from calfat_plugin.report.reading import find_runs, read_run
 from calfat_plugin.report.run_page import _rounds
-from calfat_plugin.report.write import write_run_report
+from calfat_plugin.report.write import write_comparison, write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import full_run
 from tests.snapshot import TextSnapshot
+
+ATTACKED = {"label": "cw20", "accuracy": 0.5, "num_examples": 3}  #: in attacks/
 
 
 def test_everything_of_a_finished_run(tmp_path: Path) -> None:
@@ -64,6 +66,15 @@ def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
     assert chart is not None
     assert "the band is from the lowest to the highest of 11 clients" in chart.caption
     assert chart.caption.endswith("Last round: 5.25.")  # 1 / 4 beside the mean of 0 to 10
+
+
+def test_an_evaluator_whose_name_begins_like_a_column_of_losses_is_no_client(tmp_path: Path) -> None:
+    monitor = "calfat.monitor.evaluators=[{name: natural, label: loss_free}]"
+    run = read_run(made_run(tmp_path / "a", monitor, rounds=[{"loss_free": 0.5}] * 2))
+    chart = losses(run)
+    assert chart is not None
+    assert "to the highest of 2 clients" in chart.caption
+    assert chart.caption.endswith("Last round: 1.")  # the mean of 1 / 2 and 3 / 2
 
 
 def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
@@ -127,6 +138,8 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
             "attacks/best-robust.json",
             {"evaluations": [{"label": "x", "accuracy": 1, "accuracy_release": 1, "num_examples": 3}]},
         ),
+        ("results.json", {"alarms": [{"code": "zero-gradients", "text": "no way to go"}]}),
+        ("results.json", {"test_selected": {"best-robust": {"evaluator": "pgd20", "accuracy": None, "round": 2}}}),
     ],
 )
 def test_what_a_page_cannot_show_is_refused_with_its_place(
@@ -148,12 +161,52 @@ def test_null_stands_for_a_key_that_may_be_missing_alone(tmp_path: Path) -> None
         read_run(path)
 
 
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("run/results.json", {"evaluations": None}),
+        ("run/results.json", {"evaluations": [{"label": "natural", "accuracy": 0.9, "accuracy_release": None}]}),
+        ("run/attacks/best-robust.json", {"evaluations": [{**ATTACKED, "settings": {"norm": "linf", "eps": None}}]}),
+        ("run/attacks/best-robust.json", {"evaluations": [{**ATTACKED, "settings": {"norm": None, "eps": "0.1"}}]}),
+        ("suite.json", {"axes": None}),
+        ("suite.json", {"metrics": None}),
+        ("suite.json", {"cells": None}),
+        ("suite.json", {"cells": [{"name": "a", "runs": None, "scores": None}]}),
+    ],
+)
+def test_a_null_in_the_place_of_what_may_be_missing_is_as_if_it_were(
+    file: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    run = full_run(tmp_path / "run")
+    (tmp_path / "suite.json").write_text("{}")
+    change_json(tmp_path / file, **change)
+    write_run_report(run)
+    write_comparison([tmp_path])
+
+
 def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) -> None:
     recipe = made_run(tmp_path / "a") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("comm_round: 4", "comm_round: many"))
     line = recipe.read_text().partition("comm_round")[0].count("\n") + 1
     with pytest.raises(RecipeError, match=rf"^{recipe}:{line}: train_args\.comm_round: got 'many' \(text\), expected"):
         read_run(recipe.parent)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("comm_args.mqtt_password=correct horse battery", "comm_args.mqtt_password=…"),
+        ("tracking_args={enable_wandb: false, wandb_key: hunter2}", "tracking_args=…"),
+        ("--set=tracking_args.wandb_key=hunter2", "--set=tracking_args.wandb_key=…"),
+        ("calfat.threat.eps=8/255", "calfat.threat.eps=8/255"),
+        ("runs/keys", "runs/keys"),
+    ],
+)
+def test_the_command_of_a_page_holds_no_secret(word: str, shown: str, tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    change_json(path / "environment.json", command=["calfat", "run", word])
+    assert command(read_run(path)) == f"calfat run {shown}"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -13,7 +13,7 @@ import yaml
 
 import calfat_plugin
 from calfat_plugin import Registry
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
@@ -126,8 +126,7 @@ def test_every_process_of_a_run_gets_it_and_a_resumed_run_too(warm: WarmServer, 
 def test_a_model_from_elsewhere_is_attacked(folder: Path) -> None:
     weights = folder / "weights.pt"
     weights.touch()
-    asked = AttackRequest(attacks=("fgsm",), eps=(), plugins=(FILE,))
-    plan = plan_model("my_net:MyNet", weights, "digits", asked)
+    plan = planned(model="my_net:MyNet", weights=weights, dataset="digits", attacks=("fgsm",), plugins=(FILE,))
     assert [each.model.name for each in plan.experiments] == ["my_net:MyNet"]
 
 

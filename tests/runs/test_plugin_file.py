@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import calfat_plugin
-from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
@@ -103,8 +103,8 @@ def test_a_model_of_ones_own_is_attacked_with_a_file(tmp_path: Path, forgotten: 
     (tmp_path / "more.py").write_text(MORE)
     weights = tmp_path / "weights.pt"
     weights.touch()
-    asked = AttackRequest(attacks=("corner",), eps=(), plugins=(tmp_path / "more.py",))
-    plan = plan_model("cnn_small", weights, "digits", asked)
+    plugins = (tmp_path / "more.py",)
+    plan = planned(model="cnn_small", weights=weights, dataset="digits", attacks=("corner",), plugins=plugins)
     assert [plugin.name for plugin in plan.experiments[0].evaluators] == ["corner", "natural"]
 
 

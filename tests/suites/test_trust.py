@@ -36,7 +36,7 @@ def judged(monkeypatch):
         asked.append(str(directory))
         said(directory)
 
-    monkeypatch.setattr("calfat_plugin.cli.suite.plan_run", lambda directory, checkpoint, request: directory)
+    monkeypatch.setattr("calfat_plugin.cli.suite.planned", lambda directory, attacks: directory)
     monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
     return asked
 

@@ -112,7 +112,7 @@ class AutoAttack(Evaluator):
         import torch
 
         refuse_training_mode(task.model)
-        task = narrowed(task, self.options.max_examples, self.options.batch_size)
+        task = narrowed(task, self.options)
         threat = self.options.threat(task.threat)
         names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
         settings = {
