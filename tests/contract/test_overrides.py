@@ -340,7 +340,7 @@ def test_a_copy_of_a_checked_plugin_is_itself() -> None:
     made = checked(Constant(), EvaluatorEntry("constant", Constant, summary="of this test"), "evaluator 'constant'")
     copy = deepcopy(made)
     copy.accuracy = 0.5
-    task: Any = None
+    task: Any = SimpleNamespace(num_classes=3)
     assert [each.evaluate(task, "a").accuracy for each in (made, copy)] == [0.25, 0.5]
     copy.accuracy = 2.0
     with pytest.raises(PluginError, match="evaluator 'constant'"):
