@@ -84,8 +84,10 @@ def test_cw_without_kappa_stops_at_the_first_error(make_task):
     assert craft(CW(CWOptions(start="x", kappa=50.0)), make_task) == pytest.approx((0.468627, 0.531373), abs=1e-6)
 
 
-@pytest.mark.parametrize(("kappa", "count"), [(0.0, 0), (0.5, 0), (0.6, 7)])
-def test_an_example_beyond_kappa_is_not_counted_as_one_of_a_masked_gradient(make_task, kappa, count):
+@pytest.mark.parametrize(
+    ("kappa", "scale", "count"), [(0.0, 1, 0), (0.5, 1, 0), (0.6, 1, 7), (0.6, 2, 0), (0.4, 0.5, 7)]
+)
+def test_an_example_beyond_kappa_is_not_counted_as_one_of_a_masked_gradient(make_task, kappa, scale, count):
     class Masked(Scripted):
         """The margin is -0.5, and no gradient says how to lower it."""
 
@@ -93,7 +95,7 @@ def test_an_example_beyond_kappa_is_not_counted_as_one_of_a_masked_gradient(make
             return super().forward(x.detach()) + 0 * x.sum()
 
     task = make_task(Masked(1.0).eval(), ImageData(X.repeat(7, 1, 1, 1), Y.repeat(7)), num_classes=2)
-    attack = CW(CWOptions(start="x", kappa=kappa))
+    attack = CW(CWOptions(start="x", kappa=kappa, logit_scale=scale))
     assert attack.evaluate(task, "cw").details == {"zero_gradients": count}
     assert PGD(PGDOptions(start="x")).evaluate(task, "pgd").details == {"zero_gradients": 7}
 
