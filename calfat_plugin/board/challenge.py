@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from calfat_plugin.analyses.attack import loaded
-from calfat_plugin.board.entry import CHALLENGES, Entry, read_entry
+from calfat_plugin.board.entry import CHALLENGES, Entry, entry_errors, read_entry
 from calfat_plugin.board.own import Means, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing
 from calfat_plugin.board.tracks import NAME, NAMED, Board
@@ -28,7 +28,7 @@ def challenge(board: Board, track: str, name: str, evidence: Path, by: str, mean
     if kept.exists():
         raise RunError(f"{kept}: is there already. Choose another name, such as --by {by}-2.")
     seed = of_model(entry, evidence)
-    with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="calfat-board-") as temporary, entry_errors(entry):
         # By the name that it will have: a file called evidence.safetensors is held to the recipe's ball alone.
         copy = Path(temporary) / kept.name
         shutil.copyfile(evidence, copy)

@@ -752,6 +752,19 @@ def test_a_challenge_that_proves_nothing_is_refused(made: Path, board: Path, tmp
     assert challenge(board, tmp_path / "evidence.safetensors", "../eve").exit_code == 2
 
 
+def test_a_challenge_of_an_entry_whose_files_make_no_sense_is_an_error(made: Path, board: Path) -> None:
+    for path in folder_of(board).glob("seed-*/recipe.yaml"):
+        recipe = yaml.safe_load(path.read_text())
+        recipe["calfat"]["monitor"]["evaluators"] = 5
+        path.write_text(yaml.safe_dump(recipe))
+    signed(board)
+    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
+    assert (done.exit_code, "honest: its files cannot be used (TypeError" in done.stderr.replace("\n", " ")) == (
+        2,
+        True,
+    )
+
+
 def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: Path) -> None:
     evidence = read_evidence(made / "runs" / "0" / "evidence.safetensors")
     write_evidence(
