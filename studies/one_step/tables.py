@@ -113,6 +113,15 @@ def front(every: list[Row]) -> list[Row]:
     return [row for _, row in sorted(best, key=lambda each: each[0])]
 
 
+def recommended(every: list[Row]) -> Row | None:
+    """The row that the plan has *passes* recommend; None: what it recommends stays."""
+    limit = max(row.values("passes").mean() for row in every if row.variant.startswith("free"))
+    sound = [row for row in every if not row.collapsed and not row.overfitted]
+    cheap = [row for row in sound if row.values("passes").mean() <= limit]
+    best = max(cheap, key=lambda row: float(row.values("autoattack").mean()))
+    return best if best.variant in ATTACKS else None
+
+
 def comparisons(record: Path) -> list[Compared]:
     """The planned tests: sora minus N-FGSM, or by_class minus plain, in each method."""
     here = {(row.method, row.variant): row for row in rows(record)}

@@ -144,6 +144,46 @@ def test_the_front_has_the_rows_that_nothing_cheaper_beats():
     assert best == {("FedPGD", "free, 4 replays"), ("CalFAT", "sora")}
 
 
+def row(variant, robust, passes=80, natural=0.8, named=0, pgd20=0.45):
+    """Two runs of FedPGD; ``natural``, ``named`` (by the alarm) and ``pgd20`` are those of the first."""
+    values = {"natural": [natural, 0.8], "fgsm": [0.5, 0.5], "pgd20": [pgd20, 0.45], "overfitted": [named, 0]}
+    runs = pd.DataFrame({**values, "autoattack": [robust - 0.1, robust + 0.1], "passes": [passes] * 2})
+    return tables.Row("FedPGD", variant, "0.1", runs.drop(columns="fgsm" if variant.startswith("free") else []), {})
+
+
+@pytest.mark.parametrize(
+    ("best", "named"),
+    [
+        (row("ATAS", 0.6), "ATAS"),
+        (row("ATAS", 0.6, passes=81), "sora"),
+        (row("ATAS", 0.6, natural=0.15), "sora"),
+        (row("ATAS", 0.6, named=1), "sora"),
+        (row("ATAS", 0.6, pgd20=0.24), "sora"),
+        (row("free, 4 replays", 0.6), None),
+        (row("PGD-10", 0.6), None),
+    ],
+)
+def test_what_is_recommended_is_the_best_cheap_row_whose_runs_are_all_sound(best, named):
+    found = tables.recommended([row("sora", 0.55), row("N-FGSM", 0.5), row("free, 4 replays", 0.54), best])
+    assert (found and found.variant) == named
+
+
+def test_what_passes_recommends_follows_from_the_records():
+    every = [*tables.rows(tables.ONE_STEP), *tables.shared()]
+    text = " ".join((ROOT / "studies" / "passes" / "README.md").read_text(encoding="utf-8").split())
+    best = tables.recommended(every)
+    assert (best.method, best.variant) == ("FedPGD", "ATAS")
+    assert "recommends **FedPGD with ATAS**" in text
+    reached = {
+        each.variant: f"{100 * each.values('autoattack').mean():.1f}" for each in every if each.method == "FedPGD"
+    }
+    values = [reached[name] for name in ("ATAS", "free, 4 replays", "N-FGSM", "sora")]
+    said = "FedPGD has under AutoAttack {} % with ATAS, {} with free, {} with N-FGSM and {} with sora".format(*values)
+    assert said in text
+    assert not any(each.collapsed for each in every)
+    assert not any(each.overfitted for each in every)
+
+
 @pytest.mark.usefixtures("records")
 def test_what_is_planned_is_tested_on_the_five_pairs_that_both_have():
     rows = {row[0]: row[2:] for row in tables.tested("attacks")[1][1:]}
