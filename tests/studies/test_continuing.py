@@ -19,6 +19,7 @@ RECORDS = {
     "full_size/cifar10_runs.csv": "full_cifar10",
     "full_size/digits_runs.csv": "full_digits",
     "full_size/fmnist_runs.csv": "full_fmnist",
+    "one_step/longtail_fmnist_runs.csv": "longtail_fmnist",
     "one_step/one_step_fmnist_runs.csv": "one_step_fmnist",
     "passes/overfitting_digits.csv": "overfitting_digits",
     "passes/passes_digits.csv": "passes_digits",
