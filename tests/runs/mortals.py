@@ -6,6 +6,7 @@ import csv
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -63,8 +64,8 @@ def go(
     experiment = checked_experiment(read_document("mortal.yaml"), sets)
     request = Request(experiment, Path(run_dir), resume, [], workers=workers)
     observer = observer or RunObserver()
-    observer.warn = warnings.append  # type: ignore[method-assign]
-    run(request, RunDirectory.open(request), observer)
+    with mock.patch.object(observer, "warn", warnings.append):
+        run(request, RunDirectory.open(request), observer)
     return Path(run_dir), warnings
 
 
