@@ -19,7 +19,7 @@ from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
-from calfat_plugin.errors import CalfatError, OptionError, RunError, listed, short
+from calfat_plugin.errors import CalfatError, OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
@@ -192,14 +192,7 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
     """Run what is left of the plan; False where the user stopped it."""
     console, total, workers = verbatim_console(), len(plan.left), wanted.workers
     for run in plan.left:
-        runtime = runtime_of(run.experiment)
-        runtime.refuse_without_host()
-        if runtime.is_cross_silo:
-            raise RunError(
-                f"{plan.suite.document.file}: the cell '{run.cell.name}' is a cross-silo run, whose parties are "
-                "processes of their own, and a suite runs simulations: add --set common_args.training_type=simulation "
-                "--set comm_args.backend=sp."
-            )
+        runtime_of(run.experiment).refuse_without_host()
     at_a_time = wanted.at_a_time(plan, total)
     each = counted(threads(at_a_time, workers), "thread")
     if workers is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from calfat_plugin.errors import OptionError, listed
+from calfat_plugin.errors import OptionError, RecipeError, listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.options import describe_options
@@ -153,6 +153,12 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
         experiment = None
         if not reason:
             experiment = resolve(suite, registry, "/".join(labels), settings, overrides)
+            if runtime_of(experiment).is_cross_silo:
+                raise RecipeError(
+                    f"{suite.document.file}: the cell '{'/'.join(labels)}' is a cross-silo run, whose parties are "
+                    "processes of their own, and a suite runs simulations: add --set "
+                    "common_args.training_type=simulation --set comm_args.backend=sp."
+                )
             _check_metrics(suite, experiment, "/".join(labels))
         yield Cell(labels, settings, experiment, reason)
 
@@ -193,13 +199,8 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
             refuse(
                 ("metrics",), f"got '{label}'; after the evaluator '{before}' and a colon, expected {listed(BESIDE)}."
             )
-        elif worst == "worst-clients" and runtime_of(experiment).is_cross_silo:
-            what = f"'{label}' needs the labels of each client's examples, and across silos the server does not know "
-            refuse(("metrics",), f"{what}them. Remove it, or run the suite as a simulation.")
-        elif worst in FREQUENCY and (
-            not experiment.partition.entry.long_tailed or runtime_of(experiment).is_cross_silo
-        ):
-            what = f"'{label}' is of a long tail, data_args.partition_method: longtail in a simulation."
+        elif worst in FREQUENCY and not experiment.partition.entry.long_tailed:
+            what = f"'{label}' is of a long tail, data_args.partition_method: longtail."
             refuse(("metrics",), f"{what} Remove it, or take that partition in every cell.")
         elif evaluator not in accuracies:
             what = f"'{evaluator}' is not among what is measured: {listed(measured)}. Every cell has to measure it: "

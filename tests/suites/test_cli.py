@@ -49,8 +49,9 @@ def test_a_suite_runs_and_shows_its_table(snapshot):
     assert json.loads(call("--table", "--json").stdout)["suite"] == "tiny"
 
 
-def test_cells_that_no_single_process_can_run_are_refused_before_the_first_run():
-    done = call("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
+@pytest.mark.parametrize("also", ["--jobs=1", "--dry-run"])
+def test_cells_that_no_single_process_can_run_are_refused_before_the_first_run(also):
+    done = call("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC", also)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("error: tiny.yaml: the cell 'CalFAT' is a cross-silo run, whose parties are ")
     assert not Path("runs").exists()

@@ -107,19 +107,10 @@ def test_rows_of_other_problems_or_attacks_do_not_compare(setting: str, tmp_path
     assert [score.rival for cell in found.cells for score in cell.scores.values()] == [None] * 6
 
 
-@pytest.mark.parametrize(
-    ("metric", "base"),
-    [
-        ("pgd20:worst-clas", ""),
-        ("cw20:worst-class", ""),
-        ("pgd20:tail", ""),
-        ("pgd20:worst-clients", "common_args.training_type: cross_silo, comm_args.backend: GRPC"),
-    ],
-)
-def test_a_metric_that_no_run_has_is_refused(metric: str, base: str, snapshot: TextSnapshot, tmp_path: Path) -> None:
-    suite = TEXT.replace(METRICS, f"metrics: ['{metric}']").replace("comm_round: 1}", f"comm_round: 1, {base}}}")
+@pytest.mark.parametrize("metric", ["pgd20:worst-clas", "cw20:worst-class", "pgd20:tail"])
+def test_a_metric_that_no_run_has_is_refused(metric: str, snapshot: TextSnapshot, tmp_path: Path) -> None:
     with snapshot.raises(CalfatError, "tiny.yaml:5: metrics: "):
-        plan(tmp_path, suite)
+        plan(tmp_path, TEXT.replace(METRICS, f"metrics: ['{metric}']"))
 
 
 def test_published_numbers_may_be_of_the_worst_class(tmp_path: Path) -> None:
