@@ -20,7 +20,7 @@ def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Se
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return
-    show_evaluations(console, results, "global model after the final round, test split")
+    show_evaluations(console, results, "model after the final round, test split")
     found = list(map(evaluation_as_json, results))
     for table in filter(None, (worst_table(found), tails_table(found))):
         print_table(console, table)

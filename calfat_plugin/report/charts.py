@@ -166,11 +166,12 @@ class Line:
 
 
 def learning_curves(run: RunFiles) -> Chart | None:
-    """Accuracy of the global model under every monitored evaluator, round by round."""
+    """Accuracy under every monitored evaluator, round by round."""
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
     if not lines:
         return None
-    caption = "The global model after each round."
+    evaluated = "global model" if run.recipe.ema is None else "moving average of the global models"
+    caption = f"The {evaluated} after each round."
     subset = run.recipe.monitor.max_examples
     split = run.recipe.data.monitored_split
     caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
@@ -344,7 +345,7 @@ def final_per_class(run: RunFiles) -> Chart | None:
     # Of equals the last one: recipes list attacks from weak to strong.
     worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
     shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
-    caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}."
+    caption = f"Final model: {on_examples((label, [(run, found)]) for label, found in shown.items())}."
     values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
     names = list(map(short, run.class_names))

@@ -134,7 +134,7 @@ def results_tables(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, T
         if any(one["label"] == label for _, one in evaluations)
     )
     sources = [group.source or "as the recipe says" if group.reported else None for group in groups]
-    note = f"Accuracy of the final global models in percent: {examples}. ± is the sample standard deviation over seeds."
+    note = f"Accuracy of the final models in percent: {examples}. ± is the sample standard deviation over seeds."
     one_partition = partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1})
     note += f" {meaning(headings, rows, sources, suite.tolerance, one_partition)}"
     if any(group.name.endswith(MORE) for group in groups):

@@ -40,7 +40,7 @@ def caption(summary: SuiteSummary) -> str:
     sources = (cell.source for cell in summary.cells)
     said = _one_partition(summary), chosen
     text = (
-        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; the global model after the final round. "
+        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; the model after the final round. "
         f"{meaning(suite.metrics, scored(summary)[1], sources, suite.reported.tolerance, *said)}"
     )
     left = sum(bool(cell.left) for cell in summary.cells)

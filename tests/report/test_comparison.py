@@ -164,7 +164,7 @@ def test_a_suites_page_has_every_metric_that_the_suite_declares(
     text = Page.read(write_comparison([tmp_path / "suite"])).text
     row = "method seeds worst cost PGD-20 as the release natural fgsm calfat.trainer calfat 2 "
     assert f"{row}20.00 ± 14.14 [0.0, 100.0] 12,346 ± 0.7071 [12,339, 12,352] 40.00 ± 0.00 41.00 ± 0.00" in text
-    assert "Accuracy of the final global models in percent: PGD-20, natural and fgsm on all 359 test examples." in text
+    assert "Accuracy of the final models in percent: PGD-20, natural and fgsm on all 359 test examples." in text
     assert f"Not in percent, but as measured: cost. {WORST_DEFINED} One partition, seeds of training alone: " in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from calfat_plugin.report.charts import learning_curves
 from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
@@ -28,3 +29,10 @@ def test_what_was_run_is_keys_of_the_recipe(tmp_path: Path) -> None:
     assert not {"train_args.max_grad_norm", "calfat.ema.decay", "calfat.clients"} & plain.keys()  # null, none, empty
     left_out = "calfat.runtime.", "calfat.evaluators", "calfat.monitor.", "common_args.random_seed", "tracking_args."
     assert [key for key in found if key.startswith(left_out)] == []
+
+
+def test_curves_say_which_model_they_are_of(tmp_path: Path) -> None:
+    plain, averaged = (read_run(made_run(tmp_path / name, *ema)) for name, ema in (("a", ()), ("b", ["calfat.ema={}"])))
+    charts = list(filter(None, map(learning_curves, (plain, averaged))))
+    starts = [chart.caption.partition(" after each round.")[0] for chart in charts]
+    assert starts == ["The global model", "The moving average of the global models"]

@@ -217,7 +217,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     scores = rf"natural {number} %  fgsm {number} %  "
     assert re.fullmatch(rf"round 2/3  {scores}loss {number}+  {number} s  ETA 0:0\d", lines[1])
     assert re.fullmatch(rf"round 3/3  {scores}loss {number}+  {number} s  ETA 0:00", lines[2])
-    assert lines[3].rstrip() == "global model after the final round, test split"
+    assert lines[3].rstrip() == "model after the final round, test split"
     assert lines[-2] == "results: run"
     assert re.fullmatch("next, whether the robust accuracy may be believed: .*calfat.* trust run", lines[-1])
     tables = "\n".join(lines[3:-2])

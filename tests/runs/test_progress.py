@@ -254,7 +254,7 @@ def test_a_final_evaluation_shows_its_table_the_worst_classes_and_clients_and_wh
     results = [natural, result("pgd20", 0.75, attack="pgd", norm="linf", eps="8/255")]
     show_final(console, results, find_alarms(results))
     title, *rest = stream.getvalue().splitlines()
-    assert title.strip() == "global model after the final round, test split"
+    assert title.strip() == "model after the final round, test split"
     found = rest.index(next(line for line in rest if "Worst classes and clients" in line))
     natural = next(line for line in rest[found:] if line.startswith("natural"))
     assert re.split(r"\s*│\s*", natural.strip())[:4] == ["natural", "50.00", "25.00", "1"]

@@ -177,7 +177,7 @@ def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of
         "| FedPGD | learning_rate 0.1, upper edge of the grid  |   0 |       - |      - |",
     ]
     assert (
-        f"the global model after the final round. {INTERVALS} Values are chosen for each row by pgd20 on the "
+        f"the model after the final round. {INTERVALS} Values are chosen for each row by pgd20 on the "
         "validation split after the last round, the mean over seeds 100, 101, in runs that never see "
         "the test split; a run that failed counts as 0. Tries of every row: 3."
     ) in text
