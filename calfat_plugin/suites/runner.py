@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from calfat_plugin.compat import num_cores
@@ -264,8 +264,8 @@ class _Pool:
 def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     """Write a row for each of these runs that has ended into the suite's record, if it has one.
 
-    Processor and version are those of the run, as far as its files or an earlier row say: who looks at a finished suite
-    changes nothing.
+    Processor (or GPU, and an arithmetic other than fp32) and version are those of the run, as far as its files or an
+    earlier row say: who looks at a finished suite changes nothing.
     """
     if suite.record is None:
         return
@@ -283,12 +283,15 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
             row = before.get(run.key)
             if row is None or (row.state, row.recipe) != (run.state, recipe):
                 row = Recorded(run.state, recipe, {}, processor=processor())
+            if computed_on := environment.get("gpu") or environment.get("processor"):
+                arithmetic = environment.get("precision", "fp32")  # where the recipe says auto, machines differ in it
+                row = replace(row, processor=computed_on + (f", {arithmetic}" if arithmetic != "fp32" else ""))
             rows[run.key] = Recorded(
                 state=run.state,
                 recipe=recipe,
                 values={name: value for name, value in values.items() if value is not None},
                 seconds=f"{results['seconds']:.1f}" if results else "",
-                processor=environment.get("processor") or row.processor,
+                processor=row.processor,
                 calfat_plugin=results.get("calfat_plugin") or row.calfat_plugin,
                 verdict="" if run.cell.tried else run.verdict or "",
             )

@@ -134,8 +134,11 @@ def test_who_looks_at_a_finished_run_is_not_who_ran_it(
     shutil.rmtree(lost.directory)
     mark_lost(lost, "round 1: it diverged")
     directory = RunDirectory(planned().runs[1].directory)
-    directory.write_json(directory.environment, {"processor": "its own"})
+    directory.write_json(directory.environment, {"processor": "its own", "gpu": None, "precision": "fp32"})
     directory.write_json(directory.results, {**json.loads(directory.results.read_text()), "calfat_plugin": "0.0.7"})
+
+    directory = RunDirectory(planned().runs[3].directory)
+    directory.write_json(directory.environment, {"processor": "its own", "gpu": "a card", "precision": "bf16"})
 
     def of(*columns: str) -> list[tuple[str, ...]]:
         runner.record_runs(planned().suite, planned().runs)
@@ -147,7 +150,7 @@ def test_who_looks_at_a_finished_run_is_not_who_ran_it(
         ("CalFAT", "0", "lost", "first", __version__),
         ("CalFAT", "1", "finished", "first", __version__),
         ("FedPGD", "0", "finished", "its own", "0.0.7"),
-        ("FedPGD", "1", "finished", "first", __version__),
+        ("FedPGD", "1", "finished", "a card, bf16", __version__),
     ]
     RECORD.write_text(RECORD.read_text().replace(__version__, "0.0.8"))
     before = RECORD.read_text()
