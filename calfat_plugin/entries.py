@@ -129,6 +129,10 @@ class Entry(_Typed):
         number_option: the option that a number at the end of the name sets.
         check: called with (options, ``Recipe``) when a recipe that picks this plugin is checked; raises ``OptionError``
             for options that do not fit the rest of the recipe (more favoured clients than clients, say).
+        warn: called as ``check`` is, also for each group of clients that train by it: a warning of what is allowed and
+            was probably not meant, or an empty text.
+        idle: options to those that others of them make useless, each with the reason: a recipe that has another value
+            than the default there is warned.
         metrics: what a trainer, aggregator or evaluator measures beside loss and accuracy: name to what it is, such as
             ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after them.
 
@@ -151,6 +155,8 @@ class Entry(_Typed):
     presets: Mapping[str, Preset] = field(default_factory=dict)
     number_option: str | None = None
     check: Callable[[Any, Any], None] = lambda options, recipe: None
+    warn: Callable[[Any, Any], str] = lambda options, recipe: ""
+    idle: Callable[[Any], Mapping[str, str]] = lambda options: {}
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

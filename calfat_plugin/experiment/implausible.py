@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from calfat_plugin import returned
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import InnerAttackEntry
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.inner_attacks.sora import SORAOptions
 from calfat_plugin.interfaces import InnerAttack
-from calfat_plugin.modifiers.calibrated import CalibrationOptions
+from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import start_noise_option
-from calfat_plugin.trainers.calfat import CalFATOptions
-from calfat_plugin.trainers.fedgairat import FedGAIRATOptions
-from calfat_plugin.trainers.fedrbn import FedRBNOptions
-from calfat_plugin.trainers.mixfat import MixFATOptions
 
 
 def implausible(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
@@ -31,8 +26,7 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
         yield from _other_optimizer(experiment)
         yield from _no_effect(experiment, written)
         yield from _too_late(experiment)
-        yield from _empty_shares(experiment)
-        yield from _smoothed_slopes(experiment)
+        yield from _of_plugins(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
 
@@ -92,11 +86,15 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     asked = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
     if asked and attacks and all(_starts_itself(each.inner.entry) for each in attacks):
         yield from useless(noise, inner, f"the inner attack '{threat.inner.name}' has a start of its own.")
-    for plugin in (experiment.trainer, experiment.modifier):
-        idle, why = _idle(plugin.options)
-        for name in idle:
-            if getattr(plugin.options, name) != getattr(type(plugin.options)(), name):
-                yield from useless((*plugin.path, name), plugin.path, why)
+    for plugin in experiment.picked:
+        options, config = plugin.options, plugin.entry.config
+        needed = {info.name: getattr(options, info.name) for info in describe_options(config) if info.required}
+        with experiment.attribute_errors_to(plugin):
+            idle = returned.mapping(plugin.entry.idle(options), "idle returned")
+            usual = config(**needed)
+            asked_for = [name for name in idle if getattr(options, name) != getattr(usual, name)]
+        for name in asked_for:
+            yield from useless((*plugin.path, name), plugin.path, idle[name])
     if threat.by_class is not None and not attacks:
         at = ("calfat", "threat", "by_class")
         yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack.")
@@ -109,17 +107,6 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
         if label not in labels and (hint := did_you_mean(label, labels)):
             at = ("calfat", "reported", label)
             yield from useless(at, ("calfat", "evaluators"), f"no evaluator is called so.{hint}")
-
-
-def _idle(options: Any) -> tuple[tuple[str, ...], str]:
-    """Options of a method or a modifier that another one makes useless, and why."""
-    if isinstance(options, FedGAIRATOptions) and options.weighting == "discrete":
-        return ("lam",), "discrete weights have no shift."
-    if isinstance(options, FedRBNOptions) and not options.some_borrow:
-        return ("pnc", "pnc_warmup", "similarity", "debias"), "no client that trains by these options has the role st."
-    if isinstance(options, CalibrationOptions) and options.prior == "counts":
-        return ("delta",), "it is added to class frequencies, and this prior is of counts."
-    return (), ""
 
 
 def _starts_itself(entry: InnerAttackEntry) -> bool:
@@ -139,20 +126,22 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
             yield _at(experiment, path, text)
 
 
-def _empty_shares(experiment: Experiment) -> Iterator[str]:
-    """A warning for each mixture whose share of a batch is rounded down to no adversarial example."""
+def _of_plugins(experiment: Experiment) -> Iterator[str]:
+    """What plugins warn of themselves, each text once."""
+    of_run = [(plugin, plugin.path, experiment) for plugin in experiment.picked]
+    of_groups = [
+        (plugin, group.path, trained)
+        for group in experiment.clients
+        for trained in [experiment.trained_by(group)]
+        for plugin in (trained.trainer, trained.modifier, trained.threat.inner)
+    ]
     found: dict[str, KeyPath] = {}
-    for path, recipe in (
-        (experiment.trainer.path, experiment),
-        *((each.path, each.recipe) for each in experiment.clients),
-    ):
-        options, batch = recipe.trainer.options, recipe.train.batch_size
-        if not isinstance(options, MixFATOptions | CalFATOptions) or options.sampling != "per_batch":
-            continue
-        share = options.ratio if isinstance(options, MixFATOptions) else options.adv_ratio
-        if 0 < share * batch < 1:
-            text = f"a share of {share:g} of a batch of {batch} is less than one example, which is rounded down to none"
-            found.setdefault(f"'{recipe.trainer.name}' never attacks: {text}. Raise one of the two.", path)
+    for plugin, path, recipe in (*of_run, *of_groups):
+        if recipe.trains_attacked or not isinstance(plugin.entry, InnerAttackEntry):
+            with experiment.attribute_errors_to(plugin):
+                text = returned.instance(plugin.entry.warn(plugin.options, recipe), str, "warn returned")
+            if text:
+                found.setdefault(f"'{plugin.name}' {text}", path)
     for text, path in found.items():
         yield _at(experiment, path, text)
 
@@ -170,23 +159,6 @@ def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
             names += [plugin.label] if plugin.label not in names else []
     for problem, (path, names) in found.items():
         yield _at(experiment, path, f"{', '.join(names)}: {problem}")
-
-
-def _smoothed_slopes(experiment: Experiment) -> Iterator[str]:
-    """Label smoothing shortens the gradient of training, which SORA's slope takes for a loss that turns."""
-    own = [group for group in experiment.clients if {"trainer", "threat"}.intersection(group.changed)]
-    trained = [(experiment.trainer.path, experiment), *((each.path, experiment.trained_by(each)) for each in own)]
-    for path, recipe in trained:
-        how, smoothing = recipe.threat.inner.options, recipe.additions.label_smoothing
-        by_slope = isinstance(how, SORAOptions) and how.alignment == "slope" and recipe.trains_attacked
-        if by_slope and smoothing > how.slack:
-            longest = how.longest * how.slack / smoothing
-            text = (
-                f"with label_smoothing {smoothing:g} the slope by which sora goes is hardly above {1 - smoothing:g}, "
-                f"and a step about {longest:.2g} eps at most, not {how.longest:g}: a weak attack. Add alignment: "
-                "cosine to calfat.threat.inner, or remove label_smoothing."
-            )
-            yield _at(experiment, path, text)
 
 
 def _no_budget(experiment: Experiment) -> Iterator[str]:

@@ -12,6 +12,7 @@ from calfat_plugin.options import option
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from calfat_plugin.recipe.schema import Recipe
     from calfat_plugin.results import State
     from calfat_plugin.threat import ThreatModel
 
@@ -95,10 +96,23 @@ class SORA(InnerAttack):
         memory.alignment = decay * memory.alignment + (1 - decay) * values.mean().clamp(-1, 1)
 
 
+def _warn(options: SORAOptions, recipe: Recipe) -> str:
+    """Label smoothing shortens the gradient of training, which the slope takes for a loss that turns."""
+    smoothing = recipe.additions.label_smoothing
+    if options.alignment != "slope" or smoothing <= options.slack:
+        return ""
+    return (
+        f"goes by a slope that with label_smoothing {smoothing:g} is hardly above {1 - smoothing:g}, so a step is "
+        f"about {options.longest * options.slack / smoothing:.2g} eps long at most, not {options.longest:g}: a weak "
+        "attack. Add alignment: cosine, or remove label_smoothing."
+    )
+
+
 ENTRY = InnerAttackEntry(
     "sora",
     build=SORA,
     config=SORAOptions,
+    warn=_warn,
     steps=lambda options: 1,
     replaces=("craft", "take_steps"),
     summary="one step of random length from noise, clipped to the pixels but not to the ball, the longer the more "

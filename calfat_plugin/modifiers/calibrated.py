@@ -85,10 +85,17 @@ class CalibratedOptions(CalibrationOptions):
     calibrate_inner: bool = option(True, help="calibrate the logits that the attack climbs, too")
 
 
+def idle_delta(options: CalibrationOptions) -> dict[str, str]:
+    """A prior of counts has no use for ``delta``."""
+    why = "it is added to class frequencies, and this prior is of counts."
+    return {"delta": why} if options.prior == "counts" else {}
+
+
 ENTRY = ModifierEntry(
     "calibrated",
     build=partial(LossOfClient, lambda o, counts: CalibratedLoss(o, counts, calibrate_attack=o.calibrate_inner)),
     config=CalibratedOptions,
+    idle=idle_delta,
     summary="add the client's log class prior to the logits in training",
     formula="CE(s (z + k log nu), y); divergences and attacks on z + k log nu",
     citation=CALFAT_PAPER,

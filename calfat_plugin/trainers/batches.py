@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from calfat_plugin.interfaces import ClientLoss, LocalTask
+    from calfat_plugin.recipe.schema import Recipe
 
 Sampling = Literal["per_batch", "fixed"]
 SAMPLING_HELP = (
@@ -180,6 +181,17 @@ def mixed_rows(
         split = random_share(len(task.data), ratio, generator(task.seed, "adversarial split", client=task.client))
         return split[index.to(split.device)]
     return random_share(len(index), ratio, batch_noise)
+
+
+def empty_share(recipe: Recipe, ratio: float, sampling: Sampling) -> str:
+    """A warning where :func:`mixed_rows` rounds a share of a batch down to no example; empty where it does not."""
+    batch = recipe.train.batch_size
+    if sampling == "fixed" or not 0 < ratio * batch < 1:
+        return ""
+    return (
+        f"never attacks: a share of {ratio:g} of a batch of {batch} is less than one example, which is rounded down to "
+        "none. Raise one of the two."
+    )
 
 
 def random_share(num_examples: int, ratio: float, generator: Generator) -> Tensor:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from calfat_plugin.entries import Preset, TrainerEntry
 from calfat_plugin.interfaces import ClientLoss, LocalTask
 from calfat_plugin.maths.losses import kl_divergence
-from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
+from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions, idle_delta
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import GaussianStart, start_noise_option
-from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, mixed_rows
+from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, empty_share, mixed_rows
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -83,6 +83,8 @@ ENTRY = TrainerEntry(
     "calfat",
     build=CalFAT,
     config=CalFATOptions,
+    warn=lambda options, recipe: empty_share(recipe, options.adv_ratio, options.sampling),
+    idle=idle_delta,
     summary="adversarial training with both losses calibrated by the client's class prior",
     formula="min CE(s (f(x~) + k log nu), y), x~ = argmax KL(f(x) + k log nu || f(x') + k log nu)",
     modifiers=(),

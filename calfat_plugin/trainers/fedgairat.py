@@ -81,6 +81,7 @@ ENTRY = TrainerEntry(
     build=FedGAIRAT,
     config=FedGAIRATOptions,
     check=_check,
+    idle=lambda options: {"lam": "discrete weights have no shift."} if options.weighting == "discrete" else {},
     summary="GAIRAT on every client: examples near the decision boundary weigh more, from a given round on",
     formula="min mean_j w_j CE(f(x~_j), y_j), w_j ~ (1 + tanh(Lambda + 5 (h - kappa_j) / h)) / 2 with mean 1, "
     "h = floor(K/2), x~ = argmax CE(f(x'), y)",

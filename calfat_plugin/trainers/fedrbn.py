@@ -280,12 +280,20 @@ def _check(options: FedRBNOptions, recipe: Recipe) -> None:
         raise OptionError("role: every client has the role st; expected others, in calfat.clients, with the role at.")
 
 
+def _idle(options: FedRBNOptions) -> dict[str, str]:
+    if options.some_borrow:
+        return {}
+    borrowed = ("pnc", "pnc_warmup", "similarity", "debias")
+    return dict.fromkeys(borrowed, "no client that trains by these options has the role st.")
+
+
 ENTRY = TrainerEntry(
     "fedrbn",
     build=FedRBN,
     config=FedRBNOptions,
     reshapes=True,
     check=_check,
+    idle=_idle,
     summary="dual batch normalisation; clients that train adversarially lend their statistics to those that do not",
     formula="at: min (1 - lam) CE(f_clean(x), y) + lam CE(f_noise(x~), y), x~ = argmax CE(f_noise(x'), y); "
     "st: min (1 - pnc) CE(f_clean(x), y) + pnc CE(f_noise(x), y), noise branch frozen",

@@ -9,7 +9,7 @@ from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
-from calfat_plugin.trainers.batches import SAMPLING_HELP, Sampling, TrainBatch, mixed_rows
+from calfat_plugin.trainers.batches import SAMPLING_HELP, Sampling, TrainBatch, empty_share, mixed_rows
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -39,6 +39,7 @@ ENTRY = TrainerEntry(
     "mixfat",
     build=MixFAT,
     config=MixFATOptions,
+    warn=lambda options, recipe: empty_share(recipe, options.ratio, options.sampling),
     summary="adversarial training on a share of the examples, clean training on the rest",
     formula="min (1/B) [sum_{j in A} CE(f(x~_j), y_j) + sum_{j not in A} CE(f(x_j), y_j)], |A| = floor(r B), "
     "x~ = argmax CE(f(x'), y)",

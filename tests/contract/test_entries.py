@@ -41,6 +41,15 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Margins:
+    """Options of a test, one of them without a default."""
+
+    scale: float = option(help="of all")
+    margin: float = option(1.0, low=0, help="where hinged")
+    hinge: bool = option(True, help="whether it hinges")
+
+
+@dataclass(frozen=True)
 class Named:
     """An option that recipes could not tell from the plugin's name."""
 
@@ -145,6 +154,10 @@ def at_most_as_many_as_clients(options: Steps, recipe: Recipe) -> None:
         raise OptionError(f"steps: {options.steps} are more than clients.")
 
 
+def warned_beyond_clients(options: Steps, recipe: Recipe) -> str:
+    return "takes more steps than clients." if options.steps > recipe.train.client_num_in_total else ""
+
+
 def ends_the_process(options: Steps, recipe: Recipe) -> None:
     raise SystemExit(None if options.steps == 3 else "no\n  licence")
 
@@ -154,12 +167,19 @@ TRAINERS = [
         "checked", build=dict, config=Steps, check=at_most_as_many_as_clients, conflicts={"fedavg": "of a test."}
     ),
     TrainerEntry("ending", build=dict, config=Steps, check=ends_the_process),
+    TrainerEntry("warned", build=dict, config=Steps, warn=warned_beyond_clients),
+    TrainerEntry("quoted", build=dict, warn=lambda options, recipe: options),
+    TrainerEntry("margins", build=dict, config=Margins, idle=lambda o: {} if o.hinge else {"margin": "it hinges."}),
+    TrainerEntry("idle-elsewhere", build=dict, config=Margins, idle=lambda options: {"margins": "it hinges."}),
 ]
-CHECKED_TOO = InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients)
+ATTACKS = [
+    InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients),
+    InnerAttackEntry("warned-too", build=dict, config=Steps, warn=warned_beyond_clients),
+]
 PLUGIN = SimpleNamespace(
     calfat_local_trainers=hookimpl(lambda: TRAINERS),
     calfat_loss_modifiers=hookimpl(lambda: [ModifierEntry("new", build=dict, methods=("fedpgd",))]),
-    calfat_inner_attacks=hookimpl(lambda: [CHECKED_TOO]),
+    calfat_inner_attacks=hookimpl(lambda: ATTACKS),
     __name__="Plugin",
 )
 REGISTRY = Registry.load(entry_points=False, plugins=[PLUGIN])
@@ -182,6 +202,26 @@ def test_an_entry_checks_its_options_against_the_recipe_and_so_does_the_inner_at
     group = "{name: few, ids: 0, threat: {inner: {name: checked-too, steps: %d}}}"
     assert complaint(f"{{clients: [{group % 6}]}}") == "a.yaml:2: calfat.clients[0]: steps: 6 are more than clients."
     assembled(f"{{clients: [{group % 5}]}}")
+
+
+def test_an_entry_warns_of_its_options_and_so_does_the_inner_attack_of_a_group() -> None:
+    (warning,) = assembled("{trainer: {name: warned, steps: 6}}").warnings
+    assert warning == "a.yaml:2: calfat.trainer: 'warned' takes more steps than clients."
+    group = "{trainer: %s, clients: [{name: few, ids: 0, threat: {inner: {name: warned-too, steps: %d}}}]}"
+    (warning,) = assembled(group % ("warned", 6)).warnings
+    assert warning == "a.yaml:2: calfat.clients[0]: 'warned-too' takes more steps than clients."
+    assert assembled(group % ("warned", 5)).warnings == ()
+    with pytest.raises(PluginError, match=r"^local trainer 'quoted' \(.*\): warn returned a NoOptions; expected a str"):
+        assembled("{trainer: quoted}")
+
+
+def test_an_option_that_another_makes_useless_is_warned_of_at_its_place() -> None:
+    margins = "{trainer: {name: margins, scale: 1, hinge: %s, margin: %s}}"
+    (warning,) = assembled(margins % ("false", 2)).warnings
+    assert warning == "a.yaml:2: calfat.trainer.margin: this key has no effect here: it hinges."
+    assert assembled(margins % ("true", 2)).warnings == assembled(margins % ("false", 1)).warnings == ()
+    with pytest.raises(PluginError, match=r"^local trainer 'idle-elsewhere' \(.*\): .*'margins'.* does not declare"):
+        assembled("{trainer: {name: idle-elsewhere, scale: 1}}")
 
 
 def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:

@@ -34,7 +34,7 @@ WARNED = [
     ("calfat.monitor.evaluators[0].eps", ["calfat.monitor.evaluators=[{name: pgd5, eps: 0}]"]),
     ("calfat.clients[0].threat", ["calfat.clients=[{ids: 0, trainer: standard, threat: {eps: 4/255}}]"]),
     ("calfat.clients[0].threat", ["calfat.trainer=standard", "calfat.clients=[{ids: 0, threat: {eps: 4/255}}]"]),
-    ("calfat.trainer", [SORA, SMOOTH]),
+    ("calfat.threat.inner", [SORA, SMOOTH]),
     ("calfat.reported.pdg20", ["calfat.reported={pdg20: 50, bim: 40}"]),
     ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
 ]
