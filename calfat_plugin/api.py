@@ -152,7 +152,8 @@ def run(
     if data is not None:
         if not isinstance(data, Dataset) or data.validation is not None:
             found = "one with a validation split" if isinstance(data, Dataset) else f"a {type(data).__name__}"
-            raise OptionError(f"data: got {found}; expected a calfat.Dataset without, as calfat.load_dataset makes it.")
+            wanted = "expected a calfat.Dataset without validation split, as calfat.load_dataset makes it"
+            raise OptionError(f"data: got {found}; {wanted}.")
         data = dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
         values["data"] = "data_args.dataset", MEMORY
         values["the digest of data"] = "calfat.dataset", {"sha256": session.data_digest((data.train, data.test))}
@@ -349,7 +350,9 @@ def load_dataset(
         for split, given in (("train", train), ("test", test)):
             if given is None:
                 raise OptionError(f"{split} is missing: a data set in memory has train=(x, y) and test=(x, y).")
-            x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+            if isinstance(given, Dataset):  # of which images_of would take the test images, also to train on
+                raise OptionError(f"{split}: got a whole Dataset; expected images, such as its {split}.")
+            x, y = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
             try:
                 splits[split] = images_of(x, y).to("cpu")
             except DataError as error:

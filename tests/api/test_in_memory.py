@@ -120,11 +120,12 @@ def test_a_data_set_in_memory() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2, 3, 4, 4), torch.tensor([4, 1])))
     found = calfat.load_dataset("mine", train=(x, y), test=loader)
     assert (found.name, found.num_classes, len(found.train), found.test.y.tolist()) == ("mine", 5, 6, [4, 1])
-    named = calfat.load_dataset(train=calfat.ImageData(x, y), test=(x, y))
+    named = calfat.load_dataset(train=calfat.ImageData(x, y), test=[x, y])
     assert (named.name, named.class_names, named.train.x.dtype) == ("memory", ("0", "1", "2"), torch.uint8)
 
 
 X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
+DATASET = calfat.Dataset("mine", calfat.ImageData(X, Y), calfat.ImageData(X, Y), 1)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,9 @@ X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
         {"train": (X, Y), "test": (X, Y), "root": "."},
         {"train": (X, Y), "test": (X, Y), "download": True},
         {"name": "memory"},
+        {"train": DATASET, "test": DATASET},
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_data_set_in_memory_that_does_not_fit(arguments: dict[str, Any], snapshot: TextSnapshot) -> None:
     with snapshot.raises(calfat.CalfatError):
