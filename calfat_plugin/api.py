@@ -143,6 +143,8 @@ def run(
     """
     from calfat_plugin.runs import session
 
+    if not isinstance(set or {}, Mapping):
+        raise OptionError(f"set: got {one_line(set)}; expected keys with values, {{'train_args.comm_round': 5}}.")
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
@@ -317,7 +319,7 @@ def _path(given: str | Path | None) -> Path | None:
 
 def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
     """All of them; a text is one, not as many as it has letters."""
-    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given))
+    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given or ()))
 
 
 def load_dataset(

@@ -35,7 +35,7 @@ def evaluate(
     model: nn.Module,
     x: Images,
     y: Labels | None = None,
-    evaluators: str | Sequence[str | Mapping[str, Any]] = (),
+    evaluators: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     eps: Number | None = None,
     norm: Norm = "linf",
@@ -74,7 +74,7 @@ def evaluate(
             f"y: got {one_line(y)}; expected labels. Evaluators go by keyword: evaluate(model, data, "
             f"evaluators={one_line(y)}), or evaluate(model, x, y, evaluators={one_line(y)})."
         )
-    picks = [evaluators] if isinstance(evaluators, str) else evaluators
+    picks = [evaluators] if isinstance(evaluators, (str, Mapping)) else evaluators
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
