@@ -232,6 +232,11 @@ def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None
         logits = logits_of(model, pixels(data.x[:1]).to(device))
     low, high = int(data.y.min()), int(data.y.max())
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
+    if num_classes == 1 and isinstance(logits, torch.Tensor) and logits.ndim == 2:
+        raise ModelError(
+            "the model returns one logit for an image, so any answer is right; expected one for each class. Let one "
+            "with a sigmoid return two, 0 and its logit."
+        )
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
     shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)

@@ -21,6 +21,7 @@ from tests.snapshot import TextSnapshot
 BYTES = np.round(load_digits().images[:60, None] / 16 * 255).astype(np.uint8)
 X = torch.from_numpy(BYTES).float() / 255
 Y = torch.from_numpy(load_digits().target[:60])
+ONE_LOGIT = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).eval()
 AUTOATTACK = {"name": "autoattack", "version": "custom", "attacks": "apgd-ce, square", "iterations": 3, "queries": 20}
 
 
@@ -166,6 +167,7 @@ def test_progress_is_reported(model: nn.Module) -> None:
         ({"model": nn.Linear(3, 3)}, "the model is in training mode (module 'Linear')"),
         ({"model": nn.Linear(3, 3).eval()}, "the model cannot take images of shape (1, 8, 8) (RuntimeError: "),
         ({"model": nn.Identity().eval()}, "the model returned (60, 1, 8, 8) for 60 images of shape (1, 8, 8); expec"),
+        ({"model": ONE_LOGIT, "y": Y * 0, "evaluators": "autoattack"}, "the model returns one logit for an image, so "),
         ({"evaluators": {"name": "pdg"}}, "evaluators [{'name': 'pdg'}]: calfat.evaluators[0]"),
         ({"evaluators": None}, "evaluators: name at least one, such as natural or pgd20."),
     ],

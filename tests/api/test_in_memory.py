@@ -18,6 +18,8 @@ from tests.cli.runner import calfat as command_line
 from tests.report.made import draw_nothing
 from tests.snapshot import TextSnapshot
 
+X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
+DATASET = calfat.Dataset("mine", calfat.ImageData(X, Y), calfat.ImageData(X, Y), 1)
 FEW = {"data_args.max_train_examples": 300, "data_args.max_test_examples": 50}
 
 
@@ -97,8 +99,9 @@ def test_its_model_is_loaded_and_commands_say_where_the_images_are(
         {"set": {"common_args.host": "flower"}},
         {"data": arrays()},
         {"data": "validated"},
+        {"data": DATASET},
     ],
-    ids=["workers", "silos", "flower", "no data set", "validation"],
+    ids=["workers", "silos", "flower", "no data set", "validation", "one class"],
 )
 def test_what_cannot_be(
     changes: dict[str, Any],
@@ -122,10 +125,6 @@ def test_a_data_set_in_memory() -> None:
     assert (found.name, found.num_classes, len(found.train), found.test.y.tolist()) == ("mine", 5, 6, [4, 1])
     named = calfat.load_dataset(train=calfat.ImageData(x, y), test=[x, y])
     assert (named.name, named.class_names, named.train.x.dtype) == ("memory", ("0", "1", "2"), torch.uint8)
-
-
-X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
-DATASET = calfat.Dataset("mine", calfat.ImageData(X, Y), calfat.ImageData(X, Y), 1)
 
 
 @pytest.mark.parametrize(
