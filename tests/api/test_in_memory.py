@@ -91,6 +91,12 @@ def test_its_model_is_loaded_and_commands_say_where_the_images_are(
     assert not (done.directory / "again").exists()
 
 
+def test_labels_that_begin_at_1_are_warned_of_also_without_progress(data: calfat.Dataset, tmp_path: Path) -> None:
+    train, test = ((part.x, part.y + 1) for part in (data.train, data.test))
+    with pytest.warns(UserWarning, match=r"no client has a training example of 1 of 11 classes \(0\), so no model"):
+        a_run(tmp_path / "run", data=calfat.load_dataset(train=train, test=test))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
