@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,12 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return self.experiment.load_dataset()
+        """What the run has, whatever seed an attack has: the run's own seed chose ``max_test_examples``."""
+        experiment = self.experiment
+        if self.run is not None:
+            seed = read_document(RunDirectory(self.run).recipe).get(("common_args", "random_seed")) or 0
+            experiment = replace(experiment, common=replace(experiment.common, random_seed=seed))
+        return experiment.load_dataset()
 
     @cached_property
     def images(self) -> ImageShape:

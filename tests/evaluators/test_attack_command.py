@@ -21,10 +21,13 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
+from calfat_plugin.analyses.attack import loaded
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.main import main
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.observer import Observer
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
@@ -121,6 +124,16 @@ def test_results_are_kept_equal_calls_give_equal_numbers_and_a_checkpoint_is_fou
     assert numbers(seeded)[2][1]["seed"] == 4
     assert [json.loads(path.read_text())["round"] for path in (first, second, last)] == [5, 5, 7]
     assert json.loads(first.read_text())["selected_on"] == "test split"
+
+
+def test_another_seed_of_an_attack_is_about_the_same_images(run_dir):
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("max_test_examples: null", "max_test_examples: 40"))
+    own, other = (
+        loaded(planned(run_dir, attacks=("natural",), seed=seed), Observer()).dataset.test.x for seed in (None, 4)
+    )
+    assert len(own) == 40
+    assert torch.equal(own, other)
 
 
 def test_options_labels_and_budget_of_the_command_line(run_dir):
