@@ -33,6 +33,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.session import describe_data
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -134,6 +135,23 @@ def test_another_seed_of_an_attack_is_about_the_same_images(run_dir):
     )
     assert len(own) == 40
     assert torch.equal(own, other)
+
+
+def test_data_that_are_no_longer_those_of_the_run_are_warned_of(run_dir):
+    said = Mock()
+    run = loaded(planned(run_dir, attacks=("natural",)), said)
+    of_run = describe_data(run.dataset, {})
+    for noted in (of_run, {"groups": {}}):  # between parties the server notes no digest
+        (run_dir / "partition.json").write_text(json.dumps(noted))
+        loaded(planned(run_dir, attacks=("natural",)), said)
+    said.warn.assert_not_called()
+    renamed = {"class_names": ["zero", *of_run["class_names"][1:]]}
+    for key, changed in (("class_names", renamed), ("dataset_sha256", {"dataset_sha256": "0" * 64})):
+        (run_dir / "partition.json").write_text(json.dumps({**of_run, **changed}))
+        loaded(planned(run_dir, attacks=("natural",)), said)
+        assert (
+            f"run: the data set digits is not what it was when this run was made ({key} " in said.warn.call_args[0][0]
+        )
 
 
 def test_options_labels_and_budget_of_the_command_line(run_dir):
