@@ -262,8 +262,8 @@ class Experiment(Recipe):
             arguments["seed"] = self.seed
         return arguments
 
-    def build_model(self, images: ImageShape, trainer: LocalTrainer) -> nn.Module:
-        """The global model with its initial weights, a function of the seed alone; on the CPU."""
+    def build_model(self, images: ImageShape, trainer: LocalTrainer, *, weights_follow: bool = False) -> nn.Module:
+        """The global model with its initial weights, a function of the seed alone unless others follow; on the CPU."""
         from torch import nn
 
         from calfat_plugin.models.building import built_model, seeded
@@ -281,7 +281,7 @@ class Experiment(Recipe):
                 return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 
         with self._complaints_at(("model_args", "model")):
-            return seeded(build, derive_seed(self.seed, "weights"))
+            return seeded(build, derive_seed(self.seed, "weights"), weights_follow=weights_follow)
 
     @contextmanager
     def _complaints_at(self, path: KeyPath) -> Iterator[None]:

@@ -146,7 +146,8 @@ class LoadedRun:
     def model(self, images: ImageShape | None = None) -> nn.Module:
         from calfat_plugin.maths.averaging import check_update
 
-        model = self.experiment.build_model(images or self.images, self.experiment.build_trainer())
+        trainer = self.experiment.build_trainer()
+        model = self.experiment.build_model(images or self.images, trainer, weights_follow=True)
         state = self.checkpoint[0].global_state
         try:
             check_update(state, dict(model.state_dict()), who="the file")
