@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import expanded, read_json
-from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
+from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
@@ -153,6 +153,8 @@ class LoadedRun:
             check_update(state, dict(model.state_dict()), who="the file")
         except UpdateError as error:
             end = "" if str(error).endswith("?") else "."
+            if not set(state) & set(model.state_dict()):
+                end += f" It holds {one_line(list(state))}: save the state dict among them alone, if there is one."
             raise ModelError(
                 f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {error}{end}"
             ) from None

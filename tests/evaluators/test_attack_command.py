@@ -338,7 +338,8 @@ def test_what_is_no_state_dict_is_refused_and_code_in_a_pickle_is_not_run(own, t
     Path("evil.pt").write_bytes(pickle.dumps({"a": Payload()}))
     torch.save({"a": Payload()}, "evil2.pt")
     torch.save([torch.zeros(3)], "list.pt")
-    for weights in ("evil.pt", "evil2.pt", "list.pt"):
+    torch.save({"net": {"w": torch.zeros(3)}, "epoch": 7}, "inside.pt")
+    for weights in ("evil.pt", "evil2.pt", "list.pt", "inside.pt"):
         code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
         assert (code, err.startswith(f"error: {weights}: ")) == (2, True)
         snapshot(err)
