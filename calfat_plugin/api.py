@@ -143,6 +143,8 @@ def run(
     """
     from calfat_plugin.runs import session
 
+    if not isinstance(set or {}, Mapping):
+        raise OptionError(f"set: got {one_line(set)}; expected keys with values, {{'train_args.comm_round': 5}}.")
     document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
@@ -152,7 +154,8 @@ def run(
     if data is not None:
         if not isinstance(data, Dataset) or data.validation is not None:
             found = "one with a validation split" if isinstance(data, Dataset) else f"a {type(data).__name__}"
-            raise OptionError(f"data: got {found}; expected a calfat.Dataset without, as calfat.load_dataset makes it.")
+            wanted = "expected a calfat.Dataset without validation split, as calfat.load_dataset makes it"
+            raise OptionError(f"data: got {found}; {wanted}.")
         data = dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
         values["data"] = "data_args.dataset", MEMORY
         values["the digest of data"] = "calfat.dataset", {"sha256": session.data_digest((data.train, data.test))}
@@ -316,7 +319,7 @@ def _path(given: str | Path | None) -> Path | None:
 
 def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
     """All of them; a text is one, not as many as it has letters."""
-    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given))
+    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given or ()))
 
 
 def load_dataset(
@@ -349,7 +352,9 @@ def load_dataset(
         for split, given in (("train", train), ("test", test)):
             if given is None:
                 raise OptionError(f"{split} is missing: a data set in memory has train=(x, y) and test=(x, y).")
-            x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+            if isinstance(given, Dataset):  # of which images_of would take the test images, also to train on
+                raise OptionError(f"{split}: got a whole Dataset; expected images, such as its {split}.")
+            x, y = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
             try:
                 splits[split] = images_of(x, y).to("cpu")
             except DataError as error:

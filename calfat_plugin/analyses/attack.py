@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
-from calfat_plugin.disk import refuse_unwritable, reserved
+from calfat_plugin.disk import read_json, refuse_unwritable, reserved
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
@@ -97,13 +97,27 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
 
 
 def loaded(plan: AttackPlan, observer: Observer) -> LoadedRun:
-    """The model of a plan, where to compute; one of the user's own takes a GPU only where there is one."""
+    """The model of a plan, where to compute; one of the user's own takes a GPU only where there is one.
+
+    Where the run's data set is another one now, a warning says so: classes renamed, images added, another folder.
+    """
+    from calfat_plugin.runs.session import describe_data
+
     experiment = plan.experiments[0]
     if plan.request.device is not None:
         device = named_device(plan.request.device, "--device")
     else:
         device = pick_device(experiment, observer.warn if plan.run is not None else lambda message: None)
-    return LoadedRun(experiment, plan.weights, plan.run, device)
+    run = LoadedRun(experiment, plan.weights, plan.run, device)
+    noted = {} if plan.run is None else read_json(RunDirectory(plan.run).partition)
+    now = describe_data(run.dataset, {}) if noted else {}
+    if other := [key for key in ("class_names", "dataset_sha256") if key in noted and noted[key] != now[key]]:
+        observer.warn(
+            f"{plan.run}: the data set {run.dataset.name} is not what it was when this run was made ({other[0]} in "
+            "partition.json), so these numbers do not compare with the run's own. Put it back, or say where it is with "
+            "--data-dir."
+        )
+    return run
 
 
 def _measure(

@@ -35,7 +35,7 @@ def evaluate(
     model: nn.Module,
     x: Images,
     y: Labels | None = None,
-    evaluators: str | Sequence[str | Mapping[str, Any]] = (),
+    evaluators: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     *,
     eps: Number | None = None,
     norm: Norm = "linf",
@@ -74,7 +74,7 @@ def evaluate(
             f"y: got {one_line(y)}; expected labels. Evaluators go by keyword: evaluate(model, data, "
             f"evaluators={one_line(y)}), or evaluate(model, x, y, evaluators={one_line(y)})."
         )
-    picks = [evaluators] if isinstance(evaluators, str) else evaluators
+    picks = [evaluators] if isinstance(evaluators, (str, Mapping)) else evaluators
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
@@ -232,6 +232,11 @@ def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None
         logits = logits_of(model, pixels(data.x[:1]).to(device))
     low, high = int(data.y.min()), int(data.y.max())
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
+    if num_classes == 1 and isinstance(logits, torch.Tensor) and logits.ndim == 2:
+        raise ModelError(
+            "the model returns one logit for an image, so any answer is right; expected one for each class. Let one "
+            "with a sigmoid return two, 0 and its logit."
+        )
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
     shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from typing import TextIO
 
 from rich.console import Console, Group
@@ -34,6 +35,9 @@ class Quiet:
 
     patience = 30.0  # seconds after its last line before the next one on work at hand
 
+    def __init__(self) -> None:
+        self._shown_by, self._stderr = warnings.showwarning, sys.stderr
+
     def __enter__(self) -> Quiet:
         return self
 
@@ -42,7 +46,13 @@ class Quiet:
 
     def warn(self, message: str) -> None:
         """Show a finding that does not stop anything."""
-        warnings.warn(message, stacklevel=3)
+        of_log = warnings.showwarning  # while a run lasts, what Python shows goes to its log alone
+        warnings.showwarning = self._shown_by
+        try:
+            with redirect_stderr(self._stderr):
+                warnings.warn(message, stacklevel=3)
+        finally:
+            warnings.showwarning = of_log
 
     def say(self, line: str, style: str = "", *, unless_drawn: bool = False) -> None:
         """Print a line that stays; ``unless_drawn``: not where bars say the same."""

@@ -166,6 +166,10 @@ def check_pixels(data: ImageData, whose: str = "") -> None:
     """Refuse images of 0..255 in floating point, normalised ones, and nan; ``whose``: what the message begins with."""
     if data.x.is_floating_point():
         low, high = (float(end) for end in data.x.aminmax())
+        if low != low:  # nan, as soon as one pixel is
+            broken = data.x.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
+            images = f"{len(broken)} of {len(data)} images (the first is number {broken[0]}, counted from 0)"
+            raise DataError(f"{whose}pixels of {images} are nan; expected [0, 1].")
         if not (low >= 0 and high <= 1):
             raise DataError(
                 f"{whose}pixels run from {low:g} to {high:g}; expected [0, 1]: divide bytes by 255 or give them as "

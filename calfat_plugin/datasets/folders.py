@@ -44,6 +44,7 @@ IMAGENET_SUBSET = {
 }
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 _GREY = ("1", "L", "LA", "La")  # Pillow's modes without colours; a palette has colours
+_OF_SYSTEMS = ("thumbs.db", "desktop.ini")  # what file managers leave in folders, beside hidden files
 
 
 def load_imagenet_subset(root: Path, *, size: int = 64) -> Dataset:
@@ -102,16 +103,20 @@ def load_image_folder(
     for name in _folder_names(root / only):
         if name not in named:
             raise DataError(f"data set image_folder: {root / only / name} is not one of calfat.dataset.classes.")
-    split = _read_split("image_folder", root / only, _listed(root / only, named), size, (channels, size, size))
+    listed = _listed("image_folder", root / only, named)
+    split = _read_split("image_folder", root / only, listed, size, (channels, size, size))
     return Dataset("image_folder", split, split, len(named), named, augment)
 
 
 def _folder_names(parent: Path) -> list[str]:
     here = parent.is_dir()
-    names = sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] != ".") if here else []
-    if not names:
+    entries = sorted(parent.iterdir()) if here else []
+    names = [path.name for path in entries if path.is_dir() and path.name[0] != "."]
+    loose = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+    if loose or not names:
+        found = f"{parent} {'holds no folders' if here else 'is missing'}"
         raise DataError(
-            f"data set image_folder: {parent} {'holds no folders' if here else 'is missing'}. "
+            f"data set image_folder: {f'{loose[0]} is in no class folder' if loose else found}. "
             f"Expected one folder of images for each class, {parent}/<class>."
         )
     return names
@@ -127,7 +132,7 @@ def _load(
     augment: Augmentation,
 ) -> Dataset:
     """Both splits; ``classes``: folder name to class name, in the order of the labels."""
-    training, tested = _listed(train, classes), _listed(test, classes)
+    training, tested = _listed(name, train, classes), _listed(name, test, classes)
     filled = {y for _, y in training}
     for y, folder in enumerate(classes):
         if y not in filled:
@@ -143,15 +148,20 @@ def _load(
     return Dataset(name, x, x_test, len(classes), tuple(classes.values()), augment)
 
 
-def _listed(parent: Path, folders: Iterable[str]) -> list[tuple[Path, int]]:
+def _listed(name: str, parent: Path, folders: Iterable[str]) -> list[tuple[Path, int]]:
     """(file, label) of each image, by label and name; a class without test images has no folder."""
-    return [
-        (path, y)
-        for y, folder in enumerate(folders)
-        if (parent / folder).is_dir()
-        for path in sorted((parent / folder).iterdir())
-        if path.suffix.lower() in IMAGE_SUFFIXES
-    ]
+    found = []
+    for y, folder in enumerate(folders):
+        for path in sorted((parent / folder).iterdir()) if (parent / folder).is_dir() else ():
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                found.append((path, y))
+            elif path.name[0] != "." and path.name.lower() not in _OF_SYSTEMS:
+                what = "is a folder" if path.is_dir() else f"does not end in {', '.join(IMAGE_SUFFIXES)}"
+                raise DataError(
+                    f"data set {name}: {path} {what}; expected nothing but images in {parent / folder}. Move them "
+                    "there, convert what is in another format, and put everything else elsewhere."
+                )
+    return found
 
 
 def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int | None) -> tuple[int, int, int]:

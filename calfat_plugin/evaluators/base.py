@@ -99,6 +99,7 @@ class AttackEvaluator(Evaluator):
             record=lambda name, values: numbers.setdefault(name, []).append(values.detach().cpu().double()),
         )
         noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
+        settings = returned.mapping(self.settings(task), "settings returned")  # before work that an error loses
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
@@ -125,7 +126,7 @@ class AttackEvaluator(Evaluator):
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
-            settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
+            settings={**budget, **settings, **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,

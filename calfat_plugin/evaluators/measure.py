@@ -202,9 +202,10 @@ def logits_of(model: nn.Module, x: Tensor) -> object:
         ) from error
     except Exception as error:  # somebody else's model may fail in any way
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        dtype = next((tensor.dtype for tensor in model.parameters() if tensor.dtype != x.dtype), None)
+        hint = f"Its weights are {dtype}: call model.float() first." if dtype else "Is it the model of this data set?"
         raise ModelError(
-            f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {first}). "
-            "Is it the model of this data set?"
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {first}). {hint}"
         ) from error
 
 

@@ -13,7 +13,7 @@ from calfat_plugin.datasets import Dataset
 from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
-from calfat_plugin.errors import CalfatError, OptionError, PluginError
+from calfat_plugin.errors import CalfatError, DataError, OptionError, PluginError
 from calfat_plugin.experiment.building import build_plugin, checked, checked_split
 from calfat_plugin.experiment.groups import members_of
 from calfat_plugin.interfaces import (
@@ -231,6 +231,11 @@ class Experiment(Recipe):
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         with self.attribute_errors_to(self.dataset):
             read = build_plugin(self.dataset.entry.load(), Dataset, expanded(root), names="root", **options)
+        if read.num_classes < 2:
+            raise DataError(
+                f"data set {read.name}: there is one class, {read.class_names[0]}, so any answer is right; expected "
+                "two or more."
+            )
         data = self.data
         return prepared(
             read,
@@ -257,8 +262,8 @@ class Experiment(Recipe):
             arguments["seed"] = self.seed
         return arguments
 
-    def build_model(self, images: ImageShape, trainer: LocalTrainer) -> nn.Module:
-        """The global model with its initial weights, a function of the seed alone; on the CPU."""
+    def build_model(self, images: ImageShape, trainer: LocalTrainer, *, weights_follow: bool = False) -> nn.Module:
+        """The global model with its initial weights, a function of the seed alone unless others follow; on the CPU."""
         from torch import nn
 
         from calfat_plugin.models.building import built_model, seeded
@@ -276,7 +281,7 @@ class Experiment(Recipe):
                 return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 
         with self._complaints_at(("model_args", "model")):
-            return seeded(build, derive_seed(self.seed, "weights"))
+            return seeded(build, derive_seed(self.seed, "weights"), weights_follow=weights_follow)
 
     @contextmanager
     def _complaints_at(self, path: KeyPath) -> Iterator[None]:

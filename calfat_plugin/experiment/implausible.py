@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from calfat_plugin import returned
 from calfat_plugin.awp import AWPOptions
@@ -40,6 +40,20 @@ def too_large_batches(experiment: Experiment, groups: Mapping[int, ClientGroup],
         ("train_args", "batch_size"),
         f"a batch is larger than every client's data (the largest client has {max(sizes.values())} examples), so each "
         "epoch of a client is one step on all that it has. Take a smaller batch, unless that is meant.",
+    )
+
+
+def classes_not_trained(experiment: Experiment, names: Sequence[str], class_counts: Sequence[Sequence[int]]) -> str:
+    """A warning where no client has an example of some class; empty where all have one. ``class_counts``: by client."""
+    missing = [name for name, *counts in zip(names, *class_counts, strict=True) if not any(counts)]
+    if not missing:
+        return ""
+    some = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    return _at(
+        experiment,
+        ("data_args", "dataset"),
+        f"no client has a training example of {len(missing)} of {len(names)} classes ({some}), so no model learns what "
+        "they are. Number the labels from 0 without gaps, or add examples, unless that is meant.",
     )
 
 

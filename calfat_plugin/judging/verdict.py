@@ -109,7 +109,12 @@ def conclude(
     points = f"{100 * facts.difference:.1f} points"
     if facts.claimed <= facts.guess:
         sentence = f"The model is not robust: it has {claim}, no more than guessing ({percent(facts.guess)})"
-        return _verdict(facts, "not robust", sentence, (), clear=True)
+        natural = (
+            f"it gets {percent(facts.natural)} {ranges['natural']} of the clean images, hardly more than guessing: it "
+            "may want other pixels than [0, 1], such as normalised ones, or number the classes otherwise"
+        )
+        causes = (natural,) if facts.intervals["natural"].low <= facts.guess else ()
+        return _verdict(facts, "not robust", sentence, causes, clear=True)
     left = len(checks) - len(evidence)
     word = word_of(facts.difference, facts.intervals["difference"])
     if word == "overstated":

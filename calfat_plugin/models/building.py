@@ -26,12 +26,15 @@ class ImageShape(Protocol):
     def num_classes(self) -> int: ...
 
 
-def seeded(build: Callable[[], M], seed: int) -> M:
-    """What ``build`` makes with torch's CPU generator, from which layers draw their weights, at ``seed``; put back."""
+def seeded(build: Callable[[], M], seed: int, *, weights_follow: bool = False) -> M:
+    """What ``build`` makes with torch's CPU generator, from which layers draw their weights, at ``seed``; put back.
+
+    Code that seeds torch by itself is refused, but where weights of a file replace those that it makes.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         made = build()
-        if torch.default_generator.initial_seed() != seed:
+        if torch.default_generator.initial_seed() != seed and not weights_follow:
             raise ModelError("its code seeds torch by itself, so no seed of a run decides on its weights; remove that.")
         return made
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import expanded, read_json
-from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
+from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
@@ -115,7 +115,12 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return self.experiment.load_dataset()
+        """What the run has, whatever seed an attack has: the run's own seed chose ``max_test_examples``."""
+        experiment = self.experiment
+        if self.run is not None:
+            seed = read_document(RunDirectory(self.run).recipe).get(("common_args", "random_seed")) or 0
+            experiment = replace(experiment, common=replace(experiment.common, random_seed=seed))
+        return experiment.load_dataset()
 
     @cached_property
     def images(self) -> ImageShape:
@@ -141,12 +146,15 @@ class LoadedRun:
     def model(self, images: ImageShape | None = None) -> nn.Module:
         from calfat_plugin.maths.averaging import check_update
 
-        model = self.experiment.build_model(images or self.images, self.experiment.build_trainer())
+        trainer = self.experiment.build_trainer()
+        model = self.experiment.build_model(images or self.images, trainer, weights_follow=True)
         state = self.checkpoint[0].global_state
         try:
             check_update(state, dict(model.state_dict()), who="the file")
         except UpdateError as error:
             end = "" if str(error).endswith("?") else "."
+            if not set(state) & set(model.state_dict()):
+                end += f" It holds {one_line(list(state))}: save the state dict among them alone, if there is one."
             raise ModelError(
                 f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {error}{end}"
             ) from None

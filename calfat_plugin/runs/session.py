@@ -18,7 +18,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
-from calfat_plugin.experiment.implausible import too_large_batches
+from calfat_plugin.experiment.implausible import classes_not_trained, too_large_batches
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import Runtime, runtime_of
@@ -58,6 +58,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
         sizes = {client: len(shard) for client, shard in shards.items()}
         if shards and (finding := too_large_batches(experiment, groups, sizes)):
+            warn(finding)
+        if shards and (finding := classes_not_trained(experiment, dataset.class_names, data["class_counts"])):
             warn(finding)
         counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
         members: dict[str, list[int]] = {}

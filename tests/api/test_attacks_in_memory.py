@@ -21,6 +21,7 @@ from tests.snapshot import TextSnapshot
 BYTES = np.round(load_digits().images[:60, None] / 16 * 255).astype(np.uint8)
 X = torch.from_numpy(BYTES).float() / 255
 Y = torch.from_numpy(load_digits().target[:60])
+ONE_LOGIT = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)).eval()
 AUTOATTACK = {"name": "autoattack", "version": "custom", "attacks": "apgd-ce, square", "iterations": 3, "queries": 20}
 
 
@@ -155,7 +156,7 @@ def test_progress_is_reported(model: nn.Module) -> None:
         ({"evaluators": ["pdg20"]}, "evaluators ['pdg20']: calfat.evaluators[0]: no evaluator called 'pdg20'. Did you"),
         ({"batch_size": 0}, "batch_size=0: calfat.evaluation.batch_size: got 0 (int), expected a whole number, >= 1."),
         ({"x": X * 255}, "pixels run from 0 to 255; expected [0, 1]: divide bytes by 255 or give them as uint8"),
-        ({"x": X * torch.nan}, "pixels run from nan to nan; expected [0, 1]"),
+        ({"x": X.index_fill(0, torch.tensor([58, 59]), torch.nan)}, "pixels of 2 of 60 images (the first is "),
         ({"x": X[:, 0]}, "images are (60, 8, 8) torch.float32 and labels (60,) torch.int64; expected (N, C, H, W)"),
         ({"x": X[:5]}, "images are (5, 1, 8, 8) torch.float32 and labels (60,) torch.int64; expected (N, C, H, W)"),
         ({"x": X[:0], "y": Y[:0]}, "there are no images in x."),
@@ -166,6 +167,8 @@ def test_progress_is_reported(model: nn.Module) -> None:
         ({"model": nn.Linear(3, 3)}, "the model is in training mode (module 'Linear')"),
         ({"model": nn.Linear(3, 3).eval()}, "the model cannot take images of shape (1, 8, 8) (RuntimeError: "),
         ({"model": nn.Identity().eval()}, "the model returned (60, 1, 8, 8) for 60 images of shape (1, 8, 8); expec"),
+        ({"model": ONE_LOGIT, "y": Y * 0, "evaluators": "autoattack"}, "the model returns one logit for an image, so "),
+        ({"evaluators": {"name": "pdg"}}, "evaluators [{'name': 'pdg'}]: calfat.evaluators[0]"),
         ({"evaluators": None}, "evaluators: name at least one, such as natural or pgd20."),
     ],
 )

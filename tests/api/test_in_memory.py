@@ -18,6 +18,8 @@ from tests.cli.runner import calfat as command_line
 from tests.report.made import draw_nothing
 from tests.snapshot import TextSnapshot
 
+X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
+DATASET = calfat.Dataset("mine", calfat.ImageData(X, Y), calfat.ImageData(X, Y), 1)
 FEW = {"data_args.max_train_examples": 300, "data_args.max_test_examples": 50}
 
 
@@ -89,6 +91,12 @@ def test_its_model_is_loaded_and_commands_say_where_the_images_are(
     assert not (done.directory / "again").exists()
 
 
+def test_labels_that_begin_at_1_are_warned_of_also_without_progress(data: calfat.Dataset, tmp_path: Path) -> None:
+    train, test = ((part.x, part.y + 1) for part in (data.train, data.test))
+    with pytest.warns(UserWarning, match=r"no client has a training example of 1 of 11 classes \(0\), so no model"):
+        a_run(tmp_path / "run", data=calfat.load_dataset(train=train, test=test))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -97,8 +105,9 @@ def test_its_model_is_loaded_and_commands_say_where_the_images_are(
         {"set": {"common_args.host": "flower"}},
         {"data": arrays()},
         {"data": "validated"},
+        {"data": DATASET},
     ],
-    ids=["workers", "silos", "flower", "no data set", "validation"],
+    ids=["workers", "silos", "flower", "no data set", "validation", "one class"],
 )
 def test_what_cannot_be(
     changes: dict[str, Any],
@@ -120,11 +129,8 @@ def test_a_data_set_in_memory() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2, 3, 4, 4), torch.tensor([4, 1])))
     found = calfat.load_dataset("mine", train=(x, y), test=loader)
     assert (found.name, found.num_classes, len(found.train), found.test.y.tolist()) == ("mine", 5, 6, [4, 1])
-    named = calfat.load_dataset(train=calfat.ImageData(x, y), test=(x, y))
+    named = calfat.load_dataset(train=calfat.ImageData(x, y), test=[x, y])
     assert (named.name, named.class_names, named.train.x.dtype) == ("memory", ("0", "1", "2"), torch.uint8)
-
-
-X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +145,9 @@ X, Y = np.zeros((6, 3, 4, 4)), np.zeros(6, int)
         {"train": (X, Y), "test": (X, Y), "root": "."},
         {"train": (X, Y), "test": (X, Y), "download": True},
         {"name": "memory"},
+        {"train": DATASET, "test": DATASET},
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_data_set_in_memory_that_does_not_fit(arguments: dict[str, Any], snapshot: TextSnapshot) -> None:
     with snapshot.raises(calfat.CalfatError):

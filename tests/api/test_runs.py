@@ -127,6 +127,7 @@ def test_a_run_without_a_finished_round_leaves_its_log_alone(tmp_path: Path, mon
         {"set": {"train_args.comm_round": 0}},
         {"set": {"train_args": {"comm_round": 5}}},
         {"seed": -1},
+        {"set": ["train_args.comm_round=5"]},
         {"set": {"calfat.evaluators": [object]}},
         {"set": {"calfat.trainer": "fedpdg"}},
         {"recipe": {"calfat": {1: 2}}},
@@ -174,7 +175,7 @@ def test_values_are_set_and_a_plugin_takes_the_place_of_another(seen: list[Exper
         "calfat.monitor.every": 2,
     }
     with pytest.raises(calfat.RunError, match="seen"):
-        calfat.run(recipe, set=changes)
+        calfat.run(recipe, set=changes, plugins=None)  # type: ignore[arg-type]
     (found,) = seen
     train, threat = found.train, found.threat
     assert (train.comm_round, train.learning_rate, train.epochs) == (5, 0.2, 3)

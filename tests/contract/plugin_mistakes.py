@@ -545,6 +545,7 @@ EVALUATORS = {
     "`craft` returns one image too few": error(
         "craft returned a tensor of shape", evaluator(lambda self, task, x, y, noise: x[1:])
     ),
+    "`settings` returns nothing": error("settings returned nothing", evaluator(settings=lambda self, task: None)),
     "the attack climbs the wrong way": alarm("loss-falls", EvaluatorEntry("wrong", build=Downhill, config=PGDOptions)),
     "the model is left in training mode": error("changed the model it was to measure", evaluator(training)),
     "the model's weights are changed": error("changed the model it was to measure", evaluator(fitted)),

@@ -21,15 +21,19 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
+from calfat_plugin.analyses.attack import loaded
+from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.main import main
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.observer import Observer
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.session import describe_data
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -123,6 +127,33 @@ def test_results_are_kept_equal_calls_give_equal_numbers_and_a_checkpoint_is_fou
     assert json.loads(first.read_text())["selected_on"] == "test split"
 
 
+def test_another_seed_of_an_attack_is_about_the_same_images(run_dir):
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("max_test_examples: null", "max_test_examples: 40"))
+    own, other = (
+        loaded(planned(run_dir, attacks=("natural",), seed=seed), Observer()).dataset.test.x for seed in (None, 4)
+    )
+    assert len(own) == 40
+    assert torch.equal(own, other)
+
+
+def test_data_that_are_no_longer_those_of_the_run_are_warned_of(run_dir):
+    said = Mock()
+    run = loaded(planned(run_dir, attacks=("natural",)), said)
+    of_run = describe_data(run.dataset, {})
+    for noted in (of_run, {"groups": {}}):  # between parties the server notes no digest
+        (run_dir / "partition.json").write_text(json.dumps(noted))
+        loaded(planned(run_dir, attacks=("natural",)), said)
+    said.warn.assert_not_called()
+    renamed = {"class_names": ["zero", *of_run["class_names"][1:]]}
+    for key, changed in (("class_names", renamed), ("dataset_sha256", {"dataset_sha256": "0" * 64})):
+        (run_dir / "partition.json").write_text(json.dumps({**of_run, **changed}))
+        loaded(planned(run_dir, attacks=("natural",)), said)
+        assert (
+            f"run: the data set digits is not what it was when this run was made ({key} " in said.warn.call_args[0][0]
+        )
+
+
 def test_options_labels_and_budget_of_the_command_line(run_dir):
     code, _, err = call(
         run_dir, "--attacks", "pgd4,scaled=pgd4", "--set", "scaled.logit_scale=10", "--set", "pgd4.restarts=2",
@@ -200,7 +231,7 @@ def own(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"own_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(
-        "from torch import nn\n"
+        "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"  # as scripts do: the weights are those of the file
         "from calfat_plugin.models.cnn import CNNSmall\n"
         "def plain(**shapes):\n    return CNNSmall(**shapes)\n"
         "class Soft(CNNSmall):\n    def forward(self, x):\n        return super().forward(x).softmax(1)\n"
@@ -307,7 +338,8 @@ def test_what_is_no_state_dict_is_refused_and_code_in_a_pickle_is_not_run(own, t
     Path("evil.pt").write_bytes(pickle.dumps({"a": Payload()}))
     torch.save({"a": Payload()}, "evil2.pt")
     torch.save([torch.zeros(3)], "list.pt")
-    for weights in ("evil.pt", "evil2.pt", "list.pt"):
+    torch.save({"net": {"w": torch.zeros(3)}, "epoch": 7}, "inside.pt")
+    for weights in ("evil.pt", "evil2.pt", "list.pt", "inside.pt"):
         code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
         assert (code, err.startswith(f"error: {weights}: ")) == (2, True)
         snapshot(err)

@@ -102,8 +102,9 @@ WIDE = ImageData(torch.rand(4, 3, 5, 5), torch.zeros(4, dtype=torch.int64))
         (too_large, {}),
         (Linear.eval, {"data": WIDE}),
         (Linear.eval, {"num_classes": 10}),
+        (Linear.half, {}),
     ],
-    ids=["training mode", "weights", "overflow", "pair", "memory", "images", "classes"],
+    ids=["training mode", "weights", "overflow", "pair", "memory", "images", "classes", "width"],
 )
 def test_what_is_wrong_with_a_model_is_said(spoil: Any, more: dict[str, Any], snapshot: TextSnapshot) -> None:
     model = Linear().eval()

@@ -279,6 +279,9 @@ def test_no_number_is_usable_of_a_model_whose_answer_depends_on_more_than_the_im
 
 def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once(snapshot: TextSnapshot) -> None:
     found = verdict(attacks={"pgd20": 0.11, "fgsm": 0.3}, until="noise")
+    assert (found.word, found.clear, found.causes) == ("not robust", True, ())
+    snapshot(found.sentence)
+    found = verdict(attacks={"pgd20": 0.01, "fgsm": 0.03}, facts={"natural": 0.13}, until="noise")
     assert (found.word, found.clear) == ("not robust", True)
     snapshot(found.sentence)
 

@@ -102,10 +102,12 @@ def test_images_of_different_sizes_and_channels_need_what_all_are_made(tmp_path)
     assert load_image_folder(tmp_path, size=9, channels=1).test.x.shape == (5, 1, 9, 9)
 
 
-def test_other_files_and_folders_do_not_count(tmp_path):
+def test_hidden_files_and_folders_do_not_count(tmp_path):
     write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8)))
     write(tmp_path, "dog/a.png", Image.fromarray(pixels(9, 9)), ("train",))
-    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    for hidden in (".DS_Store", "Thumbs.db"):
+        (tmp_path / "train" / "cat" / hidden).write_text("of a file manager")
+    (tmp_path / "train" / "notes.txt").write_text("not an image")
     (tmp_path / "train" / ".cache").mkdir()
     data = load_image_folder(tmp_path, classes="cat")
     assert (data.image_size, len(data.train)) == ((8, 8), 1)
@@ -139,6 +141,10 @@ def test_sizes_are_read_from_headers_alone(tmp_path, monkeypatch):
         (lambda root: [*map(shutil.rmtree, (root / "train").iterdir())], {}, "{}/train holds no folders. "),
         (lambda root: (root / "train" / "fox").mkdir(), {}, "{}/train/fox holds no images (files ending in .bmp, "),
         (lambda root: (root / "test" / "fox").mkdir(), {}, "{}/test/fox is a class without training images; "),
+        # What would be left out without a word.
+        (lambda root: (root / "train/cat/b.gif").touch(), {}, "{}/train/cat/b.gif does not end in .bmp, .jpeg, "),
+        (lambda root: (root / "test/dog/b").mkdir(), {}, "{}/test/dog/b is a folder; expected nothing but images in "),
+        (lambda root: (root / "train/b.png").touch(), {}, "{}/train/b.png is in no class folder. Expected one folder "),
         (None, {"size": 10**7}, "{}/train has 20 images, which at 10000000x10000000 pixels take 6,000,000 GB of "),
         (None, {"classes": "cat,cat"}, "classes: 'cat' is listed twice; a folder is one class."),
         (None, {"crop_padding": 16}, "crop_padding: got 16, expected less than size, 16; crops would be black."),

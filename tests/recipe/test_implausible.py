@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.implausible import too_large_batches
+from calfat_plugin.experiment.implausible import classes_not_trained, too_large_batches
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.testing import builtin_registry
 from tests.snapshot import TextSnapshot
@@ -163,3 +163,9 @@ def test_batches_larger_than_every_clients_data_are_warned_of(snapshot: TextSnap
     grouped = resolved("calfat.clients=[{ids: 0, batch_size: 8}]")
     assert too_large_batches(grouped, {0: grouped.clients[0]}, {0: 8, 1: 7}) == ""
     assert too_large_batches(grouped, {0: grouped.clients[0]}, {0: 7, 1: 31})
+
+
+def test_classes_that_no_client_trains_on_are_warned_of(snapshot: TextSnapshot) -> None:
+    snapshot(classes_not_trained(resolved(), ("0", "1", "2"), [[0, 3, 0], [0, 0, 2]]))  # labels that begin at 1
+    snapshot(classes_not_trained(resolved(), "abcdef", [[1, 0, 0, 0, 0, 1]]))
+    assert classes_not_trained(resolved(), ("0", "1", "2"), [[0, 3, 0], [1, 0, 2]]) == ""
