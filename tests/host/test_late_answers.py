@@ -70,6 +70,32 @@ def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_
     assert goodbyes == [(server._sessions, {1})]
 
 
+def test_who_is_silent_at_the_deadline_is_not_waited_for_again_and_who_is_late_is_told_so() -> None:
+    wire, told, now = Wire({"w": torch.zeros(4)}), list[RoundRecord](), time.monotonic()
+    server = object.__new__(SiloServer)
+    server._round = Round(4, (1, 2, 3), {1: "a", 2: "b", 3: "c"}, now)
+    server._sessions = server._round.sent = {1: "first", 2: "second", 3: "third"}
+    server._round.answers[0] = (9, wire)
+    server._heard, server._missed, server._used = {1: now, 2: now - 3600.0, 3: now + 3600.0}, set(), {}
+    server._silo = SimpleNamespace(min_clients=1, round_deadline=600.0)
+    server.server = SimpleNamespace(
+        round=4,
+        downlink=lambda: wire,
+        finish_round=lambda number, answers: record(number, {}, clients=1),
+        snapshot=lambda: None,
+        start_round=lambda number: (0, 1, 2),
+    )
+    server._on_round = lambda record, snapshot: told.append(record)
+    server.round_num, server.rank, server.aggregator = 5, 0, None
+    server.com_manager = SimpleNamespace(send_message=lambda *words: None)
+    assert server._finish_round_if_over()
+    late = "no answer within 600 s"
+    assert told[0].refused == {1: f"client 1: {late}, and no sign of life", 2: f"client 2: {late}"}
+    assert (server._round.number, server._missed) == (5, {2})
+    with pytest.raises(RefusedError, match=r"^an update of rank 3 for round 4, which is over; this is round 5$"):
+        server._admit(Message(3, 3, 0, ticket="c", round=4, num_samples=9))
+
+
 @pytest.mark.parametrize(
     ("rank", "ticket", "reason"),
     [
