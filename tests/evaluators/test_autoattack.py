@@ -368,6 +368,31 @@ def test_it_continues_after_the_last_batch(digits_model, digits, make_task, tmp_
         assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.details["sub_attacks"]] == strip
 
 
+def test_what_a_killed_process_had_broken_leaves_no_image_out(make_task, tmp_path, monkeypatch):
+    """A later sub-attack goes on through what it began with, although its first batch has broken two of these."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(25, 2)).eval()
+    with torch.no_grad():  # class 0 where the mean pixel is above one half
+        model[1].weight.copy_(torch.tensor([[1.0], [-1.0]]).expand(2, 25))
+        model[1].bias.copy_(torch.tensor([-12.5, 12.5]))
+    data = ImageData(torch.full((6, 1, 5, 5), 0.55), torch.zeros(6, dtype=torch.int64))
+    task = make_task(model, data, threat=ThreatModel(eps="0.2", step_size="0.1"), num_classes=2, batch_size=2)
+    calls = []
+
+    def perturb(self, x, y):
+        calls.append(len(x))
+        if len(calls) == 5:
+            raise StoppedError
+        return x if len(calls) < 4 else x - 0.1
+
+    monkeypatch.setattr(SubAttacks, "perturb", perturb)
+    options = {"version": "custom", "attacks": "apgd-ce, square", **QUICK}
+    with pytest.raises(StoppedError):
+        through_us(task, tmp_path, **options)
+    verdicts, _ = through_us(task, tmp_path, **options)
+    assert calls == [2] * 3 + [2, 2] + [2] * 2
+    assert verdicts == [False] * 6
+
+
 def test_what_depends_on_the_order_survives_an_interruption(digits_model, digits, make_task, tmp_path, few_targets):
     # fab after fab-t has one restart, also when another process did fab-t.
     options = {"version": "custom", "attacks": "fab-t, fab", **QUICK}

@@ -112,6 +112,12 @@ def test_an_image_counts_if_the_global_model_withstands_every_client(make_task: 
     assert handed.tolist() == pytest.approx(FROM_SECOND)
 
 
+def test_zero_gradients_are_those_of_the_client_that_has_most(make_task: MakeTask) -> None:
+    flat = Pixel(0, 0.5)
+    found, _ = attacked(make_task, Clients({3: (FIRST, FIRST), 5: (flat, flat), 7: (SECOND, SECOND)}))
+    assert found.details["zero_gradients"] == len(IMAGES)
+
+
 def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     broken = Pixel(float("nan"), 0.5)
     found, _ = attacked(make_task, Clients({0: (broken, broken), 7: (SECOND, SECOND)}))

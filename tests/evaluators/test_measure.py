@@ -17,7 +17,7 @@ from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttac
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.evaluators.measure import _FirstExamples, clean_correct, measure
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.passes import PROBED
@@ -136,6 +136,31 @@ def test_one_clean_pass_serves_all_evaluators():
     correct = clean_correct(model, DATA, num_classes=3, batch_size=8, device=torch.device("cpu"))
     measure(model, DATA, [("a", Natural(None))], correct=correct, **arguments)
     assert calls.count(len(DATA)) == 2
+
+
+class Scribbling(Natural):
+    """Writes into the verdicts on clean images."""
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        task.clean_correct.fill_(False)
+        return super().evaluate(task, label)
+
+
+def test_an_evaluators_verdicts_are_its_own():
+    arguments = {"num_classes": 3, "threat": ThreatModel(), "batch_size": 8, "device": torch.device("cpu"), "seed": 0}
+    found = measure(Linear().eval(), DATA, [("a", Scribbling(None)), ("b", Natural(None))], **arguments)
+    assert found["a"].accuracy == 0
+    assert found["b"].accuracy == found["b"].accuracy_release > 0
+
+
+def test_the_first_examples_of_an_attack_are_watched_and_all_are_handed_on():
+    handed: list[torch.Tensor] = []
+    first = _FirstExamples(lambda where, x_adv: handed.append(where))
+    for start in (0, 40, 80):
+        first(torch.arange(start, start + 40), torch.zeros(40, 1, 2, 2))
+    assert torch.cat(first._where).tolist() == list(range(64))
+    assert [len(part) for part in first._x_adv] == [40, 24]
+    assert torch.cat(handed).tolist() == list(range(120))
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ def test_without_decay_it_is_bim(digits_model: nn.Module, digits: ImageData, mak
     task = make_task(digits_model, data)
     bim = PGD(BIMOptions(steps=10, step_size=Fraction(1, 100))).craft(task, data.x, data.y, noise)
     plain = MIFGSM(MIFGSMOptions(decay=0.0)).craft(task, data.x, data.y, noise)
-    kept = MIFGSM(MIFGSMOptions()).craft(task, data.x, data.y, noise)
+    evaluator = MIFGSM(MIFGSMOptions())
+    kept, again = (evaluator.craft(task, data.x, data.y, noise) for _ in range(2))
     assert torch.equal(plain, bim)
     assert not torch.equal(kept, bim)
+    assert torch.equal(kept, again)  # a batch does not begin with the direction of the one before it

@@ -91,6 +91,16 @@ def test_a_model_that_nobody_trained_is_drawn_from_the_hosts_range() -> None:
     assert -1 <= float(first.min()) < 0 < float(first.max()) <= 1
 
 
+def test_attackers_that_do_not_train_in_a_round_hide_nobody() -> None:
+    """Of seven clients two may send more than one of six: but one of the two is not there."""
+    experiment, (start, updates), sent = attacked_by({"name": "alie"}), states(), []
+    updates = {client: updates[client % 3] for client in range(6)}
+    for ids in ((1,), (1, 9)):
+        attackers = Attackers(experiment, dict.fromkeys(ids, experiment.clients[0]), ["w"])
+        sent.append(attackers.send(1, updates, start)[1].state["w"])
+    assert torch.equal(*sent)
+
+
 def test_gradients_that_no_layer_could_mask_are_not_left_alone_in_silence() -> None:
     experiment = attacked_by({"name": "masked_gradients"})
     start, updates = states()

@@ -173,6 +173,29 @@ def test_threads_of_another_process_train_one_client_at_a_time(monkeypatch: pyte
     assert most == [1]
 
 
+def test_a_worker_sends_what_the_client_keeps_and_its_last_batch_and_keeps_nothing_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class One:
+        observer = RunObserver()
+
+        def __init__(self) -> None:
+            self.client_states: dict[int, Any] = {}
+
+        def fit(self, client: int, round: int, downlink: Any) -> Any:
+            self.client_states[client] = {"kept": self.client_states[client]["kept"] + 1}
+            for batch in (1, 2):
+                self.observer.client_progress(BatchProgress(client, batch, 2, 0.25))
+            return downlink
+
+    worker = One()
+    monkeypatch.setattr("calfat_plugin.host.executors.started", lambda start: worker)
+    kept = bytes_of({"kept": torch.tensor(4)})
+    found = train_client(b"", ("elsewhere", 1), 3, 1, bytes_of(DOWNLINK), kept)
+    assert found == Trained(bytes_of(DOWNLINK), bytes_of({"kept": torch.tensor(5)}), BatchProgress(3, 2, 2, 0.25))
+    assert worker.client_states == {}
+
+
 def test_a_worker_that_cannot_be_made_is_a_bug_with_its_traceback() -> None:
     import pickle
 

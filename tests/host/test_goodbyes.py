@@ -1,4 +1,4 @@
-"""What a client across silos does when the run is over, which the server says several times, or when it fails."""
+"""What a client across silos does with a model, and when the run is over, which the server says several times."""
 
 from __future__ import annotations
 
@@ -57,3 +57,35 @@ def test_the_heartbeat_ends_with_the_transport_whatever_ended_it() -> None:
     client._keep_in_touch()
     client._fail("nobody reads this any more")
     assert client.com_manager.inbox.get(until=0.0) is None
+
+
+def test_a_round_goes_on_from_the_last_one_that_the_server_used() -> None:
+    """In round 7 that is 4, where the updates of 5 and 6 came too late; it stays on the disk, too."""
+    make_torchvision_importable()
+    from calfat_plugin.host.silo.client import MyMessage, SiloClient
+    from calfat_plugin.host.transports.message import Message
+
+    told: list[object] = []
+    worker = SimpleNamespace(client_states={}, check_downlink=lambda downlink: None)
+
+    def train(round_idx: int) -> tuple[str, int]:
+        told.append(("begins from", worker.client_states[0]))
+        worker.client_states[0] = "after 7"
+        return "weights", 30
+
+    client = object.__new__(SiloClient)
+    client.rank = 1
+    client.com_manager = SimpleNamespace(inbox=SimpleNamespace(holds=lambda types: False))  # type: ignore[assignment]
+    client._trainer = SimpleNamespace(worker=worker, round=0)  # type: ignore[assignment]
+    nothing = {"update_dataset": lambda client: None, "update_model": lambda downlink: None}
+    client.trainer_dist_adapter = SimpleNamespace(train=train, **nothing)
+    client._task = SimpleNamespace(  # type: ignore[assignment]
+        state_after=lambda used: f"after {used}",
+        keep_state=lambda *words: told.append(("keeps", *words)),
+        on_round=lambda *words: None,
+    )
+    client.send_model_to_server = lambda *words: told.append(("sends", *words))
+    fields = {"round": 7, "used": 4, "ticket": "a", MyMessage.MSG_ARG_KEY_MODEL_PARAMS: {}}
+    client.handle_message_receive_model_from_server(Message(2, 0, 1, **fields))
+    assert told == [("begins from", "after 4"), ("keeps", 7, "after 7", 4), ("sends", 0, "weights", 30)]
+    assert (client._answering, client._trainer.round) == ({"round": 7, "ticket": "a"}, 7)

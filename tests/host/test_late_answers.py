@@ -31,35 +31,69 @@ def test_a_client_that_is_started_again_is_sent_a_model_that_replaces_the_one_on
     server, sent = object.__new__(SiloServer), list[Message]()
     server._round = Round(1, (1,), {1: "ticket"}, time.monotonic() + 3600.0)
     server._used, server.rank, server.aggregator = {}, 0, None
+    server._sessions, server._heard, server._missed = {}, {}, {1}
     server.server = SimpleNamespace(downlink=lambda: Wire({"w": torch.zeros(4)}))
     server.com_manager = SimpleNamespace(send_message=lambda message, *patience: sent.append(message))
-    for session in ("first", "first", "second"):
-        server._sessions = {1: session}
-        server._send_model(1)
+    for session in ("first", "first", "second", "third"):
+        if session == "third":  # it has answered: nothing is left for it to do in this round
+            server._round.answers[0] = (9, Wire())
+        server.process_online_status("ONLINE", Message(5, 1, 0, session=session))
+    assert (server._sessions, list(server._heard), server._missed) == ({1: "third"}, [1], set())
     assert [message.get("session") for message in sent] == ["first", "second"]
     assert len({message.get_type() for message in sent}) == 1  # what a queue goes by
 
 
 def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_models_that_arrived() -> None:
-    """Client 0 answered, client 2 got the model; 1 to 3 were gone before, and nobody waits for the deadline."""
-    wire, told = Wire({"w": torch.zeros(4)}), list[RoundRecord]()
+    """Client 0 answered, client 2 got the model; 1 to 3 were gone before, and nobody waits for the deadline.
+
+    Nor for their goodbye; and the answer, which the server refused, is not what client 0 goes on from.
+    """
+    wire, told, goodbyes = Wire({"w": torch.zeros(4)}), list[RoundRecord](), list[object]()
     server = object.__new__(SiloServer)  # without its transport: only what ends a round
     server._round = Round(5, (1, 2, 3, 4), {}, time.monotonic() + 3600.0)
     server._round.sent |= {1: "first", 2: "second", 3: "third"}
     server._round.received.add("third")
     server._round.answers[0] = (9, wire)
-    server._sessions, server._heard, server._used = {1: "first", 2: "second", 3: "third"}, {}, {}
+    server._sessions, server._heard, server._used = {1: "first", 2: "second", 3: "third"}, {}, {0: 3}
     server._missed, server._silo = {2, 3, 4}, SimpleNamespace(min_clients=1, round_deadline=600.0)
     server.server = SimpleNamespace(
-        downlink=lambda: wire, finish_round=lambda number, answers: record(number, {}), snapshot=lambda: None
+        downlink=lambda: wire, finish_round=lambda number, answers: record(number, {}, clients=0), snapshot=lambda: None
     )
     server._on_round = lambda record, snapshot: told.append(record)
     server.round_num, server.com_manager = 5, SimpleNamespace(leave_loop=lambda: None)
-    server._shutdown = SimpleNamespace(say=lambda *words: None)
+    server._shutdown = SimpleNamespace(say=lambda sessions, awaited, seconds: goodbyes.append((sessions, awaited)))
     assert server._finish_round_if_over()
     gone = "no sign of life since an earlier round"
     assert told[0].refused == {1: f"client 1: {gone}", 2: f"client 2: {gone}", 3: "client 3: never came"}
     assert told[0].bytes_down == 2 * 16
+    assert server._used == {0: 3}
+    assert goodbyes == [(server._sessions, {1})]
+
+
+def test_who_is_silent_at_the_deadline_is_not_waited_for_again_and_who_is_late_is_told_so() -> None:
+    wire, told, now = Wire({"w": torch.zeros(4)}), list[RoundRecord](), time.monotonic()
+    server = object.__new__(SiloServer)
+    server._round = Round(4, (1, 2, 3), {1: "a", 2: "b", 3: "c"}, now)
+    server._sessions = server._round.sent = {1: "first", 2: "second", 3: "third"}
+    server._round.answers[0] = (9, wire)
+    server._heard, server._missed, server._used = {1: now, 2: now - 3600.0, 3: now + 3600.0}, set(), {}
+    server._silo = SimpleNamespace(min_clients=1, round_deadline=600.0)
+    server.server = SimpleNamespace(
+        round=4,
+        downlink=lambda: wire,
+        finish_round=lambda number, answers: record(number, {}, clients=1),
+        snapshot=lambda: None,
+        start_round=lambda number: (0, 1, 2),
+    )
+    server._on_round = lambda record, snapshot: told.append(record)
+    server.round_num, server.rank, server.aggregator = 5, 0, None
+    server.com_manager = SimpleNamespace(send_message=lambda *words: None)
+    assert server._finish_round_if_over()
+    late = "no answer within 600 s"
+    assert told[0].refused == {1: f"client 1: {late}, and no sign of life", 2: f"client 2: {late}"}
+    assert (server._round.number, server._missed) == (5, {2})
+    with pytest.raises(RefusedError, match=r"^an update of rank 3 for round 4, which is over; this is round 5$"):
+        server._admit(Message(3, 3, 0, ticket="c", round=4, num_samples=9))
 
 
 @pytest.mark.parametrize(

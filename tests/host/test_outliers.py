@@ -24,7 +24,7 @@ from calfat_plugin.federation.outliers import (
     weight_alarms,
 )
 from calfat_plugin.loggers.base import round_scalars
-from calfat_plugin.maths.averaging import Drift, drift
+from calfat_plugin.maths.averaging import Drift, drift, update_norm
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
 from calfat_plugin.rounds_csv import RoundsFile, read_rounds
@@ -239,7 +239,8 @@ def test_a_loss_that_no_client_can_have(losses: dict[int, float], left_out: list
 
 def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path, snapshot: TextSnapshot) -> None:
     """2^53 examples take the average; a loss of -1e17 is in the record, and not in the round's."""
-    federation = Federation(experiment(train_args__client_num_in_total=3))
+    group = {"ids": [0, 1], "epochs": 2}
+    federation = Federation(experiment(train_args__client_num_in_total=3, calfat__clients=[group]))
     downlink = federation.server.downlink()
     uploads = {client: (30, federation.worker.fit(client, 1, downlink)) for client in range(3)}
     wire = uploads[1][1]
@@ -255,6 +256,7 @@ def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path, snapshot: Te
     )
     assert record.losses[1] == -1e17
     assert record.loss == (record.losses[0] + record.losses[2]) / 2
+    assert record.metrics["group/group1/loss"] == record.losses[0]
 
     file = RoundsFile(tmp_path / "rounds.csv", tuple(record.evaluations), 3)
     file.append(record)
@@ -310,6 +312,18 @@ def test_an_update_scaled_by_100_is_used_and_reported_everywhere(
 
 def test_honest_updates_raise_no_alarm() -> None:
     record, _ = scaled_round(experiment(train_args__client_num_in_total=3), 1.0)
+    assert record.alarms == ()
+
+
+def test_a_servers_optimiser_takes_steps_of_its_own_length() -> None:
+    """Far longer than those of its clients, who all move the same way: not a finding."""
+    adam = {"name": "fedadam", "server_lr": 1.0}
+    run = experiment(train_args__client_num_in_total=3, train_args__learning_rate=1e-4, calfat__aggregator=adam)
+    federation = Federation(run)
+    before = federation.server.state
+    record = federation.play()
+    moved = update_norm(federation.server.state, before, before)
+    assert moved > 100 * max(record.update_norms.values())
     assert record.alarms == ()
 
 

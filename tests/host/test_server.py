@@ -253,10 +253,12 @@ def test_a_snapshot_of_another_model_is_refused() -> None:
     kept = {3: {"kept": torch.ones(1)}}
     assert server.snapshot(kept).client_states == kept
     other = {**snapshot.global_state, "classifier.bias": torch.zeros(3)}
-    with pytest.raises(UpdateError) as error:
-        server.begin(Snapshot(2, other))
-    assert str(error.value) == "checkpoint: tensor 'classifier.bias' has shape (3,), expected (10,)"
-    assert server.round == 4
+    good = snapshot.global_state
+    for wrong in (Snapshot(2, other), Snapshot(2, good, trained=other), Snapshot(2, good, client_models={1: other})):
+        with pytest.raises(UpdateError) as error:
+            server.begin(wrong)
+        assert str(error.value) == "checkpoint: tensor 'classifier.bias' has shape (3,), expected (10,)"
+        assert server.round == 4
 
 
 def test_parties_compute_on_their_device_and_the_global_model_stays_on_the_cpu() -> None:

@@ -75,7 +75,7 @@ class TestWeightedAverage:
         assert mean["flag"].item() is True
 
     def test_sums_in_float64(self):
-        # In float32 each 1e-8 would vanish beside 1.
+        # In float32 a thousand roundings would add up.
         states = [{"w": torch.tensor([1.0])}] + [{"w": torch.tensor([1e-4])}] * 1000
         exact = (1.0 + 1000 * float(torch.tensor(1e-4))) / 1001
         assert weighted_average(states, [1] * 1001)["w"].item() == pytest.approx(exact, rel=1e-7)

@@ -395,6 +395,7 @@ def test_server_optimisers_by_hand(name, betas):
             v = v - (1 - b2) * d * d * math.copysign(1, v - d * d) if name == "fedyogi" else b2 * v + (1 - b2) * d * d
             w += 0.1 * (m / (1 - b1**step)) / (math.sqrt(v / (1 - b2**step)) + 0.01)
         assert found == pytest.approx(w, abs=1e-6)
+        assert result.weights == {0: 0.5, 1: 0.5}
 
 
 def test_server_optimisers_remember_parameters_of_any_name():

@@ -174,6 +174,16 @@ def test_warm_up_takes_steps_of_eps_and_averages_nothing() -> None:
     assert begun(inner, round=6).adaptive
 
 
+def test_the_average_of_squares_keeps_the_share_of_its_decay() -> None:
+    """Not at a decay of 0.5, at which the other share is as large."""
+    inner, found = build_inner("atas", momentum=0.25), []
+    for before in (0.0, 8.0):
+        memory = begun(inner, client_state={**STATE, "squares": torch.full((2,), before)}, round=6)
+        crafted(inner, memory)
+        found.append(memory.squares)
+    assert (found[1] - found[0]).tolist() == pytest.approx([2.0, 2.0], abs=1e-5)
+
+
 def test_steps_of_no_length_between_the_bounds_are_refused() -> None:
     with pytest.raises(CalfatError, match=r"^shortest is 2; expected at most longest, 1\.75\.$"):
         build_inner("atas", shortest=2)

@@ -152,13 +152,15 @@ def test_a_stop_and_the_last_round_wait_for_the_disk(directory: RunDirectory, di
     for number, stop in ((1, KeyboardInterrupt), (rounds, None)):
         disk.open.clear()
         release = threading.Timer(0.2, disk.open.set)
-        release.start()
         with contextlib.suppress(KeyboardInterrupt), RunWriter(directory, experiment()) as run:
-            play(run, number)
             if stop is None:
+                release.start()  # the last round waits
+                play(run, number)
                 assert on_disk(directory) == number
             else:
+                play(run, number)
                 assert on_disk(directory) == 0
+                release.start()  # only now, however long the machine took: the end waits
                 raise stop
         assert on_disk(directory) == number
 

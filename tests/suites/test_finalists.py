@@ -85,6 +85,14 @@ def test_a_lost_value_is_no_finalist(plan_of):
     assert "learning_rate 0.02: 0.00 with the first seed, 1 of 1 run lost" in tries_text(choice)
 
 
+def test_values_that_are_lost_already_have_no_further_runs_to_come(plan_of):
+    for run in plan_of(TEXT).choosing.left:
+        if run.experiment.train.learning_rate < 0.1:
+            run.lost.parent.mkdir(parents=True, exist_ok=True)
+            mark_lost(run, "round 1: it diverged")
+    assert plan_of(TEXT).num_finals == 2 * 2  # of one value of each cell
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [("finalists: 2", "finalists: 0"), ("finalists: 2", "finalists: yes"), ("[100, 101, 102]", "[100]")],
