@@ -71,8 +71,9 @@ class RunWriter:
         """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
-        left = {TWO_LEFT: {"best": dict(self.best)}} if record.round == self.experiment.num_rounds - 2 else {}
-        checkpoints = {**self._selected(record), **left, "last": {"best": self.best}}
+        selected = self._selected(record)
+        left = {TWO_LEFT: {"best": self.best}} if record.round == self.experiment.num_rounds - 2 else {}
+        checkpoints = {**selected, **left, "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
             write_checkpoint(self.directory.checkpoint(name), kept, notes)

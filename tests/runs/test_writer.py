@@ -126,6 +126,14 @@ def test_only_the_last_checkpoint_has_the_models_that_clients_sent(directory: Ru
     assert kept == {"last": [3], "best-natural": [], "best-robust": []}
 
 
+def test_whoever_goes_on_from_two_rounds_before_the_end_knows_the_best_round_so_far(directory: RunDirectory) -> None:
+    with RunWriter(directory, experiment()) as run:
+        for round in range(1, 5):
+            play(run, round, 0.1 * round)
+    _, notes = load_checkpoint(directory.checkpoint("two-rounds-left"))
+    assert {best["round"] for best in notes["best"].values()} == {2}
+
+
 def test_the_next_round_trains_while_one_goes_to_disk_and_no_second_one_does(
     directory: RunDirectory, disk: Disk
 ) -> None:
