@@ -124,7 +124,7 @@ def run(
     """Run a recipe in this process, as ``calfat run`` does. Ctrl-C keeps finished rounds; ``resume`` continues them.
 
     Args:
-        recipe: a recipe file, or its sections as a mapping.
+        recipe: a recipe file, the name of a shipped one, or its sections as a mapping.
         seed: instead of the recipe's.
         set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.

@@ -126,8 +126,8 @@ COLUMNS: tuple[Column, ...] = (
         logged=METRIC,
         in_results="last",
     ),
-    Column("bytes_down", "bytes of the tensors sent to all clients", logged="bytes/down", in_results="sum"),
-    Column("bytes_up", "bytes of the tensors received from all clients", logged="bytes/up", in_results="sum"),
+    Column("bytes_down", "bytes of the tensors that the clients of the round received", logged="bytes/down", in_results="sum"),
+    Column("bytes_up", "bytes of the tensors that the server received from them", logged="bytes/up", in_results="sum"),
     Column(
         "seconds",
         "wall-clock time of the round, with its evaluation",
