@@ -393,7 +393,9 @@ def load_model(
     plugins: str | Path | Sequence[str | Path] = (),
     trust_plugins: bool = False,
 ) -> nn.Module:
-    """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
+    """The global model of a run (with ``calfat.ema`` its average), in evaluation mode.
+
+    It takes pixels in [0, 1] and returns raw logits.
 
     Args:
         path: a run directory, or one of its checkpoints.
