@@ -124,7 +124,7 @@ def run(
     """Run a recipe in this process, as ``calfat run`` does. Ctrl-C keeps finished rounds; ``resume`` continues them.
 
     Args:
-        recipe: a recipe file, or its sections as a mapping.
+        recipe: a recipe file, the name of a shipped one, or its sections as a mapping.
         seed: instead of the recipe's.
         set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
         plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
@@ -398,7 +398,9 @@ def load_model(
     plugins: str | Path | Sequence[str | Path] = (),
     trust_plugins: bool = False,
 ) -> nn.Module:
-    """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
+    """The global model of a run (with ``calfat.ema`` its average), in evaluation mode.
+
+    It takes pixels in [0, 1] and returns raw logits.
 
     Args:
         path: a run directory, or one of its checkpoints.

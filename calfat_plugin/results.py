@@ -47,7 +47,7 @@ class LocalUpdate:
     Attributes:
         state: the trained model's tensors, named as in its ``state_dict``.
         num_examples: training examples on this client, >= 1.
-        extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/delta/...``).
+        extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/change/...``).
         metrics: numbers for the record: ``loss`` (mean training loss of the last local epoch), and what the trainer's
             entry declares.
         client_state: what this client keeps for its next round. It never leaves the client.
@@ -141,8 +141,8 @@ class RoundRecord:
         seconds: wall-clock time of the round, evaluation included.
         passes: of all clients whose updates were used together, how often a training image went forward through the
             network, by attacks and training steps, as they claim; None where they do not say.
-        bytes_down: payload sent to all clients, in bytes.
-        bytes_up: payload received from all clients, in bytes.
+        bytes_down: payload that the clients of the round received, in bytes.
+        bytes_up: payload that the server received from them, in bytes.
         alarms: findings about the clients whose updates were used, a code and a sentence each
             (``federation.outliers``).
         peak_memory_mb: largest resident memory of the server's process in the round, in 10^6 bytes; None where the

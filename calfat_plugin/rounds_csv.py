@@ -68,9 +68,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("round", "number of the round, from 1"),
     Column(
         "<label>",
-        "accuracy of the global model after the round: the share of examples that are classified correctly both clean "
-        "and under attack, of the validation split if there is one, else of the test split. Empty in rounds that are "
-        "not monitored",
+        "accuracy of the global model (with `calfat.ema` of its average) after the round: the share of examples that "
+        "are classified correctly both clean and under attack, of the validation split if there is one, else of the "
+        "test split. Empty in rounds that are not monitored",
         value=_of_each(lambda result: result.accuracy),
         kind="share",
         page="<label> %",
@@ -126,8 +126,13 @@ COLUMNS: tuple[Column, ...] = (
         logged=METRIC,
         in_results="last",
     ),
-    Column("bytes_down", "bytes of the tensors sent to all clients", logged="bytes/down", in_results="sum"),
-    Column("bytes_up", "bytes of the tensors received from all clients", logged="bytes/up", in_results="sum"),
+    Column(
+        "bytes_down",
+        "bytes of the tensors that the clients of the round received",
+        logged="bytes/down",
+        in_results="sum",
+    ),
+    Column("bytes_up", "bytes of the tensors that the server received from them", logged="bytes/up", in_results="sum"),
     Column(
         "seconds",
         "wall-clock time of the round, with its evaluation",

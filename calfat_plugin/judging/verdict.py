@@ -23,7 +23,8 @@ Word = Literal["holds", "overstated", "not robust", "not shown"]
 TOLERANCE = 0.05
 _UPPER_BOUND = (
     "The worst case, {}, is no usable number, only an upper bound: the model hides from attacks. Attack it without the "
-    "part that does (--transfer takes such a model), and report what that leaves; --full attacks the same model."
+    "part that does (the evaluator transfer takes such a model), and report what that leaves; --full attacks the same "
+    "model."
 )
 _UNSTEADY = "No number of such a model is usable."
 _MOST = 1_000_000  # images; beyond that nothing is advised

@@ -7,7 +7,8 @@ from pathlib import Path
 from calfat_plugin.report.charts import learning_curves
 from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import read_run
-from tests.report.made import made_run
+from calfat_plugin.report.run_page import final_tables
+from tests.report.made import FINAL, made_run
 
 
 def test_what_was_run_is_keys_of_the_recipe(tmp_path: Path) -> None:
@@ -31,8 +32,11 @@ def test_what_was_run_is_keys_of_the_recipe(tmp_path: Path) -> None:
     assert [key for key in found if key.startswith(left_out)] == []
 
 
-def test_curves_say_which_model_they_are_of(tmp_path: Path) -> None:
-    plain, averaged = (read_run(made_run(tmp_path / name, *ema)) for name, ema in (("a", ()), ("b", ["calfat.ema={}"])))
+def test_curves_and_table_say_which_model_they_are_of(tmp_path: Path) -> None:
+    recipes = {"a": (), "b": ["calfat.ema={}"]}
+    plain, averaged = (read_run(made_run(tmp_path / name, *ema, final=FINAL)) for name, ema in recipes.items())
     charts = list(filter(None, map(learning_curves, (plain, averaged))))
     starts = [chart.caption.partition(" after each round.")[0] for chart in charts]
     assert starts == ["The global model", "The moving average of the global models"]
+    notes = [final_tables(run)[0].notes[0].partition(" after the final round.")[0] for run in (plain, averaged)]
+    assert notes == ["Global model", "Moving average of the global models"]
