@@ -17,7 +17,7 @@ from studies import pages
 from studies.full_size.curves import ROSE, folder_of, rise
 from studies.full_size.tables import HERE as FULL_SIZE
 from studies.full_size.tables import PAPER, REFERENCE, SKEWED
-from studies.records import COLLAPSED, Compared, family, rates, runs, spread, student
+from studies.records import COLLAPSED, Compared, difference, family, rates, runs, spread, student
 
 HERE = Path(__file__).parent
 PAGE, FIGURE = HERE / "results.md", HERE / "one_step_fmnist.svg"
@@ -26,6 +26,10 @@ METHODS = {"FedPGD": REFERENCE, "CalFAT": PAPER}  # here and in the study at ful
 ATTACKS, BUDGETS = ("sora", "N-FGSM", "ATAS"), ("plain", "by class", "warm-up alone")
 SHARED = {"free, 4 replays": "", "PGD-10": ", PGD-10"}  # to the end of the row's name in the study at full size
 PAIRS = (4001, 4002, 4003, 4004, 4005)
+ON_TAIL = {
+    **{"natural": "natural", "natural:tail": "natural, tail", "pgd20": "PGD-20", "autoattack": "AutoAttack"},
+    **{f"autoattack:{part}": f"AutoAttack, {part}" for part in ("head", "middle", "tail")},
+}
 TESTED = {"autoattack": "AutoAttack", "autoattack:tail": "AutoAttack, tail"}
 OVERFITTED = 0.5  # PGD-20 over FGSM, below which a run has overfitted its attack
 
@@ -167,14 +171,25 @@ def attacks(_: str) -> pages.Table:
 
 def budgets(_: str) -> pages.Table:
     """A budget by class, on the long tail."""
-    metrics = {"natural": "natural", "natural:tail": "natural, tail", "pgd20": "PGD-20", "autoattack": "AutoAttack"}
-    metrics |= {f"autoattack:{part}": f"AutoAttack, {part}" for part in ("head", "middle", "tail")}
-    table = [["method", "budget", "rate", "n", "last fifth", "passes", *metrics.values()]]
+    table = [["method", "budget", "rate", "n", "last fifth", "passes", *ON_TAIL.values()]]
     for row in rows(LONG_TAIL):
-        numbers = [spread(row.values(metric)) for metric in metrics]
+        numbers = [spread(row.values(metric)) for metric in ON_TAIL]
         passes = f"{row.values('passes').mean():,.0f}"
         table.append([row.method, row.variant, row.rate, str(len(row.runs)), row.rose, passes, *numbers])
     return 3, table
+
+
+def described(_: str) -> pages.Table:
+    """Differences on the long tail, paired: of budgets, and of the two methods with the plain one."""
+    here = {(row.method, row.variant): row for row in rows(LONG_TAIL)}
+    table = [["difference", "n", *ON_TAIL.values()]]
+    of_budgets = [(f"{method}: {{}} minus plain", method, other) for method in METHODS for other in BUDGETS[1:]]
+    for title, method, variant in (*of_budgets, ("plain: CalFAT minus FedPGD", "CalFAT", "plain")):
+        one, other = (method, variant), (method if variant != "plain" else "FedPGD", "plain")
+        if one in here and other in here:
+            found = [difference((here[one].values(m) - here[other].values(m)).dropna()) for m in ON_TAIL]
+            table.append([title.format(variant), str(found[0].pairs), *(each.text() for each in found)])
+    return 1, table
 
 
 def tested(name: str) -> pages.Table:
@@ -207,7 +222,7 @@ def draw(path: Path) -> None:
     pages.svg(panels, path, 9, 4)
 
 
-TABLES: pages.Tables = {"attacks": attacks, "budgets": budgets, "tested": tested}
+TABLES: pages.Tables = {"attacks": attacks, "budgets": budgets, "described": described, "tested": tested}
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
@@ -61,6 +63,8 @@ def test_rows_have_the_attacks_and_budgets_of_the_plan(monkeypatch, tmp_path):
 
 
 METRICS = ("natural", "fgsm", "pgd20", "autoattack", "passes", "overfitted")
+PARTS = {"natural:worst-class": 0.5, "natural:tail": 0.4, "autoattack:tail": 0.5}
+PARTS |= {"autoattack:head": 2, "autoattack:middle": 1}
 USUAL = (0.8, 0.5, 0.45)  # natural, FGSM, PGD-20
 
 
@@ -73,9 +77,9 @@ def written(path, cells):
             rows.append({**known, "tried": f"learning_rate {rate}", "seed": 5001, "choice": choice})
         for seed, numbers in enumerate(runs, start=4001):
             of = dict(zip(METRICS, numbers, strict=True))
-            parts = {"natural:worst-class": of["natural"] / 2, "autoattack:tail": of["autoattack"] / 2}
+            parts = {part: of[part.partition(":")[0]] * share for part, share in PARTS.items()}
             rows.append({**known, "tried": "", "seed": seed, **of, **parts})
-    head = ["cell", "tried", "seed", "state", "verdict", *METRICS, "natural:worst-class", "autoattack:tail", "choice"]
+    head = ["cell", "tried", "seed", "state", "verdict", *METRICS, *PARTS, "choice"]
     pd.DataFrame(rows, columns=head).to_csv(path, index=False)
     return path
 
@@ -112,7 +116,13 @@ def test_the_page_shows_what_its_records_say(tmp_path):
     assert pages.with_tables(text, "one-step", tables.TABLES) == text, (
         "python -m studies.one_step.tables writes them anew"
     )
-    assert re.findall(r"<!-- one-step: (.*) -->", text) == ["attacks", "tested attacks", "budgets", "tested budgets"]
+    assert re.findall(r"<!-- one-step: (.*) -->", text) == [
+        "attacks",
+        "tested attacks",
+        "budgets",
+        "tested budgets",
+        "described",
+    ]
     assert tables.FIGURE.exists() == (tables.FIGURE.name in text)
     if tables.FIGURE.exists():
         tables.draw(tmp_path / "drawn.svg")
@@ -197,6 +207,20 @@ def test_what_is_planned_is_tested_on_the_five_pairs_that_both_have():
         ("FedPGD: by class minus plain", "AutoAttack, tail", "clear"),
     ]
     assert float(rows[0][5]) == pytest.approx(4 * float(rows[0][4]), rel=0.05)
+
+
+@pytest.mark.usefixtures("records")
+def test_differences_on_the_long_tail_are_paired_and_of_the_rows_that_are_there():
+    head, *rows = tables.described("")[1]
+    (row,) = rows  # CalFAT is not there, nor the warm-up alone
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["difference"], shown["n"]) == ("FedPGD: by class minus plain", "5")
+    assert (shown["natural"], shown["natural, tail"]) == ("+0.0 [0.0, 0.0]", "+0.0 [0.0, 0.0]")
+    differences = 5.2 + 0.1 * (np.arange(5) - 2)
+    half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / 5**0.5
+    for part, share in (("", 1), (", head", 2), (", middle", 1), (", tail", 0.5)):
+        low, high = share * (5.2 - half), share * (5.2 + half)
+        assert shown[f"AutoAttack{part}"] == f"+{share * 5.2:.1f} [{low:.1f}, {high:.1f}]"
 
 
 @pytest.mark.usefixtures("records")
