@@ -254,7 +254,7 @@ def test_a_checkpoint_is_the_average_with_the_trained_model_beside_it_and_resume
     loaded, _ = load_checkpoint(path)
     assert same_bits(loaded.global_state, average)
     assert same_bits(loaded.trained, state)
-    model = LoadedRun(whole.server.experiment, path, tmp_path, CPU).model()
+    model = LoadedRun(whole.server.experiment, path, None, CPU).model()
     assert same_bits(model.state_dict(), average)
     resumed = Federation(whole.server.experiment, loaded)
     assert same_bits(resumed.server.evaluated, average)
