@@ -33,10 +33,6 @@ Pairing = Literal["after_step", "gradient"]
 
 _VARIATE = "scaffold/c/"  # c in broadcast and server state, c_i in the client's state
 _CHANGE = "scaffold/change/"  # c_i+ - c_i, sent up
-# An update may come too late, or be refused. Then c lacks its change, and the client has to go back, too.
-_COUNTED = "scaffold/counted"  # in broadcast and server state: (N,) the round of each client's last change in c
-_SENT = "scaffold/sent"  # in the client's state: the round of its last change
-_BEFORE = "scaffold/before/"  # in the client's state: c_i before that change
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,9 @@ class _ActiveVariates(ActiveCorrection):
         self.task, self.options = task, options
         self.parameters = task.shared_parameters()
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        counted, sent = task.broadcast.get(_COUNTED), task.client_state.get(_SENT)
-        lost = counted is not None and sent is not None and bool(counted[task.client] < sent)
         self.own, self.server = (  # by name of the parameter, on its device
-            {name: _variate(kept, key + name, like=weights).to(weights.device) for name, weights in self.start.items()}
-            for kept, key in ((task.client_state, _BEFORE if lost else _VARIATE), (task.broadcast, _VARIATE))
+            {name: _variate(extras, name, like=weights).to(weights.device) for name, weights in self.start.items()}
+            for extras in (task.client_state, task.broadcast)
         )
         self.shift = {name: self.server[name] - own for name, own in self.own.items()}  # c - c_i
         self.steps = 0
@@ -100,8 +94,6 @@ class _ActiveVariates(ActiveCorrection):
                 parameter.data.sub_(self.shift[name], alpha=learning_rate)
 
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        import torch  # here, not above: recipes are checked without torch
-
         settings = self.task.settings
         if not self.wants_full_gradient:
             count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
@@ -118,9 +110,7 @@ class _ActiveVariates(ActiveCorrection):
                 "give; use variant II."
             )
         extras = {_CHANGE + name: (variate - self.own[name]).cpu() for name, variate in new.items()}
-        variates = {_VARIATE + name: variate.cpu() for name, variate in new.items()}
-        before = {_BEFORE + name: variate.cpu() for name, variate in self.own.items()}
-        return extras, {**variates, **before, _SENT: torch.tensor(self.task.round)}
+        return extras, {_VARIATE + name: variate.cpu() for name, variate in new.items()}
 
 
 def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = False) -> float:
@@ -139,9 +129,9 @@ def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = F
     return (steps - first * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _variate(state: State, key: str, *, like: Tensor) -> Tensor:
-    """A variate in a kept or received state: zeros where there is none yet."""
-    kept = state.get(key)
+def _variate(state: State, name: str, *, like: Tensor) -> Tensor:
+    """The variate of a parameter in a kept or received state: zeros where there is none yet."""
+    kept = state.get(_VARIATE + name)
     return like.new_zeros(like.shape) if kept is None else kept
 
 
@@ -158,8 +148,6 @@ class Scaffold(Aggregator):
         check_update(sent, parameters, who=f"{who}: SCAFFOLD's {_CHANGE}")
 
     def combine(self, task: AggregationTask) -> Aggregate:
-        import torch
-
         updates, start = list(task.updates.values()), task.global_state
         weights = [1.0 / len(updates)] * len(updates)
         steps = [1.0, *[self.options.server_lr / len(updates)] * len(updates)]
@@ -168,20 +156,16 @@ class Scaffold(Aggregator):
             name: weighted_sum([start[name], *(update.state[name] - start[name] for update in updates)], steps)
             for name in task.parameter_names
         }
-        earlier = task.server_state.get(_COUNTED)
-        counted = torch.zeros(task.num_clients, dtype=torch.int64) if earlier is None else earlier.clone()
-        counted[list(task.updates)] = task.round
         kept = {
             _VARIATE + name: weighted_sum(
                 [
-                    _variate(task.server_state, _VARIATE + name, like=start[name]),
+                    _variate(task.server_state, name, like=start[name]),
                     *(update.extras[_CHANGE + name] for update in updates),
                 ],
                 shares,
             )
             for name in task.parameter_names
         }
-        kept[_COUNTED] = counted
         return Aggregate(
             state={**weighted_average([update.state for update in updates], weights), **moved},
             server_state=kept,

@@ -185,8 +185,8 @@ class ToyFederation:
         self.updates: dict[int, LocalUpdate] = {}
         self.round = 0
 
-    def play(self, *lost: int) -> None:
-        """One round, in which the updates of these clients do not arrive."""
+    def play(self) -> None:
+        """One round."""
         self.round += 1
         for client, data in self.data.items():
             self.model.load_state_dict(self.state)
@@ -205,7 +205,7 @@ class ToyFederation:
         aggregate = self.aggregator.combine(
             AggregationTask(
                 global_state=self.state,
-                updates={client: update for client, update in self.updates.items() if client not in lost},
+                updates=self.updates,
                 server_state=self.server_state,
                 parameter_names=[name for name, _ in self.model.named_parameters()],
                 num_clients=len(self.data),

@@ -277,23 +277,6 @@ def test_scaffold_keeps_c_the_mean_of_the_clients_variates(seed, variant, pairin
             assert all(torch.allclose(federation.state[name], mean[name], atol=1e-5) for name in start)
 
 
-@pytest.mark.parametrize("first", [1, 2])  # the round in which an update is lost first
-def test_scaffold_keeps_that_mean_when_an_update_does_not_arrive(first):
-    """The client goes on from the variate that the server has of it, however often its updates are lost."""
-    federation = toy()
-    for _ in range(1, first):
-        federation.play()
-    known = federation.kept[1].get("scaffold/c/w", torch.zeros(1))
-    for _ in range(2):
-        federation.play(1)
-        assert torch.equal(federation.kept[1]["scaffold/before/w"], known)
-    federation.play()
-    federation.play()
-    *_, c, c_1, c_2 = numbers(federation)
-    assert c == pytest.approx((c_1 + c_2) / 2, abs=1e-6)
-    assert federation.server_state["scaffold/counted"].tolist() == [first + 3, first + 3]
-
-
 def test_an_aggregator_has_a_seed_for_each_round_and_the_number_of_classes(monkeypatch):
     given = []
     combine = FedAvg.combine
