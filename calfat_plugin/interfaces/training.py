@@ -131,7 +131,8 @@ class InnerAttack:
         """The attack's memory during a client's round; default: none.
 
         Args:
-            task: the client's work; ``task.client_state`` is what ``end_round`` gave in this client's previous round.
+            task: the client's work; ``task.client_state`` has what ``end_round`` gave in the last round whose update
+                the server used.
         """
         return None
 
@@ -269,7 +270,7 @@ class LocalTask:
         seed: the run's seed; derive every stream from (seed, purpose, round, client).
         round: 1-based round number.
         client: 0-based client id.
-        client_state: what this client handed back in its previous round; empty at first.
+        client_state: what this client handed back in the last round whose update the server used; empty at first.
         broadcast: extras from the server, under namespaced names; empty at first.
         correction: the aggregator's part of local training.
         inner: how to find the images to train on.
