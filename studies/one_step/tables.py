@@ -24,7 +24,7 @@ PAGE, FIGURE = HERE / "results.md", HERE / "one_step_fmnist.svg"
 ONE_STEP, LONG_TAIL = HERE / "one_step_fmnist_runs.csv", HERE / "longtail_fmnist_runs.csv"
 METHODS = {"FedPGD": REFERENCE, "CalFAT": PAPER}  # here and in the study at full size
 ATTACKS, BUDGETS = ("sora", "N-FGSM", "ATAS"), ("plain", "by class", "warm-up alone")
-SHARED = {"free, 4 replays": "", "PGD-10": ", PGD-10"}  # to the end of the row's name in the study at full size
+SHARED = {"free, 4 replays": METHODS, "PGD-10": {method: f"{method}, PGD-10" for method in METHODS}}  # by names there
 PAIRS = (4001, 4002, 4003, 4004, 4005)
 ON_TAIL = {
     **{"natural": "natural", "natural:tail": "natural, tail", "pgd20": "PGD-20", "autoattack": "AutoAttack"},
@@ -89,9 +89,9 @@ def shared() -> list[Row]:
         return []
     table, chosen, curves = runs(record), rates(record), _curves(record)
     found = []
-    for method, name in METHODS.items():
-        for variant, ending in SHARED.items():
-            cell = f"{SKEWED}/{name}{ending}"
+    for method in METHODS:
+        for variant, names in SHARED.items():
+            cell = f"{SKEWED}/{names[method]}"
             if cell in table.index and len(of := table.loc[cell].loc[table.loc[cell].index.isin(PAIRS)]):
                 found.append(Row(method, variant, chosen[cell], of, curves.get(folder_of(cell), {})))
     return found
