@@ -99,6 +99,7 @@ def records(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LONG_TAIL", written(tmp_path / "longtail_fmnist_runs.csv", budgets))
     (tmp_path / "full").mkdir()
     full = {"0.1/FedPGD": [(*USUAL, 0.5, 80, 0)] * 6, "0.1/FedPGD, PGD-10": [(*USUAL, 0.49, 120, 0)] * 6}
+    full |= {"0.1/CalFAT, PGD-10": [(*USUAL, 0.3, 120, 0)]}
     written(tmp_path / "full" / "fmnist_runs.csv", full)
     monkeypatch.setattr(tables, "FULL_SIZE", tmp_path / "full")
     curve = [("fedpgd_sora", 4001, number, 0, rose, 1, 1) for number, rose in ((10, 0.1), (40, 0.4), (50, 0.405))]
@@ -135,7 +136,7 @@ def test_how_often_a_row_collapsed_and_overfitted_and_whether_it_was_trained_to_
     table = {(row[0], row[1]): dict(zip(head, row, strict=True)) for row in rows}
     assert list(table) == [
         *(("FedPGD", attack) for attack in ("sora", "N-FGSM", "ATAS", "free, 4 replays", "PGD-10")),
-        *(("CalFAT", attack) for attack in ("sora", "N-FGSM")),
+        *(("CalFAT", attack) for attack in ("sora", "N-FGSM", "PGD-10")),
     ]
     sora, atas = table["FedPGD", "sora"], table["FedPGD", "ATAS"]
     assert (sora["n"], sora["rate"], sora["collapsed"], sora["overfitted"]) == (
@@ -227,4 +228,4 @@ def test_differences_on_the_long_tail_are_paired_and_of_the_rows_that_are_there(
 def test_the_figure_has_a_point_for_every_row(tmp_path):
     tables.draw(tmp_path / "drawn.svg")
     drawn = (tmp_path / "drawn.svg").read_text()
-    assert [drawn.count(f">{name}<") for name in ("sora", "N-FGSM", "ATAS", "PGD-10")] == [2, 2, 1, 1]
+    assert [drawn.count(f">{name}<") for name in ("sora", "N-FGSM", "ATAS", "PGD-10")] == [2, 2, 1, 2]
