@@ -174,8 +174,9 @@ def test_values_are_set_and_a_plugin_takes_the_place_of_another(seen: list[Exper
         "calfat.trainer": {"name": "fedpgd"},
         "calfat.monitor.every": 2,
     }
+    none: Any = None  # for the default, as elsewhere in Python
     with pytest.raises(calfat.RunError, match="seen"):
-        calfat.run(recipe, set=changes, plugins=None)  # type: ignore[arg-type]
+        calfat.run(recipe, set=changes, plugins=none)
     (found,) = seen
     train, threat = found.train, found.threat
     assert (train.comm_round, train.learning_rate, train.epochs) == (5, 0.2, 3)

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 from calfat_plugin.compat import make_torchvision_importable
 
@@ -73,13 +74,13 @@ def test_a_round_goes_on_from_the_last_one_that_the_server_used() -> None:
         worker.client_states[0] = "after 7"
         return "weights", 30
 
-    client = object.__new__(SiloClient)
+    client: Any = object.__new__(SiloClient)
     client.rank = 1
-    client.com_manager = SimpleNamespace(inbox=SimpleNamespace(holds=lambda types: False))  # type: ignore[assignment]
-    client._trainer = SimpleNamespace(worker=worker, round=0)  # type: ignore[assignment]
+    client.com_manager = SimpleNamespace(inbox=SimpleNamespace(holds=lambda types: False))
+    client._trainer = SimpleNamespace(worker=worker, round=0)
     nothing = {"update_dataset": lambda client: None, "update_model": lambda downlink: None}
     client.trainer_dist_adapter = SimpleNamespace(train=train, **nothing)
-    client._task = SimpleNamespace(  # type: ignore[assignment]
+    client._task = SimpleNamespace(
         state_after=lambda used: f"after {used}",
         keep_state=lambda *words: told.append(("keeps", *words)),
         on_round=lambda *words: None,
