@@ -1,4 +1,4 @@
-"""The tables of results.md, made of the records and curves beside this file.
+"""The tables of results.md and of the repository's README.md, made of the records and curves beside this file.
 
 python -m studies.full_size.tables
 """
@@ -33,7 +33,7 @@ from studies.records import (
 )
 
 HERE = Path(__file__).parent
-PAGE = HERE / "results.md"
+PAGE, README = HERE / "results.md", pages.ROOT / "README.md"
 NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 PAPER, RELEASE, REFERENCE, STANDARD = (
     "CalFAT, the paper's constants",
@@ -177,6 +177,13 @@ def accuracies(name: str) -> pages.Table:
     return 3, table
 
 
+def skewed(name: str) -> pages.Table:
+    """The same under label skew, as the repository's README.md shows it."""
+    _, (head, *rows) = accuracies(name)
+    kept = [(row[0].removeprefix(f"{SKEWED}/"), row[3], *row[7:]) for row in rows if not row[0].startswith(EVEN)]
+    return 1, [("method", head[3], *head[7:]), *kept]
+
+
 def comparisons(name: str) -> pages.Table:
     """The planned tests that have values."""
     table = [["endpoint", "n", "difference", "p", "p, corrected", "result"]]
@@ -222,6 +229,7 @@ def after_publication(name: str) -> pages.Table:
 TABLES: pages.Tables = {
     "hypotheses": hypotheses,
     "accuracies": accuracies,
+    "skewed": skewed,
     "comparisons": comparisons,
     "agreements": agreements,
     "fresh": after_publication,
@@ -229,4 +237,5 @@ TABLES: pages.Tables = {
 
 
 if __name__ == "__main__":
-    pages.write_tables(PAGE, "full", TABLES)
+    for page in (PAGE, README):
+        pages.write_tables(page, "full", TABLES)

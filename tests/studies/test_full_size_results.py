@@ -12,7 +12,6 @@ from studies import pages
 from studies.full_size import tables
 from studies.full_size.curves import HEAD
 from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
-from tests.cli.runner import ROOT
 
 WORST = ("natural:worst-class", "pgd20:worst-class")
 SUITE = {
@@ -43,12 +42,16 @@ def skewed(robust: list[float], standard: list[float], natural: float = 0.15) ->
 
 
 def test_every_number_of_a_table_is_that_of_its_record() -> None:
-    text = tables.PAGE.read_text(encoding="utf-8")
-    written = "python -m studies.full_size.tables writes them anew"
-    assert pages.with_tables(text, "full", tables.TABLES) == text, written
+    page, readme = (path.read_text(encoding="utf-8") for path in (tables.PAGE, tables.README))
+    for text in (page, readme):
+        written = "python -m studies.full_size.tables writes them anew"
+        assert pages.with_tables(text, "full", tables.TABLES) == text, written
     with_rows = [name for name in NAMES if (of := tables.study(name)) is not None and of.cells]
-    published = set(re.findall(r"<!-- full: (.*) -->", text))
-    assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= published
+    published, shown = (re.findall(r"<!-- full: (.*) -->", text) for text in (page, readme))
+    assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= set(published)
+    assert shown == ["skewed digits"]
+    head, ours, *_ = tables.skewed("digits")[1]
+    assert [*zip(head, ours, strict=True)][:2] == [("method", PAPER), ("n", "61")]
 
 
 def test_endpoints_of_hand_made_pairs() -> None:
@@ -148,15 +151,3 @@ def test_statements_of_the_paper(robust: float | None, word: str, monkeypatch: p
         monkeypatch.setattr(tables, "study", lambda _, of=of: of)
         (row,) = (row for row in tables.agreements("cifar10")[1] if row[1] == "more under AutoAttack")
         assert (row[2], row[-1]) == (str(pairs), said)
-
-
-def test_the_readme_says_of_digits_what_the_results_say():
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    pattern = r"with 61 pairs on digits, CalFAT keeps (\S+) % .*? FedPGD (\S+) % \((\S+ \[.*?\])\)"
-    (said,) = re.findall(pattern, readme)
-    results = (ROOT / "studies" / "full_size" / "results.md").read_text(encoding="utf-8")
-    of_digits = results.partition("<!-- full: accuracies digits -->")[2].partition("<!-- end -->")[0]
-    for value, row in zip(said, ("CalFAT, the paper's constants", "FedPGD"), strict=False):
-        (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", of_digits, re.MULTILINE)
-        assert value == f"{float(mean):.1f}"
-    assert f"| it is level under AutoAttack | {said[2]}, clear: not level |" in results
