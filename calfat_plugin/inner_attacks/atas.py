@@ -13,9 +13,10 @@ from calfat_plugin.options import option
 from calfat_plugin.threat import Bounds, per_example
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from calfat_plugin.results import State
+    from calfat_plugin.threat import ThreatModel
 
 _MULTIPLE = "multiple of eps"
 
@@ -77,6 +78,9 @@ class ATAS(InnerAttack):
 
     def end_round(self, memory: _Memory) -> State:
         return {"change": memory.change.half(), "squares": memory.squares}  # half: checkpoints hold all clients'
+
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> None:
+        """Left to the method, whose start is drawn and not used: the memory has each example's."""
 
     def craft(self, task: InnerTask) -> Tensor:
         memory, examples, threat, eps = task.memory, task.examples, task.threat, float(task.threat.eps)

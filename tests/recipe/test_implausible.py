@@ -70,7 +70,7 @@ def test_what_may_well_be_meant_is_not(overrides: list[str]) -> None:
 NOISE = "calfat.trainer={name: calfat, start_noise: 0.01}"
 
 
-@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "sora"])
+@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "sora", "{name: atas, warmup: 1}"])
 def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str) -> None:
     (warning,) = resolved(NOISE, f"calfat.threat.inner={inner}").warnings
     assert "calfat.trainer.start_noise: this key has no effect here: the inner attack" in warning
