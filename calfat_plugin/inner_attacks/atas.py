@@ -15,6 +15,7 @@ from calfat_plugin.threat import Bounds, per_example
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from calfat_plugin.recipe.schema import Recipe
     from calfat_plugin.results import State
     from calfat_plugin.threat import ThreatModel
 
@@ -103,10 +104,21 @@ class ATAS(InnerAttack):
         return x_adv
 
 
+def _warn(options: ATASOptions, recipe: Recipe) -> str:
+    rounds = recipe.train.comm_round
+    if rounds > options.warmup:
+        return ""
+    return (
+        f"takes steps of eps in all of the {rounds} rounds, for its warm-up has {options.warmup}: no step is adapted. "
+        "Give it a lower warmup, or train for more rounds."
+    )
+
+
 ENTRY = InnerAttackEntry(
     "atas",
     build=ATAS,
     config=ATASOptions,
+    warn=_warn,
     steps=lambda options: 1,
     by_class=True,
     summary="one projected step from each example's last perturbation, the shorter the larger its gradients",
