@@ -38,6 +38,7 @@ WARNED = [
     ("calfat.reported.pdg20", ["calfat.reported={pdg20: 50, bim: 40}"]),
     ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
     ("calfat.threat.inner", ["calfat.threat.inner=atas"]),  # which adapts from round 6 on, of 4
+    ("calfat.threat.by_class", ["calfat.threat.by_class={}", "train_args.comm_round=1"]),
 ]
 
 
@@ -59,6 +60,8 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
         ["calfat.reported={pgd20: 50, bim: 40}"],
         ["calfat.threat.inner={name: atas, warmup: 3}"],
+        ["calfat.threat.by_class={}", "train_args.comm_round=2"],
+        ["calfat.threat.by_class={warmup: 0}", "train_args.comm_round=1"],
         [SORA], [SORA, "calfat.trainer={name: fedpgd, label_smoothing: 0.02}"],
         [SMOOTH, "calfat.threat.inner={name: sora, alignment: cosine}"],
         [SORA, "calfat.trainer={name: standard, label_smoothing: 0.1}", "calfat.clients=[{ids: 0, trainer: fedpgd}]"],
