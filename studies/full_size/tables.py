@@ -50,6 +50,7 @@ HYPOTHESES = {
     "it collapses less often": FELL,
     "its lead in natural accuracy is larger under skew": LEAD,
 }
+ANCHORED = (4001, 4002, 4003, 4004, 4005)  # the pairs of rows other than the main ones
 #: What the paper says of CalFAT and each baseline, on CIFAR-10.
 STATEMENTS = {"more natural accuracy": "natural", "more under PGD-20": "pgd20", "more under AutoAttack": "autoattack"}
 
@@ -219,6 +220,26 @@ def agreements(name: str) -> pages.Table:
     return 2, table
 
 
+def anchor(name: str) -> pages.Table:
+    """PGD-10 beside free, under skew: paired differences, described and not tested."""
+    of = study(name)
+    assert of is not None
+    metrics = {key: heading for key, heading in of.suite["metrics"].items() if key != "passes"}
+    dear = {row: f"{short}, PGD-10" for short, row in (("CalFAT", PAPER), ("FedPGD", REFERENCE))}
+    pairs = {
+        "CalFAT minus FedPGD, PGD-10": (dear[PAPER], dear[REFERENCE]),
+        "CalFAT minus FedPGD, free": (PAPER, REFERENCE),
+        "CalFAT, PGD-10 minus free": (dear[PAPER], PAPER),
+        "FedPGD, PGD-10 minus free": (dear[REFERENCE], REFERENCE),
+    }
+    table = [["difference", "n", *metrics.values()]]
+    for title, (one, other) in pairs.items():
+        values = [of.values(of.cell(one), metric) - of.values(of.cell(other), metric) for metric in metrics]
+        found = [difference(each[each.index.isin(ANCHORED)].dropna()) for each in values]
+        table.append([title, str(found[0].pairs), *(each.text() for each in found)])
+    return 1, table
+
+
 def after_publication(name: str) -> pages.Table:
     """Pairs that were run after publication, beside the prediction interval of the published ones."""
     of = study(name)
@@ -232,6 +253,7 @@ TABLES: pages.Tables = {
     "skewed": skewed,
     "comparisons": comparisons,
     "agreements": agreements,
+    "anchor": anchor,
     "fresh": after_publication,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -151,3 +152,41 @@ def test_statements_of_the_paper(robust: float | None, word: str, monkeypatch: p
         monkeypatch.setattr(tables, "study", lambda _, of=of: of)
         (row,) = (row for row in tables.agreements("cifar10")[1] if row[1] == "more under AutoAttack")
         assert (row[2], row[-1]) == (str(pairs), said)
+
+
+def test_the_anchor_is_paired_over_its_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {PAPER: 0.6, REFERENCE: 0.5, "CalFAT, PGD-10": 0.9, "FedPGD, PGD-10": 0.6}
+    of = made(
+        *((f"0.1/{row}", [natural, natural + 0.01, natural, 0.1], [0.5] * 4) for row, natural in rows.items()),
+        set={},
+        metrics={"natural": "natural", "autoattack": "AA", "passes": "passes"},
+    )
+    runs = of.runs.rename(index=dict(enumerate((4001, 4002, 4003, 4006))), level="seed")
+    monkeypatch.setattr(tables, "study", lambda _: dataclasses.replace(of, runs=runs))
+    head, *found = tables.anchor("fmnist")[1]
+    assert [*head] == ["difference", "n", "natural", "AA"]
+    assert [row[:3] for row in found] == [
+        ["CalFAT minus FedPGD, PGD-10", "3", "+30.0"],
+        ["CalFAT minus FedPGD, free", "3", "+10.0"],
+        ["CalFAT, PGD-10 minus free", "3", "+30.0"],
+        ["FedPGD, PGD-10 minus free", "3", "+10.0"],
+    ]
+
+
+def test_what_is_said_of_the_anchor_follows_from_the_records() -> None:
+    of = tables.study("fmnist")
+    assert of is not None
+    for row in (PAPER, REFERENCE):
+        trained, dear = of.training(of.cell(row)), of.training(of.cell(f"{row.partition(',')[0]}, PGD-10"))
+        assert trained is not None
+        assert dear is not None
+        assert dear[1] < 0.01 <= trained[1]
+        assert trained[0] / dear[0] == pytest.approx(4, rel=0.01)
+    dear, free, *more = tables.anchor("fmnist")[1][1:]
+    ends = re.compile(r"\[(\S+), (\S+)\]")
+    low, high = (float(end) for end in ends.findall(dear[3])[0])
+    assert low > 0
+    for row, column in ((dear, 6), (free, 6), (free, 3)):
+        low, high = (float(end) for end in ends.findall(row[column])[0])
+        assert low < 0 < high
+    assert all(row[6].startswith("-") for row in more)

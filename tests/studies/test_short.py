@@ -14,6 +14,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
 from studies import pages
+from studies.full_size.tables import anchor
 from studies.full_size.tables import study as full_size
 from studies.one_step import tables as one_step
 from studies.short import tables
@@ -106,6 +107,7 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
     assert finished is not None
     worst, robust, equal = (finished.claim(of).rpartition(", ")[0] for of in (WORST, "autoattack", tables.AT_EQUAL))
     *_, ahead = one_step.described("")[1]
+    _, dear, free, *_ = anchor("fmnist")[1]
     claims = {
         tables.PAGE: [
             f"it is {standard[0]} % on Fashion-MNIST and {standard[1]} % on digits. With the accuracy that it has, the "
@@ -117,6 +119,9 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
             f"On Fashion-MNIST the worst class of CalFAT's model keeps {fmnist.mean(PAPER, WORST)} % natural accuracy, "
             f"that of FedPGD's {fmnist.mean(REFERENCE, WORST)} %: {fmnist.claim(WORST)}. Under AutoAttack: "
             f"{fmnist.claim('autoattack')}.",
+            f"CalFAT minus FedPGD ({dear[1]} pairs; described, not tested): with PGD-10, worst class natural {dear[3]} "
+            f"and AutoAttack {dear[6]}; with free adversarial training, four times the steps and still rising, "
+            f"{free[3]} and {free[6]}.",
             f"of Fashion-MNIST: CalFAT is ahead of FedPGD, by {ahead[2]} points natural and {ahead[5]} under "
             f"AutoAttack ({ahead[1]} pairs; described, not tested).",
         ],
