@@ -190,3 +190,10 @@ def test_what_is_said_of_the_anchor_follows_from_the_records() -> None:
         low, high = (float(end) for end in ends.findall(row[column])[0])
         assert low < 0 < high
     assert all(row[6].startswith("-") for row in more)
+
+
+def test_the_readme_shows_the_skewed_rows_by_their_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ((f"{beta}/{PAPER}", [0.8] * 4, [0.5] * 4) for beta in ("0.1", "IID"))
+    of = made(*rows, metrics={"natural": "natural", "passes": "passes"})
+    monkeypatch.setattr(tables, "study", lambda _: of)
+    assert [*map(list, tables.skewed("digits")[1])] == [["method", "n", "natural"], [PAPER, "4", "80.00 ± 0.00"]]
