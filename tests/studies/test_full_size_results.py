@@ -196,4 +196,7 @@ def test_the_readme_shows_the_skewed_rows_by_their_methods(monkeypatch: pytest.M
     rows = ((f"{beta}/{PAPER}", [0.8] * 4, [0.5] * 4) for beta in ("0.1", "IID"))
     of = made(*rows, metrics={"natural": "natural", "passes": "passes"})
     monkeypatch.setattr(tables, "study", lambda _: of)
-    assert [*map(list, tables.skewed("digits")[1])] == [["method", "n", "natural"], [PAPER, "4", "80.00 ± 0.00"]]
+    assert [*map(list, tables.skewed("digits")[1])] == [
+        ["method", "n", "natural"],
+        [PAPER, "4", "80.00 ± 0.00 [80.0, 80.0]"],
+    ]
