@@ -175,6 +175,23 @@ def fitted(method: str = "fedpgd", **task: Any) -> Any:
     return train(build_method(method), local_task(**{**work, **task}))
 
 
+def test_lengths_are_drawn_after_the_start_batch_by_batch() -> None:
+    """The order is part of what a seed means."""
+    drawn: list[str] = []
+
+    class Noted(type(build_inner("sora"))):  # type: ignore[misc]  # the class under test
+        def start(self, *given: Any) -> Any:
+            drawn.append("start")
+            return super().start(*given)
+
+        def draw(self, *given: Any) -> Any:
+            drawn.append("length")
+            return super().draw(*given)
+
+    fitted(inner=Noted(build_inner("sora").options))
+    assert drawn == ["start", "length"] * (len(drawn) // 2) != []
+
+
 def test_a_linear_loss_is_aligned() -> None:
     """Both gradients are those of the logits, but the softmax turns none of them with two classes: the cosine is 1."""
     images = tiny_images()
