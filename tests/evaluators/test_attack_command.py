@@ -6,11 +6,6 @@ import json
 import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
@@ -34,6 +29,7 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.session import describe_data
+from tests.cli.runner import Ended, python
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -358,8 +354,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "planned(Path('run'), attacks=('fgsm', 'cw20', 'autoattack'))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=_environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert python(program) == Ended(0, "[]\n", "")
 
 
 # --- stopping and going on --------------------------------------------------------------------------------------------
@@ -372,73 +367,34 @@ def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
     assert err.startswith("error: stopped.\nThe same command again continues inside AutoAttack where it stopped; ")
 
 
-def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monkeypatch):
-    empty_home = run_dir.resolve().parent / "home"
-    empty_home.mkdir()
-    monkeypatch.setenv("HOME", str(empty_home))
-    command = (
-        "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=2",
-        "--set", "autoattack.queries=10", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
-    )  # fmt: skip
-    attacks = run_dir / "attacks"
-    process = subprocess.Popen([sys.executable, *command], env=_environment(), stdout=subprocess.DEVNULL)
-    state = _wait_for_state(attacks, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    (scratch,) = attacks.iterdir()
-    assert re.fullmatch(r"\.last-[0-9a-f]{16}-unfinished", scratch.name)
-    state = json.loads(next(scratch.glob("*.json")).read_text())
-    assert state["position"] >= 1
+def test_a_stopped_autoattack_continues_and_another_attack_meanwhile_leaves_what_it_needs(run_dir, monkeypatch):
+    monkeypatch.setenv("HOME", str(run_dir.resolve()))
+    slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 20, "--batch-size", 8, "--eps", 0.15)
+    save, attacks = AttackState.save, run_dir / "attacks"
 
-    resumed, whole = attacks / "last.json", attacks / "last-2.json"
-    for file in (resumed, whole):
-        assert call(*command[3:])[0] == 0
-        assert file.exists()
+    def save_and_stop(state: AttackState, *arguments: object) -> None:
+        save(state, *arguments)
+        if state.position == 1 and state.batch == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AttackState, "save", save_and_stop)
+        assert call(*slow)[0] == 130
+    (state,) = attacks.glob(".last-????????????????-unfinished/autoattack-*.json")
+    kept = state.read_bytes()
+    assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
+    assert state.read_bytes() == kept
+
+    for _ in ("resumed", "whole"):
+        assert call(*slow)[0] == 0
+    resumed, whole = attacks / "last-2.json", attacks / "last-3.json"
     assert numbers(resumed) == numbers(whole)
     first, again = (
         json.loads(path.read_text())["evaluations"][1]["details"]["sub_attacks"] for path in (resumed, whole)
     )
     assert [row["accuracy"] for row in first] == [row["accuracy"] for row in again]
-    # Rows of the killed process are taken over to the last digit: what they speak of was not done again.
-    assert first[: len(state["finished"])] == state["finished"]
-    assert list(empty_home.iterdir()) == []
-
-
-def test_an_attack_that_ends_leaves_what_a_stopped_one_needs(run_dir, monkeypatch):
-    slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12, "--batch-size", 4)
-    with monkeypatch.context() as patched:
-        patched.setattr(AttackState, "save", _once(AttackState.save))
-        assert call(*slow)[0] == 130
-    attacks = run_dir / "attacks"
-    (state,) = attacks.glob(".last*-unfinished/autoattack-*.json")
-    kept = state.read_bytes()
-    assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
-    assert state.read_bytes() == kept
-    assert call(*slow)[0] == 0
-    assert sorted(path.name for path in attacks.glob("*.json")) == ["last-2.json", "last.json"]
+    # Rows of the stopped process are taken over to the last digit: what they speak of was not done again.
+    assert first[:1] == json.loads(kept)["finished"]
+    assert sorted(path.name for path in attacks.glob("*.json")) == ["last-2.json", "last-3.json", "last.json"]
     assert not [path for path in attacks.iterdir() if path.is_dir()]
-
-
-def _once(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, and Ctrl-C right after its first call."""
-
-    def call_and_stop(*arguments: object) -> None:
-        function(*arguments)
-        raise KeyboardInterrupt
-
-    return call_and_stop
-
-
-def _wait_for_state(attacks: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
-    """Until a sub-attack and a batch of the next one are done."""
-    while True:  # the test's time-out ends it
-        for path in attacks.glob(".last*-unfinished/*.json"):
-            state: dict[str, object] = json.loads(path.read_text())
-            if state["position"] == 1 and state["batch"] >= 1:
-                return state
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.01)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert sorted(path.name for path in run_dir.iterdir()) == ["attacks", "checkpoints", "recipe.yaml", "results.json"]
