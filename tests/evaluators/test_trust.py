@@ -623,12 +623,8 @@ def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: py
     "arguments",
     [
         own("Probabilities"),
-        own("Overflowing"),
         own("Honest", "nan"),
         own("Honest", "of-large-images"),
-        own("NeverInEvaluationMode"),
-        own("FiveClasses"),
-        own("ForColour"),
         own("Honest", eps="0"),
         ("run", "--transfer", "faces"),
         ("run", "--transfer", "nowhere"),
