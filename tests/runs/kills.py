@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from tests.runs import remains
 from tests.runs.processes import RECIPE, Finished, WarmServer
 from tests.silo.federation import Federation, global_model
 
@@ -38,8 +38,7 @@ def rows(run: Path) -> list[dict[str, str]]:
     """The finished rounds, timings aside: those that the last checkpoint holds."""
     last = run / "checkpoints" / "last.safetensors"
     done = load_checkpoint(last)[0].round if last.exists() else 0
-    found = read_rounds(run / "rounds.csv")[:done] if done else []
-    return [{name: text for name, text in row.items() if name not in COST_COLUMNS} for row in found]
+    return remains.rows(run)[:done] if done else []
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:

@@ -20,12 +20,12 @@ from calfat_plugin.datasets import digits
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
+from tests.runs import remains
 from tests.runs.mortals import FailOnWarning
 from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
 
@@ -221,9 +221,9 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
     request = Request(assemble(document, planned.experiment.registry), run_dir=folder, resume=False, command=[])
     directory = RunDirectory.open(request)
     run(request, directory, FailOnWarning())  # no finding, and a page that could be written
-    rows = [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(directory.rounds)]
-    data = json.loads(directory.partition.read_text())
-    return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"], data["dataset_sha256"]
+    rounds = json.dumps(remains.rows(directory.path))
+    evaluations, data = (json.loads(file.read_text()) for file in (directory.results, directory.partition))
+    return rounds, evaluations["evaluations"], data["dataset_sha256"]
 
 
 def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
