@@ -18,7 +18,6 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
-from calfat_plugin.report.labels import difference
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
@@ -276,15 +275,3 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
         assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm", "sora"]
-
-
-def test_a_group_with_another_attack_says_so() -> None:
-    clients = [
-        {"name": "fast", "ids": 0, "threat": {"inner": "n-fgsm"}},
-        {"name": "slow", "ids": 1, "threat": {"inner": "pgd", "eps": 0.05}},
-    ]
-    run = experiment("fedpgd", calfat__clients=clients)
-    assert [difference(group, run) for group in run.clients] == [
-        "ids [0] · threat.inner n-fgsm · threat.inner.noise 2.0 · threat.inner.step 1.0",
-        "ids [1] · threat.eps 0.05",
-    ]

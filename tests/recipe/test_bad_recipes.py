@@ -124,19 +124,6 @@ def test_as_a_process_of_its_own_it_imports_nothing_heavy(content: str | bytes, 
     assert ended.err.endswith("\nimported:\n")
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        ("epochs: 1 -> federated_optimizer: FedProx", "r.yaml:8: train_args.federated_optimizer: 'FedProx' has"),
-    ],
-)
-def test_what_may_be_meant_draws_a_warning(edit: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(edited(edit))
-    ended = calfat("check", "r.yaml")
-    assert (ended.code, ended.out) == (0, SAID_OF_GOOD)
-    assert ended.err.startswith(f"warning: {said}")
-
-
 COLUMNS = set(RoundsFile(Path("rounds.csv"), ("natural",), num_clients=2).columns) - {"natural"}
 
 

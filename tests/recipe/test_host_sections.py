@@ -43,6 +43,10 @@ ACCEPTED = {
         "11: train_args.momentum: this key has no effect here: it needs train_args.client_optimizer: sgd.",
         "12: train_args.lr_decay_rate: this key has no effect here: it needs train_args.lr_schedule: step.",
     ],
+    "epochs: 1 -> federated_optimizer: FedProx": [
+        "8: train_args.federated_optimizer: 'FedProx' has no effect; calfat.aggregator selects the algorithm, here "
+        "'fedavg'."
+    ],
     # switched off, and a promise of nothing: without a word
     f"{BESIDE}\\ndp_args: {{enable_dp: false, epsilon: 1}}\\ntracking_args: {{enable_wandb: false, run_name: x}}": [],
     "epochs: 1 -> epochs: 1\\n  nesterov: false\\n  lr_scheduler: null\\n  max_grad_norm: null\\n  enable_dp: null": [],
