@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeEr
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
+from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
@@ -63,13 +64,6 @@ class WithLoss:
     loss: str = option("ce", help="no")
 
 
-@dataclass(frozen=True)
-class Sized:
-    """An option of a type that recipes cannot express."""
-
-    sizes: complex = option(1j, help="no")
-
-
 def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
     with pytest.raises(PluginError) as raised:
         kind(*arguments, **more)
@@ -84,15 +78,15 @@ def test_a_name_that_recipes_could_not_write_is_refused(name: Any, snapshot: Tex
 def test_options_that_recipes_use_themselves_are_refused() -> None:
     said = "has an option '{}'; recipes use that key for something else."
     assert refusal(EvaluatorEntry, "e", build=dict, config=Named) == f"evaluator 'e' {said.format('name')}"
-    assert refusal(TrainerEntry, "t", build=dict, config=WithLoss) == f"local trainer 't' {said.format('loss')}"
+    for key in ("loss", *ADDED):
+        config = make_dataclass("Taken", [(key, str, option("x", help="no"))], frozen=True)
+        assert refusal(TrainerEntry, "t", build=dict, config=config) == f"local trainer 't' {said.format(key)}"
     assert EvaluatorEntry("e", build=dict, config=WithLoss).name == "e"  # only a trainer has a 'loss' beside it
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"config": Sized},
-        {"config": dict},
         {"number_option": "steps"},
         {"config": Steps, "presets": {"a": Preset("b", {"step": 1})}},
     ],

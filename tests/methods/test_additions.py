@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from calfat_plugin import testing
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import TrainerEntry
-from calfat_plugin.errors import CalfatError, PluginError
+from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
-from calfat_plugin.options import option
-from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -140,13 +138,6 @@ def test_a_recipe_shows_what_is_added_and_nothing_else() -> None:
     }
     assert "ema" not in experiment("fedpgd").as_run()["calfat"]
     assert experiment("fedpgd", calfat__ema={}).as_run()["calfat"]["ema"] == {"decay": 0.9}
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_no_method_has_an_option_of_such_a_name(name: str) -> None:
-    options = dataclasses.make_dataclass("Options", [(name, float, option(0.1, help="ours"))], frozen=True)
-    with pytest.raises(PluginError, match=f"has an option '{name}'; recipes use that key for something else"):
-        TrainerEntry("own", build=LocalTrainer, config=options)
 
 
 def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) -> None:
