@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,13 +23,13 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
 from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
 from calfat_plugin.threat import ThreatModel
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 
@@ -170,13 +169,8 @@ ATTACKS = [
     InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients),
     InnerAttackEntry("warned-too", build=dict, config=Steps, warn=warned_beyond_clients),
 ]
-PLUGIN = SimpleNamespace(
-    calfat_local_trainers=hookimpl(lambda: TRAINERS),
-    calfat_loss_modifiers=hookimpl(lambda: [ModifierEntry("new", build=dict, methods=("fedpgd",))]),
-    calfat_inner_attacks=hookimpl(lambda: ATTACKS),
-    __name__="Plugin",
-)
-REGISTRY = Registry.load(entry_points=False, plugins=[PLUGIN])
+MODIFIER = ModifierEntry("new", build=dict, methods=("fedpgd",))
+REGISTRY = Registry.load(entry_points=False, plugins=[offering(*TRAINERS, MODIFIER, *ATTACKS)])
 
 
 def assembled(calfat: str) -> Experiment:
@@ -223,9 +217,8 @@ def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
     class Mine(AggregatorEntry):
         team: str = "us"
 
-    plugin = SimpleNamespace(calfat_aggregators=hookimpl(lambda: [Mine("mine", build=dict)]), __name__="Plugin")
     document = parse_document("model_args: {model: cnn_small}\ncalfat: {aggregator: mine}", "a.yaml")
-    found = assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
+    found = assemble(document, Registry.load(entry_points=False, plugins=[offering(Mine("mine", build=dict))]))
     assert found.who(found.aggregator) == "aggregator 'mine' (passed in Plugin)"
 
 
@@ -303,11 +296,10 @@ FOG = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"e
 
 @pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("group", "group"), ("fog/ece", "fog/ece")])
 def test_two_measurements_under_one_name_are_refused(label: str, twice: str, snapshot: TextSnapshot) -> None:
-    plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [FOG]), __name__="fog")
     assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), FOG)
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
     with snapshot.raises(CalfatError, twice):
-        assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
+        assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[offering(FOG)]))
 
 
 def test_every_option_says_what_null_means() -> None:

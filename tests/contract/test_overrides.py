@@ -30,7 +30,6 @@ from calfat_plugin import (
     Preset,
     Registry,
     TrainerEntry,
-    hookimpl,
     option,
 )
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
@@ -44,6 +43,7 @@ from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.contract.plugin_mistakes import Sends
 from tests.contract.test_mistakes import play
 from tests.methods.helpers import RECIPE
+from tests.plugins import offering
 
 
 class Misspelt(FedPGD):
@@ -268,9 +268,8 @@ def test_all_built_ins_pass() -> None:
 
 
 def assembled(entry: Entry, keys: str) -> Any:
-    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
     document = parse_document(RECIPE.replace("calfat:\n", f"calfat:\n  {keys}\n"), "test.yaml")
-    return assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
+    return assemble(document, Registry.load(entry_points=False, plugins=[offering(entry, name="wrong")]))
 
 
 WHOM = "clients: [{ids: [1], attacker: wrong}]"

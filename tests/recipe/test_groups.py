@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ import yaml
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import CalfatError, OptionError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.clients import GROUPED, parsed_ids
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry
+from tests.plugins import offering
 from tests.recipe.tables import Row, rows
 from tests.snapshot import TextSnapshot
 
@@ -206,8 +205,7 @@ def test_papers_of_groups_and_attackers_are_cited() -> None:
 
 
 def test_metrics_of_a_groups_trainer_are_columns() -> None:
-    entry = TrainerEntry("measuring", build=dict, metrics={"margin": "mean margin"})
-    plugin = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [entry]), __name__="measuring")
+    plugin = offering(TrainerEntry("measuring", build=dict, metrics={"margin": "mean margin"}))
     text = RECIPE.format(
         groups="    - {ids: 0, trainer: measuring}\n    - {ids: 1, trainer: measuring}", partition="iid"
     )
