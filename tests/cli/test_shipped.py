@@ -10,19 +10,11 @@ import pytest
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.shipped import headline, located, shipped_files
 from calfat_plugin.suites import load_suite
-from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
+from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python, refused
 from tests.snapshot import TextSnapshot
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 SUITES = ROOT / "suites"
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def refused(message: str) -> Ended:
-    return Ended(2, "", f"error: {message}\n")
 
 
 def test_every_recipe_and_suite_of_the_repository_is_shipped_under_a_name_of_its_own() -> None:

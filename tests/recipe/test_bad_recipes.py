@@ -12,7 +12,7 @@ from calfat_plugin import registry
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python
+from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python, refused
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, Row, edited, rows
 from tests.snapshot import TextSnapshot
 
@@ -52,10 +52,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(RunDirectory, "create", accepted)
     yield
     assert not (tmp_path / "runs").exists(), "a refused recipe leaves no run directory behind"
-
-
-def refused(message: str) -> Ended:
-    return Ended(2, "", f"error: {message}\n")
 
 
 def test_the_recipe_that_the_others_are_made_from_is_good(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.cli.runner import Ended, calfat
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, edited
 from tests.report.made import made_run
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 BESIDE = "comm_args: {backend: sp} -> comm_args: {backend: sp}"
 ACCEPTED = {
     "comm_round: 40 -> comm_round: 40\\n  BatchSize: 64": [
@@ -51,11 +52,6 @@ ACCEPTED = {
     f"{BESIDE}\\ndp_args: {{enable_dp: false, epsilon: 1}}\\ntracking_args: {{enable_wandb: false, run_name: x}}": [],
     "epochs: 1 -> epochs: 1\\n  nesterov: false\\n  lr_scheduler: null\\n  max_grad_norm: null\\n  enable_dp: null": [],
 }
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("edit", ACCEPTED)

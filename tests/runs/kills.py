@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from tests.cli.runner import Ended
 from tests.runs import remains
-from tests.runs.processes import RECIPE, Finished, WarmServer
+from tests.runs.processes import RECIPE, WarmServer
 from tests.silo.federation import Federation, global_model
 
 PLACES = ("simulation", "states", "resume", "page", "server", "client")
@@ -114,7 +115,7 @@ class Simulations:
             return ("report", "run")
         return (*self._run, "--resume") if (run / "recipe.yaml").exists() else self._run
 
-    def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Finished:
+    def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Ended:
         process = self._warm.start(*arguments, cwd=run.parent, **WHOLE_PAGE)
         wait()
         with contextlib.suppress(ProcessLookupError):
