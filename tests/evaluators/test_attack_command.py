@@ -6,19 +6,18 @@ import json
 import os
 import pickle
 import re
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
-from calfat_plugin.cli.main import main
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
@@ -29,7 +28,9 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.session import describe_data
-from tests.cli.runner import Ended, python
+from tests.cli.runner import Ended, calfat, python
+
+call = partial(calfat, "attack")
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -56,12 +57,6 @@ def run_dir(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatc
     save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, state), {"selected_on": "test split"})
     run.results.write_text("the run's own\n")
     return Path("run")
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(main, ["attack", *map(str, arguments)], catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def numbers(path: Path) -> list[tuple[object, ...]]:

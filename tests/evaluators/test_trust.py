@@ -18,12 +18,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
 import calfat_plugin as calfat
-from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import RunError
@@ -50,9 +48,12 @@ from calfat_plugin.report import charts, write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
+from tests.cli import runner
 from tests.evaluators.trust_models import QUICK, Planted, narrowed, weak_battery
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
+
+call = partial(runner.calfat, "trust")
 
 HERE = Path(__file__).parent
 RECIPE = """\
@@ -104,12 +105,6 @@ def folder(tmp_path: Path, digits_model: nn.Module, plain_model: nn.Module, monk
 def own(kind: str, weights: str = "robust", eps: str = "0.1", examples: int = 100) -> tuple[object, ...]:
     model = ("--model", f"trust_models:{kind}", "--weights", f"{weights}.safetensors", "--dataset", "digits")
     return (*model, "--eps", eps, "--examples", examples, "--device", "cpu")
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(main, ["trust", *map(str, arguments)], catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def judged(file: str = "robust-trust.json") -> dict[str, Any]:
