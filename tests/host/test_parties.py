@@ -165,13 +165,11 @@ def without(wire: Mapping[str, Tensor], name: str) -> Wire:
     [
         lambda n, wire: (n, pack_refusal("out of memory")),
         lambda n, wire: (0, wire),
-        lambda n, wire: (-5, wire),
         lambda n, wire: (math.nan, wire),
         lambda n, wire: (10**400, wire),
         lambda n, wire: (True, wire),
         lambda n, wire: (n, {**wire, "x/y": torch.zeros(2).to(torch.float8_e4m3fn)}),
         lambda n, wire: (n, {**wire, "classifier.bias": torch.full((10,), 3.4e38)}),
-        lambda n, wire: (n, {**wire, "metric/loss": torch.tensor(1e308, dtype=torch.float64)}),
         lambda n, wire: (n, {name: tensor * 1e15 for name, tensor in wire.items()}),
         lambda n, wire: (n, pack_refusal("\x1b[2J\u2028wiped\x00" + "x" * 10**6)),
         lambda n, wire: (n, {**wire, "extra": "text"}),
