@@ -29,6 +29,7 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
 from calfat_plugin.threat import ThreatModel
+from tests import recipes
 from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
@@ -217,8 +218,8 @@ def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
     class Mine(AggregatorEntry):
         team: str = "us"
 
-    document = parse_document("model_args: {model: cnn_small}\ncalfat: {aggregator: mine}", "a.yaml")
-    found = assemble(document, Registry.load(entry_points=False, plugins=[offering(Mine("mine", build=dict))]))
+    recipe = "model_args: {model: cnn_small}\ncalfat: {aggregator: mine}"
+    found = recipes.assembled(recipe, plugins=(offering(Mine("mine", build=dict)),))
     assert found.who(found.aggregator) == "aggregator 'mine' (passed in Plugin)"
 
 
@@ -299,7 +300,7 @@ def test_two_measurements_under_one_name_are_refused(label: str, twice: str, sna
     assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), FOG)
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
     with snapshot.raises(CalfatError, twice):
-        assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[offering(FOG)]))
+        recipes.assembled(recipe, plugins=(offering(FOG),), name="a.yaml")
 
 
 def test_every_option_says_what_null_means() -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from calfat_plugin import entries, hookspecs
 from calfat_plugin.entries import KINDS, Entry
-from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
+from calfat_plugin.experiment import Experiment
 from tests.cli.runner import ROOT
 from tests.plugins import offering
+from tests.recipes import assembled
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("calfat_")]
 PAGE = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
@@ -52,10 +51,6 @@ def test_examples_on_the_page_are_python() -> None:
 # --- what can be offered ----------------------------------------------------------------------------------------------
 
 
-def picked(registry: Registry, recipe: str) -> Experiment:
-    return assemble(parse_document(recipe, "a.yaml"), registry)
-
-
 #: Hook to a recipe that names what a plugin offers there as ``mine``, and where the experiment has it.
 PICKED: dict[str, tuple[str, Callable[[Experiment], Any]]] = {
     "calfat_local_trainers": ("calfat: {trainer: mine}", lambda found: found.trainer),
@@ -76,4 +71,4 @@ def test_what_a_plugin_offers_can_be_named_in_a_recipe(kind: type[Entry]) -> Non
     more = {"methods": ("fedpgd",)} if kind is entries.ModifierEntry else {}
     entry = kind("mine", build=dict, **more)  # type: ignore[arg-type]
     recipe, pick = PICKED[kind.hook]
-    assert pick(picked(Registry.load(entry_points=False, plugins=[offering(entry)]), recipe)).entry is entry
+    assert pick(assembled(recipe, plugins=(offering(entry),))).entry is entry

@@ -19,16 +19,15 @@ from torch import nn
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
-from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.observer import Observer
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.session import describe_data
 from tests.cli.runner import Ended, calfat, python
+from tests.evaluators.stored import run_of
+from tests.recipes import assembled
 
 call = partial(calfat, "attack")
 
@@ -49,12 +48,8 @@ QUICK = ("--set", "autoattack.iterations=2", "--set", "autoattack.queries=10")
 def run_dir(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory with a trained checkpoint; the current directory is above it."""
     monkeypatch.chdir(tmp_path)
-    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-    run = RunDirectory.create(experiment, Path("run"))
-    run.write_recipe(experiment)
-    state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
-    save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
-    save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, state), {"selected_on": "test split"})
+    run = run_of(cnn_small, RECIPE, Path("run"))
+    save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, cnn_small.state_dict()), {"selected_on": "test split"})
     run.results.write_text("the run's own\n")
     return Path("run")
 
@@ -301,7 +296,7 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     ],
 )
 def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapshot, run_dir):
-    RunDirectory.create(assemble(parse_document(RECIPE, "a"), Registry.load(entry_points=False)), Path("empty"))
+    RunDirectory.create(assembled(RECIPE), Path("empty"))
     RunDirectory(Path("empty")).recipe.write_text(RECIPE)
     Path("lost.safetensors").write_bytes((run_dir / "checkpoints/last.safetensors").read_bytes())
     code, _, err = call(*arguments)

@@ -16,13 +16,10 @@ from torch import nn
 
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
-from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.runs.checkpoints import save_checkpoint
-from calfat_plugin.runs.directory import RunDirectory
 from tests.cli.runner import calfat
+from tests.evaluators.stored import run_of
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -42,11 +39,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory, cnn_small: nn.Module) -> 
     """A run directory that was attacked: 100 test images, fgsm and pgd5, linf 0.1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("replay"))
-        experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-        run = RunDirectory.create(experiment, Path("run"))
-        run.write_recipe(experiment)
-        state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
-        save_checkpoint(run.checkpoint("last"), Snapshot(1, state), {})
+        run_of(cnn_small, RECIPE, Path("run"), round=1)
         done = calfat("attack", "run", "--attacks", "fgsm,pgd5", "--examples", 100)
         assert done.code == 0, done
         return Path("run").resolve()

@@ -28,8 +28,6 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
 from calfat_plugin.exact import exact_text
-from calfat_plugin.experiment import assemble
-from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging import surrogate
@@ -42,13 +40,11 @@ from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.cnn import CNNSmall
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.report import charts, write_run_report
-from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from tests.cli import runner
+from tests.evaluators.stored import run_of
 from tests.evaluators.trust_models import QUICK, Planted, narrowed, weak_battery
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
@@ -525,12 +521,8 @@ def test_autoattack_remembers_what_a_killed_process_broke(
 @pytest.fixture
 def run_dir(folder: Path, digits_model: nn.Module, plain_model: nn.Module) -> Path:
     """Two runs, ``run`` with the robust network and ``other`` with the plain one."""
-    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
     for name, model in {"run": digits_model, "other": plain_model}.items():
-        run = RunDirectory.create(experiment, Path(name))
-        run.write_recipe(experiment)
-        state = {f"net.{key}": tensor.detach() for key, tensor in model.state_dict().items()}
-        save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
+        run_of(model, RECIPE, Path(name), below="net.")
     return Path("run")
 
 
