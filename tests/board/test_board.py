@@ -267,7 +267,8 @@ def test_evidence_that_no_evaluation_wrote_is_an_alarm_of_its_entry(
     assert "main/honest: " in (board / "index.html").read_text()
 
 
-def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(board: Path) -> None:
+def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(made: Path, board: Path) -> None:
+    """To a challenge of the entry it is an error."""
     for path in folder_of(board).glob("seed-*/recipe.yaml"):
         recipe = yaml.safe_load(path.read_text())
         recipe["calfat"]["monitor"]["evaluators"] = 5
@@ -277,6 +278,8 @@ def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(board: Path)
     (found,) = json.loads(done.out)
     assert (done.code, len(found["reasons"])) == (1, len(SEEDS))
     assert "its files cannot be used (TypeError: 'int' object is not iterable)" in found["reasons"][0]
+    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
+    assert (done.code, "honest: its files cannot be used (TypeError" in done.err.replace("\n", " ")) == (2, True)
 
 
 # --- runs that are none of the track ----------------------------------------------------------------------------------
@@ -744,19 +747,6 @@ def test_a_challenge_that_proves_nothing_is_refused(made: Path, board: Path, tmp
         assert text in done.err
         assert not (folder_of(board) / "challenges" / "eve.safetensors").exists()
     assert challenge(board, tmp_path / "evidence.safetensors", "../eve").code == 2
-
-
-def test_a_challenge_of_an_entry_whose_files_make_no_sense_is_an_error(made: Path, board: Path) -> None:
-    for path in folder_of(board).glob("seed-*/recipe.yaml"):
-        recipe = yaml.safe_load(path.read_text())
-        recipe["calfat"]["monitor"]["evaluators"] = 5
-        path.write_text(yaml.safe_dump(recipe))
-    signed(board)
-    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
-    assert (done.code, "honest: its files cannot be used (TypeError" in done.err.replace("\n", " ")) == (
-        2,
-        True,
-    )
 
 
 def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: Path) -> None:
