@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.datasets import digits
-from calfat_plugin.experiment import assemble
-from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
@@ -213,10 +211,7 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
     """Make the first choice run of the suite in this process: (its rounds without costs, its final evaluations, the
     digest of its data)."""
     planned = make_plan(load_suite("tiny.yaml"), Registry.load(entry_points=False)).choosing.runs[0]
-    document = read_document("base.yaml")
-    for setting in planned.cell.settings:
-        document = document.with_value(setting.path, setting.value, setting.place)
-    request = Request(assemble(document, planned.experiment.registry), run_dir=folder, resume=False, command=[])
+    request = Request(planned.experiment, run_dir=folder, resume=False, command=[])
     directory = RunDirectory.open(request)
     run(request, directory, FailOnWarning())  # no finding, and a page that could be written
     rounds = json.dumps(remains.rows(directory.path))
