@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="multiply the weights of stored models by 1 + 1e-4 noise of this seed",
     )
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of the test is the working directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from calfat_plugin import disk
@@ -26,7 +25,6 @@ from calfat_plugin.board.own import Means, own_recipe
 from calfat_plugin.board.standing import standing
 from calfat_plugin.board.tracks import open_board
 from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
-from calfat_plugin.cli.main import main
 from calfat_plugin.errors import CalfatError, RecipeError
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.evaluators.evidence import Evidence
@@ -34,6 +32,7 @@ from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.host import installed
 from calfat_plugin.host.launch import fedml
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+from tests.cli.runner import Ended, calfat
 
 RECIPE = """\
 common_args: {training_type: simulation}
@@ -52,11 +51,6 @@ calfat:
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def call(*arguments: object) -> Result:
-    """A ``calfat`` command in this process."""
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with runs of five seeds, judged, and a board with them as the entry ``honest``."""
@@ -69,12 +63,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 ("run", "mine.yaml", "--seed", seed, "--run-dir", f"runs/{seed}", "--no-page"),
                 ("trust", f"runs/{seed}", "--examples", 50),
             ):
-                done = call(*words)
-                assert done.exit_code == 0, done.output
-        assert call("board", "init", "board", "runs/0").exit_code == 0
+                done = calfat(*words)
+                assert done.code == 0, done
+        assert calfat("board", "init", "board", "runs/0").code == 0
         runs = [f"runs/{seed}" for seed in SEEDS]
-        done = call("board", "add", "board", *runs, "--name", "honest", "--by", "Ada")
-        assert done.exit_code == 0, done.output
+        done = calfat("board", "add", "board", *runs, "--name", "honest", "--by", "Ada")
+        assert done.code == 0, done
         yield folder
 
 
@@ -132,21 +126,21 @@ def recipes(board: Path, old: str, new: str) -> None:
 
 
 def test_an_honest_entry_verifies_and_the_page_says_so(board: Path) -> None:
-    call("board", "page", board)
+    calfat("board", "page", board)
     assert "not yet" in (board / "index.html").read_text()
-    done = call("board", "verify", board, "--json")
-    (found,) = json.loads(done.stdout)
-    assert (done.exit_code, found["reasons"]) == (0, [])
+    done = calfat("board", "verify", board, "--json")
+    (found,) = json.loads(done.out)
+    assert (done.code, found["reasons"]) == (0, [])
     assert sum("two rounds trained again: the same bits" in line for line in found["found"]) == len(SEEDS)
     assert sum(f"of {IMAGES} images" in line for line in found["found"]) == len(SEEDS)
-    call("board", "page", board)
+    calfat("board", "page", board)
     page = (board / "index.html").read_text()
     assert ">yes<" in page
     assert f"at {found['revision'][:12]}" in page
     (folder_of(board) / "challenges").mkdir()
     kept = folder_of(board) / "seed-0" / "evidence.safetensors"
     shutil.copy(kept, folder_of(board) / "challenges" / "eve.safetensors")
-    call("board", "page", board)
+    calfat("board", "page", board)
     assert "it has changed since" in (board / "index.html").read_text()
 
 
@@ -233,11 +227,11 @@ def test_a_damaged_entry_does_not_stand(
     damage(folder_of(board) / "seed-1")
     if is_signed:
         signed(board)
-    done = call("board", "verify", board, "--json")
-    (found,) = json.loads(done.stdout)
-    assert done.exit_code == 1
+    done = calfat("board", "verify", board, "--json")
+    (found,) = json.loads(done.out)
+    assert done.code == 1
     assert text in found["reasons"][0]
-    call("board", "page", board)
+    calfat("board", "page", board)
     assert "1 alarm" in (board / "index.html").read_text() or "An alarm" in (board / "index.html").read_text()
 
 
@@ -269,20 +263,23 @@ def test_evidence_that_no_evaluation_wrote_is_an_alarm_of_its_entry(
     signed(board)
     with pytest.raises(CalfatError, match="honest: its files cannot be used"):
         standing(entry_of(board))
-    assert call("board", "page", board).exit_code == 0
+    assert calfat("board", "page", board).code == 0
     assert "main/honest: " in (board / "index.html").read_text()
 
 
-def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(board: Path) -> None:
+def test_a_recipe_that_makes_no_sense_is_a_reason_against_its_entry(made: Path, board: Path) -> None:
+    """To a challenge of the entry it is an error."""
     for path in folder_of(board).glob("seed-*/recipe.yaml"):
         recipe = yaml.safe_load(path.read_text())
         recipe["calfat"]["monitor"]["evaluators"] = 5
         path.write_text(yaml.safe_dump(recipe))
     signed(board)
-    done = call("board", "verify", board, "--json")
-    (found,) = json.loads(done.stdout)
-    assert (done.exit_code, len(found["reasons"])) == (1, len(SEEDS))
+    done = calfat("board", "verify", board, "--json")
+    (found,) = json.loads(done.out)
+    assert (done.code, len(found["reasons"])) == (1, len(SEEDS))
     assert "its files cannot be used (TypeError: 'int' object is not iterable)" in found["reasons"][0]
+    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
+    assert (done.code, "honest: its files cannot be used (TypeError" in done.err.replace("\n", " ")) == (2, True)
 
 
 # --- runs that are none of the track ----------------------------------------------------------------------------------
@@ -323,9 +320,9 @@ def test_the_track_limits_passes(board: Path) -> None:
 )
 def test_another_recipe_is_none_of_the_track(board: Path, old: str, new: str, text: str) -> None:
     recipes(board, old, new)
-    done = call("board", "verify", board, "honest")
-    assert done.exit_code == 1
-    assert text in done.stdout.replace("\n", " ")
+    done = calfat("board", "verify", board, "honest")
+    assert done.code == 1
+    assert text in done.out.replace("\n", " ")
 
 
 def test_the_recipes_of_an_entry_differ_in_their_seeds_alone(board: Path) -> None:
@@ -527,10 +524,10 @@ def test_a_processor_with_one_arithmetic_says_that_it_cannot_judge(
     """It is no fault of the entry's: nothing is noted against it."""
     recipes(board, "momentum: 0.9", "momentum: 0.0")
     monkeypatch.setattr(verify, "_OTHER_UNITS", {})
-    done = call("board", "verify", board)
-    assert (done.exit_code, "does not stand" in done.output) == (2, False)
-    assert f"{folder_of(board) / 'seed-0'}: its weights are not those that this processor" in done.stderr
-    assert "say with --within how far the weights may end" in done.stderr
+    done = calfat("board", "verify", board)
+    assert (done.code, "does not stand" in done.out + done.err) == (2, False)
+    assert f"{folder_of(board) / 'seed-0'}: its weights are not those that this processor" in done.err
+    assert "say with --within how far the weights may end" in done.err
     assert not open_board(board).record("main", "honest").exists()
     assert "end elsewhere" not in against(board, within=2)
 
@@ -545,9 +542,9 @@ def test_what_was_seen_before_a_processor_cannot_judge_is_said(board: Path, monk
     save_checkpoint(before, replace(snapshot, global_state=moved), notes)
     signed(board)
     monkeypatch.setattr(verify, "_OTHER_UNITS", {})
-    done = call("board", "verify", board)
-    said = done.stdout.splitlines()
-    assert (done.exit_code, sum("does not stand" in line for line in said)) == (2, 1)
+    done = calfat("board", "verify", board)
+    said = done.out.splitlines()
+    assert (done.code, sum("does not stand" in line for line in said)) == (2, 1)
     for line in (
         "  seed 0: two rounds trained again: the same bits",
         "  does not stand: seed 1: pgd5 does not stand: 100.0 % said",
@@ -557,7 +554,7 @@ def test_what_was_seen_before_a_processor_cannot_judge_is_said(board: Path, monk
     ):
         assert sum(each.startswith(line) for each in said) == 1, line
     assert not any("seed 3" in line for line in said)
-    assert "seed-2: its weights are not those that this processor" in done.stderr
+    assert "seed-2: its weights are not those that this processor" in done.err
     assert not open_board(board).record("main", "honest").exists()
 
 
@@ -604,9 +601,9 @@ def test_what_fails_here_is_not_noted_against_the_entry(
     """Although the entry's weights are not those of its recipe, which nobody here has found out."""
     recipes(board, "momentum: 0.9", "momentum: 0.0")
     fails(monkeypatch)
-    done = call("board", "verify", board)
-    assert (done.exit_code, "does not stand" in done.output) == (2, False)
-    assert text in done.stderr
+    done = calfat("board", "verify", board)
+    assert (done.code, "does not stand" in done.out + done.err) == (2, False)
+    assert text in done.err
     assert not open_board(board).record("main", "honest").exists()
 
 
@@ -702,30 +699,30 @@ def test_plugin_code_is_named_and_executed_only_if_trusted(board: Path) -> None:
 # --- challenges -------------------------------------------------------------------------------------------------------
 
 
-def challenge(board: Path, evidence: Path, by: str = "eve") -> Result:
-    return call("board", "challenge", board, "honest", "--evidence", evidence, "--by", by, "--json")
+def challenge(board: Path, evidence: Path, by: str = "eve") -> Ended:
+    return calfat("board", "challenge", board, "honest", "--evidence", evidence, "--by", by, "--json")
 
 
 def test_a_challenge_lowers_the_row_and_names_the_challenger(made: Path, board: Path) -> None:
     genuine = made / "runs" / "0" / "evidence.safetensors"
     before = standing(entry_of(board)).by_seed
-    assert challenge(board, genuine).exit_code == 2  # it shows what is known
+    assert challenge(board, genuine).code == 2  # it shows what is known
     nothing_broken(board)
     assert standing(entry_of(board)).by_seed[0].worst > before[0].worst
     done = challenge(board, genuine)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    assert done.code == 0, done
+    found = json.loads(done.out)
     assert found["after"]["seeds"]["0"]["worst"] == before[0].worst < found["before"]["seeds"]["0"]["worst"]
     assert found["after"]["seeds"]["0"]["worst_class"] <= found["before"]["seeds"]["0"]["worst_class"]
     for seed in "1234":
         assert found["after"]["seeds"][seed] == found["before"]["seeds"][seed]
     broken = found["after"]["challengers"]["eve"]
     assert broken == len(read_evidence(genuine).index)
-    call("board", "page", board)
+    calfat("board", "page", board)
     assert f"lowered by eve ({broken} images)" in (board / "index.html").read_text()
     again = challenge(board, genuine)
-    assert again.exit_code == 2
-    assert "--by eve-2" in again.stderr
+    assert again.code == 2
+    assert "--by eve-2" in again.err
     assert "end elsewhere" not in against(board)
 
 
@@ -746,23 +743,10 @@ def test_a_challenge_that_proves_nothing_is_refused(made: Path, board: Path, tmp
     ):
         write_evidence(tmp_path / "evidence.safetensors", forged)
         done = challenge(board, tmp_path / "evidence.safetensors")
-        assert done.exit_code == 2
-        assert text in done.stderr
+        assert done.code == 2
+        assert text in done.err
         assert not (folder_of(board) / "challenges" / "eve.safetensors").exists()
-    assert challenge(board, tmp_path / "evidence.safetensors", "../eve").exit_code == 2
-
-
-def test_a_challenge_of_an_entry_whose_files_make_no_sense_is_an_error(made: Path, board: Path) -> None:
-    for path in folder_of(board).glob("seed-*/recipe.yaml"):
-        recipe = yaml.safe_load(path.read_text())
-        recipe["calfat"]["monitor"]["evaluators"] = 5
-        path.write_text(yaml.safe_dump(recipe))
-    signed(board)
-    done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
-    assert (done.exit_code, "honest: its files cannot be used (TypeError" in done.stderr.replace("\n", " ")) == (
-        2,
-        True,
-    )
+    assert challenge(board, tmp_path / "evidence.safetensors", "../eve").code == 2
 
 
 def test_a_challenge_that_was_put_there_is_checked_by_verify(made: Path, board: Path) -> None:
@@ -791,7 +775,7 @@ def test_a_challenge_on_a_full_disk_leaves_no_half_of_it(
     done = challenge(board, made / "runs" / "0" / "evidence.safetensors")
     kept = folder_of(board) / "challenges" / "eve.safetensors"
     assert list(kept.parent.iterdir()) == list(board.rglob(".*.tmp")) == []
-    assert (done.exit_code, f"{kept}: cannot be written (No space left on device)" in done.stderr) == (2, True)
+    assert (done.code, f"{kept}: cannot be written (No space left on device)" in done.err) == (2, True)
 
 
 # --- boards -----------------------------------------------------------------------------------------------------------
@@ -814,15 +798,15 @@ def test_a_wrong_board_is_refused_with_its_place(board: Path, old: str, new: str
     with pytest.raises(RecipeError, match=r"board\.yaml:\d+: ") as caught:
         open_board(board)
     assert text in str(caught.value)
-    assert call("board", "verify", board).exit_code == 2
+    assert calfat("board", "verify", board).code == 2
 
 
 def test_the_page_replaces_no_file_that_is_none(board: Path) -> None:
     notes = board / "notes.html"
     notes.write_text("mine")
-    done = call("board", "page", board, "--out", notes)
-    assert (done.exit_code, notes.read_text()) == (2, "mine")
-    assert "there is a file that calfat did not make" in done.stderr
+    done = calfat("board", "page", board, "--out", notes)
+    assert (done.code, notes.read_text()) == (2, "mine")
+    assert "there is a file that calfat did not make" in done.err
 
 
 def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
@@ -836,8 +820,8 @@ def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
         return "0" * 64
 
     monkeypatch.setattr("calfat_plugin.board.entry.sha256_of", meanwhile)
-    done = call("board", "add", board, *(made / "runs" / str(seed) for seed in SEEDS), "--name", "other")
-    assert done.exit_code == 2
+    done = calfat("board", "add", board, *(made / "runs" / str(seed) for seed in SEEDS), "--name", "other")
+    assert done.code == 2
     assert [path.name for path in other.iterdir()] == ["theirs"]
     assert not list(other.parent.glob(".*"))
 
@@ -855,30 +839,30 @@ def test_a_board_needs_no_git(board: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("within", ["nan", "inf"])
 def test_a_distance_that_is_no_number_is_refused(board: Path, within: str) -> None:
     """No weights are as near as nan, and all are nearer than inf."""
-    done = call("board", "verify", board, "--within", within)
-    assert (done.exit_code, done.stderr) == (2, f"error: --within {within}: expected a number, 0 or more.\n")
+    done = calfat("board", "verify", board, "--within", within)
+    assert (done.code, done.err) == (2, f"error: --within {within}: expected a number, 0 or more.\n")
     assert not open_board(board).record("main", "honest").exists()
 
 
 def test_what_is_no_board_and_no_entry_is_said(board: Path, tmp_path: Path) -> None:
-    assert call("board", "verify", tmp_path).exit_code == 2
-    done = call("board", "verify", board, "honst")
-    assert done.exit_code == 2
-    assert "Did you mean" in done.stderr
-    assert call("board", "init", board, board).exit_code == 2
-    again = call("board", "init", board, folder_of(board) / "seed-0")
-    assert again.stderr == f"error: {board}: it is there already. Add an entry: calfat board add {board} RUN...\n"
+    assert calfat("board", "verify", tmp_path).code == 2
+    done = calfat("board", "verify", board, "honst")
+    assert done.code == 2
+    assert "Did you mean" in done.err
+    assert calfat("board", "init", board, board).code == 2
+    again = calfat("board", "init", board, folder_of(board) / "seed-0")
+    assert again.err == f"error: {board}: it is there already. Add an entry: calfat board add {board} RUN...\n"
 
 
 def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(made / "runs" / "0", tmp_path / "my run"))
 
     def refused() -> str:
-        done = call("board", "add", board, run, "--name", "other")
-        assert done.exit_code == 2
+        done = calfat("board", "add", board, run, "--name", "other")
+        assert done.code == 2
         assert not (board / "entries" / "main" / "other").exists()
         assert not list((board / "entries" / "main").glob(".*"))
-        return done.stderr
+        return done.err
 
     assert "has 1 seeds; the track asks for 5" in refused()
     for file, text in (
@@ -893,7 +877,7 @@ def test_runs_that_lack_something_are_not_added(made: Path, board: Path, tmp_pat
         if file == "trust.evidence.safetensors":  # a battery that was killed has none yet, and continues
             changed(run / "trust.json", finished=False)
             assert f"Judge it to the end: calfat trust '{run}'" in refused()
-    assert "is there already" in call("board", "add", board, run, "--name", "honest").stderr
+    assert "is there already" in calfat("board", "add", board, run, "--name", "honest").err
 
 
 def test_the_continuous_integration_verifies(board: Path) -> None:

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from calfat_plugin.cli.main import main
 
@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -25,13 +24,18 @@ class Ended:
     err: str
 
 
-def calfat(*arguments: str) -> Ended:
+def refused(message: str) -> Ended:
+    """The end of a command that says what is wrong, and nothing else."""
+    return Ended(2, "", f"error: {message}\n")
+
+
+def calfat(*arguments: object) -> Ended:
     """Run ``calfat`` in this process; an exception that the command lets through comes through here, too."""
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            main(args=list(arguments), prog_name="calfat")
+            main(args=[*map(str, arguments)], prog_name="calfat")
         except SystemExit as stop:
             code = stop.code
     return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())

@@ -14,21 +14,13 @@ import pytest
 
 from calfat_plugin import RecipeError, run
 from calfat_plugin.cli.main import COMMANDS
-from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
+from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python, refused
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 RECIPE = RECIPES / "calfat_digits.yaml"
 GOOD = "good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0, on FedML.\n"
 LONG = "a" * 5000
 SHORT = "a" * 117 + "..."
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def refused(message: str) -> Ended:
-    return Ended(2, "", f"error: {message}\n")
 
 
 def shell(script: str, *words: str) -> Ended:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from calfat_plugin import AggregatorEntry, hookimpl, option
+from calfat_plugin import AggregatorEntry, option
 from calfat_plugin.cli.entry_page import entry_page
 from calfat_plugin.cli.schema import recipe_schema
 from calfat_plugin.errors import CalfatError
@@ -22,6 +21,7 @@ from calfat_plugin.recipe.schema import CALFAT_KEYS, HOST_SECTIONS
 from calfat_plugin.registry import Registry
 from calfat_plugin.shipped import shipped_files
 from tests.cli.runner import calfat
+from tests.plugins import offering
 from tests.silo.federation import RECIPE as SILO
 
 REGISTRY = Registry.load(entry_points=False)
@@ -115,8 +115,7 @@ class Lists:
 )
 def test_lists_are_marked_where_the_command_refuses_them(options: str, good: bool) -> None:
     entry = AggregatorEntry("listed", build=str, config=Lists, summary="of lists")
-    plugin = SimpleNamespace(calfat_aggregators=hookimpl(lambda: [entry]), __name__="offering")
-    registry = Registry.load(entry_points=False, plugins=[plugin])
+    registry = Registry.load(entry_points=False, plugins=[offering(entry)])
     recipe = yaml.safe_load(f"calfat: {{aggregator: {{name: listed, {options}}}}}")
     assert "| `widths` | a list, each a whole number, >= 1, or null | `[8]` | of layers |" in entry_page(
         registry, entry

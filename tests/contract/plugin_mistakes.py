@@ -53,6 +53,7 @@ from calfat_plugin.runs.session import Listeners
 from calfat_plugin.testing import TinyModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.fedpgd import FedPGD
+from tests import plugins
 from tests.cli.runner import ROOT
 from tests.methods.helpers import RECIPE, Federation
 
@@ -99,9 +100,7 @@ LISTS: dict[type[Entry], tuple[tuple[str, ...], Any]] = {
 
 
 def registry(*hooks: Entry) -> Registry:
-    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda entry=entry: [entry]) for entry in hooks})
-    plugin.__name__ = "wrong"
-    return Registry.load(entry_points=False, plugins=[plugin])
+    return Registry.load(entry_points=False, plugins=[plugins.offering(*hooks, name="wrong")])
 
 
 def experiment(entry: Entry, **settings: Any) -> Experiment:

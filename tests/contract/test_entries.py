@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +23,14 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
+from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import Registry
 from calfat_plugin.threat import ThreatModel
+from tests import recipes
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 
@@ -63,13 +64,6 @@ class WithLoss:
     loss: str = option("ce", help="no")
 
 
-@dataclass(frozen=True)
-class Sized:
-    """An option of a type that recipes cannot express."""
-
-    sizes: complex = option(1j, help="no")
-
-
 def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
     with pytest.raises(PluginError) as raised:
         kind(*arguments, **more)
@@ -84,15 +78,15 @@ def test_a_name_that_recipes_could_not_write_is_refused(name: Any, snapshot: Tex
 def test_options_that_recipes_use_themselves_are_refused() -> None:
     said = "has an option '{}'; recipes use that key for something else."
     assert refusal(EvaluatorEntry, "e", build=dict, config=Named) == f"evaluator 'e' {said.format('name')}"
-    assert refusal(TrainerEntry, "t", build=dict, config=WithLoss) == f"local trainer 't' {said.format('loss')}"
+    for key in ("loss", *ADDED):
+        config = make_dataclass("Taken", [(key, str, option("x", help="no"))], frozen=True)
+        assert refusal(TrainerEntry, "t", build=dict, config=config) == f"local trainer 't' {said.format(key)}"
     assert EvaluatorEntry("e", build=dict, config=WithLoss).name == "e"  # only a trainer has a 'loss' beside it
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"config": Sized},
-        {"config": dict},
         {"number_option": "steps"},
         {"config": Steps, "presets": {"a": Preset("b", {"step": 1})}},
     ],
@@ -176,13 +170,8 @@ ATTACKS = [
     InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients),
     InnerAttackEntry("warned-too", build=dict, config=Steps, warn=warned_beyond_clients),
 ]
-PLUGIN = SimpleNamespace(
-    calfat_local_trainers=hookimpl(lambda: TRAINERS),
-    calfat_loss_modifiers=hookimpl(lambda: [ModifierEntry("new", build=dict, methods=("fedpgd",))]),
-    calfat_inner_attacks=hookimpl(lambda: ATTACKS),
-    __name__="Plugin",
-)
-REGISTRY = Registry.load(entry_points=False, plugins=[PLUGIN])
+MODIFIER = ModifierEntry("new", build=dict, methods=("fedpgd",))
+REGISTRY = Registry.load(entry_points=False, plugins=[offering(*TRAINERS, MODIFIER, *ATTACKS)])
 
 
 def assembled(calfat: str) -> Experiment:
@@ -229,9 +218,8 @@ def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
     class Mine(AggregatorEntry):
         team: str = "us"
 
-    plugin = SimpleNamespace(calfat_aggregators=hookimpl(lambda: [Mine("mine", build=dict)]), __name__="Plugin")
-    document = parse_document("model_args: {model: cnn_small}\ncalfat: {aggregator: mine}", "a.yaml")
-    found = assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
+    recipe = "model_args: {model: cnn_small}\ncalfat: {aggregator: mine}"
+    found = recipes.assembled(recipe, plugins=(offering(Mine("mine", build=dict)),))
     assert found.who(found.aggregator) == "aggregator 'mine' (passed in Plugin)"
 
 
@@ -309,11 +297,10 @@ FOG = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"e
 
 @pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("group", "group"), ("fog/ece", "fog/ece")])
 def test_two_measurements_under_one_name_are_refused(label: str, twice: str, snapshot: TextSnapshot) -> None:
-    plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [FOG]), __name__="fog")
     assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), FOG)
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
     with snapshot.raises(CalfatError, twice):
-        assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
+        recipes.assembled(recipe, plugins=(offering(FOG),), name="a.yaml")
 
 
 def test_every_option_says_what_null_means() -> None:

@@ -6,18 +6,16 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from calfat_plugin import entries, hookspecs
 from calfat_plugin.entries import KINDS, Entry
-from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
+from calfat_plugin.experiment import Experiment
 from tests.cli.runner import ROOT
+from tests.plugins import offering
+from tests.recipes import assembled
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("calfat_")]
 PAGE = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
@@ -53,16 +51,6 @@ def test_examples_on_the_page_are_python() -> None:
 # --- what can be offered ----------------------------------------------------------------------------------------------
 
 
-def offered(hook: str, *given: Entry) -> Registry:
-    """The built-ins and a plugin with one hook."""
-    plugin = SimpleNamespace(**{hook: hookimpl(lambda: given)}, __name__="plugin")
-    return Registry.load(entry_points=False, plugins=[plugin])
-
-
-def picked(registry: Registry, recipe: str) -> Experiment:
-    return assemble(parse_document(recipe, "a.yaml"), registry)
-
-
 #: Hook to a recipe that names what a plugin offers there as ``mine``, and where the experiment has it.
 PICKED: dict[str, tuple[str, Callable[[Experiment], Any]]] = {
     "calfat_local_trainers": ("calfat: {trainer: mine}", lambda found: found.trainer),
@@ -83,4 +71,4 @@ def test_what_a_plugin_offers_can_be_named_in_a_recipe(kind: type[Entry]) -> Non
     more = {"methods": ("fedpgd",)} if kind is entries.ModifierEntry else {}
     entry = kind("mine", build=dict, **more)  # type: ignore[arg-type]
     recipe, pick = PICKED[kind.hook]
-    assert pick(picked(offered(kind.hook, entry), recipe)).entry is entry
+    assert pick(assembled(recipe, plugins=(offering(entry),))).entry is entry

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,20 +21,16 @@ from calfat_plugin import (
     Aggregator,
     AggregatorEntry,
     CalfatError,
-    ClientLoss,
     DatasetEntry,
     EvaluatorEntry,
     InnerAttackEntry,
-    LossModifier,
     ModelEntry,
-    ModifierEntry,
     PartitionEntry,
     PluginError,
     Preset,
     Registry,
     RoundEnd,
     TrainerEntry,
-    option,
 )
 from calfat_plugin.entries import Entry
 from calfat_plugin.evaluators.base import AttackEvaluator
@@ -144,25 +139,12 @@ def model(forward: Callable[..., Any]) -> ModelEntry:
     return ModelEntry("wrong", build=build)
 
 
-@dataclass(frozen=True)
-class Options:
-    share: float = option(0.5, help="of a test")
-
-
 class NoOptionsTaken(Aggregator):
     def __init__(self):
         pass
 
     def combine(self, task: Any) -> Aggregate:
         return Aggregate(task.global_state)
-
-
-class NoClientLoss(LossModifier):
-    def __init__(self, options: Any) -> None:
-        pass
-
-    def bind(self, class_counts: Any) -> Any:
-        return ClientLoss
 
 
 def without_a_ball(**settings: Any) -> EvaluatorEntry:
@@ -228,16 +210,12 @@ MISTAKES: dict[str, Entry | tuple[Callable[[Any], None], Entry]] = {
         {"margin": "of a test"}, end_round=keeps(RoundEnd(metrics={"margins": 1.0}))
     ),
     "an update that is a dict": trainer(fit=lambda self, task: task.model.state_dict()),
-    "another option is read": trainer(
-        config=Options, train_loss=lambda self, batch: self.options.shares * batch.logits_adv.mean()
-    ),
     "personal tensors that are none": trainer(personal_names=lambda self, model: {"bias": None}),
     "personal tensors by a pattern": trainer(personal_names=lambda self, model: "bn"),
     "personal means of nothing": trainer(**PERSONAL, evaluated_personal=lambda self, updates, names: None),
     "personal means under other names": trainer(**PERSONAL, evaluated_personal=lambda self, updates, names: {}),
     "a trainer that takes no modifier": TrainerEntry("wrong", build=lambda options: None),
     "a trainer that adapts no model": trainer(adapt_model=lambda self, model: None),
-    "a modifier that binds no losses": ModifierEntry("wrong", build=NoClientLoss, methods=("fedpgd",)),
     "an aggregator that takes no options": AggregatorEntry("wrong", build=NoOptionsTaken),
     "an aggregator that keeps a number": aggregator(
         lambda self, task: Aggregate(task.global_state, server_state={"steps": 1})

@@ -30,20 +30,19 @@ from calfat_plugin import (
     Preset,
     Registry,
     TrainerEntry,
-    hookimpl,
     option,
 )
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import KINDS, Entry
 from calfat_plugin.evaluators.gradient import PGD
-from calfat_plugin.experiment import assemble
 from calfat_plugin.experiment.building import checked
-from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.returned import overrides
 from calfat_plugin.trainers.fedpgd import FedPGD
+from tests import recipes
 from tests.contract.plugin_mistakes import Sends
 from tests.contract.test_mistakes import play
 from tests.methods.helpers import RECIPE
+from tests.plugins import offering
 
 
 class Misspelt(FedPGD):
@@ -268,9 +267,8 @@ def test_all_built_ins_pass() -> None:
 
 
 def assembled(entry: Entry, keys: str) -> Any:
-    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
-    document = parse_document(RECIPE.replace("calfat:\n", f"calfat:\n  {keys}\n"), "test.yaml")
-    return assemble(document, Registry.load(entry_points=False, plugins=[plugin]))
+    recipe = RECIPE.replace("calfat:\n", f"calfat:\n  {keys}\n")
+    return recipes.assembled(recipe, plugins=(offering(entry, name="wrong"),), name="test.yaml")
 
 
 WHOM = "clients: [{ids: [1], attacker: wrong}]"

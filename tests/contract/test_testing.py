@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,13 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
 from calfat_plugin.trainers.fedtrades import FedTRADES, FedTRADESOptions
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 
 def registry(entry: Entry) -> Registry:
     """The built-ins and this entry."""
-    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="Plugin")
-    return testing.builtin_registry(plugin)
+    return testing.builtin_registry(offering(entry))
 
 
 def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: Any) -> str:

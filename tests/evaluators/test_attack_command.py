@@ -6,34 +6,30 @@ import json
 import os
 import pickle
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
-from calfat_plugin.cli.main import main
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
-from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.observer import Observer
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.session import describe_data
+from tests.cli.runner import Ended, calfat, python
+from tests.evaluators.stored import run_of
+from tests.recipes import assembled
+
+call = partial(calfat, "attack")
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -52,20 +48,10 @@ QUICK = ("--set", "autoattack.iterations=2", "--set", "autoattack.queries=10")
 def run_dir(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory with a trained checkpoint; the current directory is above it."""
     monkeypatch.chdir(tmp_path)
-    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-    run = RunDirectory.create(experiment, Path("run"))
-    run.write_recipe(experiment)
-    state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
-    save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
-    save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, state), {"selected_on": "test split"})
+    run = run_of(cnn_small, RECIPE, Path("run"))
+    save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, cnn_small.state_dict()), {"selected_on": "test split"})
     run.results.write_text("the run's own\n")
     return Path("run")
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(main, ["attack", *map(str, arguments)], catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def numbers(path: Path) -> list[tuple[object, ...]]:
@@ -310,7 +296,7 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     ],
 )
 def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapshot, run_dir):
-    RunDirectory.create(assemble(parse_document(RECIPE, "a"), Registry.load(entry_points=False)), Path("empty"))
+    RunDirectory.create(assembled(RECIPE), Path("empty"))
     RunDirectory(Path("empty")).recipe.write_text(RECIPE)
     Path("lost.safetensors").write_bytes((run_dir / "checkpoints/last.safetensors").read_bytes())
     code, _, err = call(*arguments)
@@ -358,8 +344,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "planned(Path('run'), attacks=('fgsm', 'cw20', 'autoattack'))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=_environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert python(program) == Ended(0, "[]\n", "")
 
 
 # --- stopping and going on --------------------------------------------------------------------------------------------
@@ -372,73 +357,34 @@ def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
     assert err.startswith("error: stopped.\nThe same command again continues inside AutoAttack where it stopped; ")
 
 
-def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monkeypatch):
-    empty_home = run_dir.resolve().parent / "home"
-    empty_home.mkdir()
-    monkeypatch.setenv("HOME", str(empty_home))
-    command = (
-        "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=2",
-        "--set", "autoattack.queries=10", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
-    )  # fmt: skip
-    attacks = run_dir / "attacks"
-    process = subprocess.Popen([sys.executable, *command], env=_environment(), stdout=subprocess.DEVNULL)
-    state = _wait_for_state(attacks, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    (scratch,) = attacks.iterdir()
-    assert re.fullmatch(r"\.last-[0-9a-f]{16}-unfinished", scratch.name)
-    state = json.loads(next(scratch.glob("*.json")).read_text())
-    assert state["position"] >= 1
+def test_a_stopped_autoattack_continues_and_another_attack_meanwhile_leaves_what_it_needs(run_dir, monkeypatch):
+    monkeypatch.setenv("HOME", str(run_dir.resolve()))
+    slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 20, "--batch-size", 8, "--eps", 0.15)
+    save, attacks = AttackState.save, run_dir / "attacks"
 
-    resumed, whole = attacks / "last.json", attacks / "last-2.json"
-    for file in (resumed, whole):
-        assert call(*command[3:])[0] == 0
-        assert file.exists()
+    def save_and_stop(state: AttackState, *arguments: object) -> None:
+        save(state, *arguments)
+        if state.position == 1 and state.batch == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AttackState, "save", save_and_stop)
+        assert call(*slow)[0] == 130
+    (state,) = attacks.glob(".last-????????????????-unfinished/autoattack-*.json")
+    kept = state.read_bytes()
+    assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
+    assert state.read_bytes() == kept
+
+    for _ in ("resumed", "whole"):
+        assert call(*slow)[0] == 0
+    resumed, whole = attacks / "last-2.json", attacks / "last-3.json"
     assert numbers(resumed) == numbers(whole)
     first, again = (
         json.loads(path.read_text())["evaluations"][1]["details"]["sub_attacks"] for path in (resumed, whole)
     )
     assert [row["accuracy"] for row in first] == [row["accuracy"] for row in again]
-    # Rows of the killed process are taken over to the last digit: what they speak of was not done again.
-    assert first[: len(state["finished"])] == state["finished"]
-    assert list(empty_home.iterdir()) == []
-
-
-def test_an_attack_that_ends_leaves_what_a_stopped_one_needs(run_dir, monkeypatch):
-    slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12, "--batch-size", 4)
-    with monkeypatch.context() as patched:
-        patched.setattr(AttackState, "save", _once(AttackState.save))
-        assert call(*slow)[0] == 130
-    attacks = run_dir / "attacks"
-    (state,) = attacks.glob(".last*-unfinished/autoattack-*.json")
-    kept = state.read_bytes()
-    assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
-    assert state.read_bytes() == kept
-    assert call(*slow)[0] == 0
-    assert sorted(path.name for path in attacks.glob("*.json")) == ["last-2.json", "last.json"]
+    # Rows of the stopped process are taken over to the last digit: what they speak of was not done again.
+    assert first[:1] == json.loads(kept)["finished"]
+    assert sorted(path.name for path in attacks.glob("*.json")) == ["last-2.json", "last-3.json", "last.json"]
     assert not [path for path in attacks.iterdir() if path.is_dir()]
-
-
-def _once(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, and Ctrl-C right after its first call."""
-
-    def call_and_stop(*arguments: object) -> None:
-        function(*arguments)
-        raise KeyboardInterrupt
-
-    return call_and_stop
-
-
-def _wait_for_state(attacks: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
-    """Until a sub-attack and a batch of the next one are done."""
-    while True:  # the test's time-out ends it
-        for path in attacks.glob(".last*-unfinished/*.json"):
-            state: dict[str, object] = json.loads(path.read_text())
-            if state["position"] == 1 and state["batch"] >= 1:
-                return state
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.01)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert sorted(path.name for path in run_dir.iterdir()) == ["attacks", "checkpoints", "recipe.yaml", "results.json"]

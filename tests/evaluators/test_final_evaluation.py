@@ -11,15 +11,14 @@ import calfat_plugin as calfat
 from calfat_plugin.analyses.attack import attack
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.observer import Observer, RunObserver
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
+from tests.recipes import assembled
 
 RECIPE = """\
 data_args: {dataset: digits}
@@ -47,7 +46,7 @@ def quick(few_targets: int) -> None:
 
 @pytest.fixture
 def experiment() -> Experiment:
-    return assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
+    return assembled(RECIPE)
 
 
 def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page):

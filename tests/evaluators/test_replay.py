@@ -11,19 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
-from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.runs.checkpoints import save_checkpoint
-from calfat_plugin.runs.directory import RunDirectory
+from tests.cli.runner import calfat
+from tests.evaluators.stored import run_of
 
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
@@ -38,23 +34,14 @@ calfat:
 """
 
 
-def call(*arguments: object) -> Result:
-    """A ``calfat`` command in this process."""
-    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
-
-
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory, cnn_small: nn.Module) -> Path:
     """A run directory that was attacked: 100 test images, fgsm and pgd5, linf 0.1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("replay"))
-        experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-        run = RunDirectory.create(experiment, Path("run"))
-        run.write_recipe(experiment)
-        state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
-        save_checkpoint(run.checkpoint("last"), Snapshot(1, state), {})
-        done = call("attack", "run", "--attacks", "fgsm,pgd5", "--examples", 100)
-        assert done.exit_code == 0, done.output
+        run_of(cnn_small, RECIPE, Path("run"), round=1)
+        done = calfat("attack", "run", "--attacks", "fgsm,pgd5", "--examples", 100)
+        assert done.code == 0, done
         return Path("run").resolve()
 
 
@@ -71,9 +58,9 @@ def file(attacked: Path, tmp_path: Path) -> Path:
 
 
 def test_all_numbers_are_confirmed(file: Path) -> None:
-    done = call("replay", file, "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 0
+    done = calfat("replay", file, "--json")
+    found = json.loads(done.out)
+    assert done.code == 0
     assert found["stands"]
     assert found["doubts"] == []
     assert [number["label"] for number in found["numbers"]] == ["natural", "fgsm", "pgd5", "worst-case"]
@@ -87,9 +74,9 @@ def test_a_run_of_another_machine_is_confirmed_here(tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(Path(__file__).with_name("run_of_another_machine"), tmp_path / "run")
-    done = call("replay", tmp_path / "run", "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 0
+    done = calfat("replay", tmp_path / "run", "--json")
+    found = json.loads(done.out)
+    assert done.code == 0
     assert found["stands"]
     assert [number["label"] for number in found["numbers"]] == ["natural", "fgsm", "bim", "pgd20", "worst-case"]
     assert [number["checked"] for number in found["numbers"]] == [359] * 5
@@ -120,7 +107,7 @@ def test_without_room_there_is_no_evidence(attacked: Path, tmp_path: Path) -> No
     text = recipe.read_text()
     try:
         recipe.write_text(text.replace("evidence_mb: 16", "evidence_mb: 0"))
-        assert call("attack", attacked, "--attacks", "fgsm", "--output", tmp_path / "none.json").exit_code == 0
+        assert calfat("attack", attacked, "--attacks", "fgsm", "--output", tmp_path / "none.json").code == 0
     finally:
         recipe.write_text(text)
     assert json.loads((tmp_path / "none.json").read_text())["evidence"] == []
@@ -128,8 +115,8 @@ def test_without_room_there_is_no_evidence(attacked: Path, tmp_path: Path) -> No
 
 
 def test_pictures_are_written_and_counted_with_8_bits(file: Path, tmp_path: Path) -> None:
-    done = call("replay", file, "--png", tmp_path / "png", "--json")
-    found = json.loads(done.stdout)
+    done = calfat("replay", file, "--png", tmp_path / "png", "--json")
+    found = json.loads(done.out)
     assert len(list((tmp_path / "png").glob("*.png"))) == 3 * found["images"]
     assert 0 < found["fall_with_8_bits"] <= found["images"]
 
@@ -212,11 +199,11 @@ def test_forged_evidence_is_refused(file: Path, forgery: str) -> None:
 
 
 def refused(file: Path, text: str = "") -> None:
-    done = call("replay", file)
-    assert done.exit_code == 2
-    assert str(file) in done.stderr
-    assert text in done.stderr
-    assert "Traceback" not in done.output
+    done = calfat("replay", file)
+    assert done.code == 2
+    assert str(file) in done.err
+    assert text in done.err
+    assert "Traceback" not in done.out + done.err
 
 
 def empty(file: Path) -> None:
@@ -324,10 +311,10 @@ def test_a_number_that_is_not_shown_does_not_stand(
     file: Path, lie: Callable[[Path], None], labels: set[str] | None, text: str
 ) -> None:
     lie(file)
-    done = call("replay", file)
-    assert done.exit_code == 1
-    assert text in done.stdout
-    found = json.loads(call("replay", file, "--json").stdout)
+    done = calfat("replay", file)
+    assert done.code == 1
+    assert text in done.out
+    found = json.loads(calfat("replay", file, "--json").out)
     fallen = {number["label"] for number in found["numbers"] if not number["stands"]}
     assert not found["stands"]
     assert fallen == labels if labels else fallen
@@ -339,7 +326,7 @@ def test_an_image_falls_whichever_wrong_class_it_is_taken_for(file: Path) -> Non
     others = torch.stack([(label + 1) % 10, (label + 2) % 10])
     prediction = others[0].where(others[0] != evidence.prediction, others[1])
     write_evidence(file, replace(evidence, prediction=prediction))
-    found = json.loads(call("replay", file, "--json").stdout)
+    found = json.loads(calfat("replay", file, "--json").out)
     assert found["stands"]
     assert (found["fall"], found["doubts"]) == (found["images"], [])
 
@@ -363,6 +350,6 @@ def other_weights(run: Path) -> Path:
 def test_evidence_that_is_of_another_checkpoint_or_not_there_is_said(
     file: Path, named: Callable[[Path], Path], said: tuple[str, ...]
 ) -> None:
-    done = call("replay", named(file.parent.parent))
-    assert done.exit_code == 2
-    assert all(words in done.stderr for words in said)
+    done = calfat("replay", named(file.parent.parent))
+    assert done.code == 2
+    assert all(words in done.err for words in said)

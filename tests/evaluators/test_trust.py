@@ -18,20 +18,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
 import calfat_plugin as calfat
-from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
 from calfat_plugin.exact import exact_text
-from calfat_plugin.experiment import assemble
-from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging import surrogate
@@ -44,15 +40,16 @@ from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.cnn import CNNSmall
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.report import charts, write_run_report
-from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
+from tests.cli import runner
+from tests.evaluators.stored import run_of
 from tests.evaluators.trust_models import QUICK, Planted, narrowed, weak_battery
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
+
+call = partial(runner.calfat, "trust")
 
 HERE = Path(__file__).parent
 RECIPE = """\
@@ -104,12 +101,6 @@ def folder(tmp_path: Path, digits_model: nn.Module, plain_model: nn.Module, monk
 def own(kind: str, weights: str = "robust", eps: str = "0.1", examples: int = 100) -> tuple[object, ...]:
     model = ("--model", f"trust_models:{kind}", "--weights", f"{weights}.safetensors", "--dataset", "digits")
     return (*model, "--eps", eps, "--examples", examples, "--device", "cpu")
-
-
-def call(*arguments: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(main, ["trust", *map(str, arguments)], catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def judged(file: str = "robust-trust.json") -> dict[str, Any]:
@@ -530,12 +521,8 @@ def test_autoattack_remembers_what_a_killed_process_broke(
 @pytest.fixture
 def run_dir(folder: Path, digits_model: nn.Module, plain_model: nn.Module) -> Path:
     """Two runs, ``run`` with the robust network and ``other`` with the plain one."""
-    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
     for name, model in {"run": digits_model, "other": plain_model}.items():
-        run = RunDirectory.create(experiment, Path(name))
-        run.write_recipe(experiment)
-        state = {f"net.{key}": tensor.detach() for key, tensor in model.state_dict().items()}
-        save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
+        run_of(model, RECIPE, Path(name), below="net.")
     return Path("run")
 
 
@@ -623,12 +610,8 @@ def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: py
     "arguments",
     [
         own("Probabilities"),
-        own("Overflowing"),
         own("Honest", "nan"),
         own("Honest", "of-large-images"),
-        own("NeverInEvaluationMode"),
-        own("FiveClasses"),
-        own("ForColour"),
         own("Honest", eps="0"),
         ("run", "--transfer", "faces"),
         ("run", "--transfer", "nowhere"),

@@ -229,32 +229,3 @@ class Probabilities(Honest):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).softmax(dim=1)
-
-
-class Overflowing(Honest):
-    """Finite weights, infinite logits."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 1e38 * (1e38 * super().forward(x))
-
-
-class NeverInEvaluationMode(Honest):
-    """Stays in training mode, whatever it is told."""
-
-    def train(self, mode: bool = True) -> NeverInEvaluationMode:
-        super().train(True)
-        return self
-
-
-class FiveClasses(Honest):
-    """Knows half of the classes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[:, :5]
-
-
-class ForColour(Honest):
-    """Takes images of three colours."""
-
-    def __init__(self, **shapes: Any) -> None:
-        super().__init__(**{**shapes, "in_channels": 3})

@@ -14,14 +14,13 @@ import yaml
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import PluginError
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers, build_attacker
 from calfat_plugin.interfaces import State
-from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.rounds_csv import read_rounds
-from calfat_plugin.testing import builtin_registry
 from tests.cli.runner import calfat
+from tests.recipes import assembled
 
 
 def attacked_by(attacker: dict[str, Any]) -> Experiment:
@@ -30,7 +29,7 @@ def attacked_by(attacker: dict[str, Any]) -> Experiment:
         "train_args": {"client_num_in_total": 10, "comm_round": 1},
         "calfat": {"trainer": "fedpgd", "clients": [{"ids": 1, "attacker": attacker}]},
     }
-    return assemble(parse_document(yaml.safe_dump(recipe), "r.yaml"), builtin_registry())
+    return assembled(yaml.safe_dump(recipe))
 
 
 def states() -> tuple[State, dict[int, LocalUpdate]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from calfat_plugin.errors import PluginError, RecipeError, RunError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import unpack_update
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult
@@ -21,6 +19,7 @@ from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.tiny import builtin_registry, tiny_experiment
 from tests.methods.helpers import CPU, Federation, experiment, same_bits
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 Seen = list[tuple[str, Any]]
@@ -45,7 +44,7 @@ def watching(seen: Seen, uses_clients: bool = True) -> Any:
     build = type("Watch", (Watching,), {"seen": seen})
 
     entry = EvaluatorEntry("watch", build=lambda options: build(options), uses_clients=uses_clients)
-    return SimpleNamespace(calfat_evaluators=hookimpl(lambda: [entry]), __name__="Plugin")
+    return offering(entry)
 
 
 def federation(seen: Seen, **sections: Any) -> Federation:

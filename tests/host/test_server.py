@@ -19,13 +19,13 @@ from calfat_plugin.federation import server as server_module
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import Wire, pack_refusal, pack_update
 from calfat_plugin.federation.worker import Worker, shards_of
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, EvaluationTask, Evaluator
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, LocalUpdate
 from calfat_plugin.threat import ThreatModel
 from tests.host.federation import experiment, run
 from tests.methods.helpers import CPU, Federation, small_digits
+from tests.plugins import offering
 from tests.report.made import evaluation
 from tests.snapshot import TextSnapshot
 
@@ -76,12 +76,11 @@ def two_outputs(in_channels: int, image_size: tuple[int, int], num_classes: int)
     return Two()
 
 
-PLUGIN = SimpleNamespace(
-    calfat_aggregators=hookimpl(
-        lambda: [AggregatorEntry("overflowing", build=Overflowing), AggregatorEntry("kept", build=Kept)]
-    ),
-    calfat_evaluators=hookimpl(lambda: [EvaluatorEntry("attentive", build=Attentive)]),
-    calfat_models=hookimpl(lambda: [ModelEntry("two_outputs", build=two_outputs)]),
+PLUGIN = offering(
+    AggregatorEntry("overflowing", build=Overflowing),
+    AggregatorEntry("kept", build=Kept),
+    EvaluatorEntry("attentive", build=Attentive),
+    ModelEntry("two_outputs", build=two_outputs),
 )
 
 

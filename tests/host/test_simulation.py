@@ -16,7 +16,6 @@ from calfat_plugin.errors import HostError, RecipeError
 from calfat_plugin.federation import measurements
 from calfat_plugin.federation.server import Server, sample_clients
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.host import launch, simulation  # before all else of fedml
 
 # isort: split
@@ -28,6 +27,7 @@ from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from tests.host.federation import experiment, run
 from tests.methods.helpers import same_bits
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 
@@ -83,8 +83,7 @@ class Drifter(LocalTrainer):
         return LocalUpdate(dict(task.model.state_dict()), len(task.data))  # not copied, on purpose
 
 
-DRIFTER = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [TrainerEntry("drifter", build=Drifter)]))
-DRIFTER.__name__ = "drifter"
+DRIFTER = offering(TrainerEntry("drifter", build=Drifter), name="drifter")
 
 
 def test_every_client_starts_from_the_global_weights() -> None:
@@ -167,8 +166,7 @@ def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     """The host evaluates data sets called ``stackoverflow...`` in another place, on a data loader we do not have."""
 
     entry = DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")
-    plugin = SimpleNamespace(calfat_datasets=hookimpl(lambda: [entry]), __name__="tags")
-    ran = run(experiment(plugin, data_args__dataset="stackoverflow-tags"))
+    ran = run(experiment(offering(entry), data_args__dataset="stackoverflow-tags"))
     assert [record.round for record in ran.records] == [1, 2]
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from torch import nn
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Server
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.host import launch
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.runs.directory import RunDirectory
@@ -32,6 +30,7 @@ from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run as run_session
 from tests.host.federation import experiment
+from tests.plugins import offering
 
 
 def world() -> dict[str, Any]:
@@ -72,7 +71,7 @@ def linear(in_channels: int, image_size: tuple[int, int], num_classes: int) -> n
 
 
 #: A model that trains in no time.
-PLUGIN = SimpleNamespace(calfat_models=hookimpl(lambda: [ModelEntry("linear", build=linear)]))
+PLUGIN = offering(ModelEntry("linear", build=linear))
 
 
 def run(tmp_path: Path) -> None:

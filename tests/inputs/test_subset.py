@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.subset import prepared, stratified
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.experiment.resolve import assemble
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
+from tests.recipes import assembled
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=300)
 
@@ -98,7 +96,7 @@ model_args: {{model: cnn_small}}
 train_args: {{client_num_in_total: 3}}
 calfat: {{trainer: fedpgd, partition: {options}}}
 """
-    return assemble(parse_document(text, "r.yaml"), Registry.load())
+    return assembled(text)
 
 
 def rows(data: ImageData) -> set[bytes]:

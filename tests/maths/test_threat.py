@@ -310,17 +310,17 @@ class TestCheck:
             ThreatModel(**options).check(x_adv, self.X, who="my-attack")
         return str(caught.value)
 
-    def test_beyond_eps(self, snapshot):
-        x_adv = self.X + torch.tensor([[0.0, 0.0], [0.25, 0.0], [0.0, -0.375]])
-        snapshot(self.refusal(x_adv, eps=0.125))
-
-    def test_l2_counts_the_whole_image(self, snapshot):
-        x_adv = self.X + torch.tensor([[0.3, 0.4], [0.0, 0.0], [0.0, 0.0]])
-        snapshot(self.refusal(x_adv, norm="l2", eps=0.4))
-
-    def test_l1_adds_up_the_whole_image(self, snapshot):
-        x_adv = self.X + torch.tensor([[0.3, -0.4], [0.0, 0.0], [0.0, 0.0]])
-        snapshot(self.refusal(x_adv, norm="l1", eps=0.6))
+    @pytest.mark.parametrize(
+        ("norm", "eps", "change"),
+        [
+            ("linf", 0.125, [[0.0, 0.0], [0.25, 0.0], [0.0, -0.375]]),
+            ("l2", 0.4, [[0.3, 0.4], [0.0, 0.0], [0.0, 0.0]]),  # counts the whole image, as l1 does
+            ("l1", 0.6, [[0.3, -0.4], [0.0, 0.0], [0.0, 0.0]]),
+            ("linf", 1, [[0.0, 0.75], [0.0, 0.0], [0.0, 0.0]]),  # outside the pixel range
+        ],
+    )
+    def test_outside(self, norm, eps, change, snapshot):
+        snapshot(self.refusal(self.X + torch.tensor(change), norm=norm, eps=eps))
 
     @pytest.mark.parametrize(("excess", "refused"), [(3e-5, False), (1e-4, True)])
     def test_in_l1_the_rounding_of_every_value_is_allowed(self, excess, refused):
@@ -329,10 +329,6 @@ class TestCheck:
         x_adv[0, 0, 0, 0] += 0.5 + excess
         with pytest.raises(BudgetError) if refused else nullcontext():
             ThreatModel("l1", 0.5).check(x_adv, x, who="my-attack")
-
-    def test_outside_the_pixel_range(self, snapshot):
-        x_adv = self.X + torch.tensor([[0.0, 0.75], [0.0, 0.0], [0.0, 0.0]])
-        snapshot(self.refusal(x_adv, eps=1))
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_not_finite(self, value):

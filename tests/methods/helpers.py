@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -252,3 +252,17 @@ class Federation(TinyFederation):
 
     def __init__(self, experiment: Experiment, snapshot: Snapshot | None = None) -> None:
         super().__init__(experiment, snapshot, small_digits())
+
+
+def tasks_of(federation: Federation) -> dict[int, LocalTask]:
+    """Play a round: what each client was given to train."""
+    tasks: dict[int, LocalTask] = {}
+
+    def noted(fit: Callable[[LocalTask], LocalUpdate], task: LocalTask) -> LocalUpdate:
+        tasks[task.client] = task
+        return fit(task)
+
+    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
+        trainer.fit = partial(noted, trainer.fit)  # type: ignore[method-assign]
+    federation.play()
+    return tasks

@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from calfat_plugin import testing
 from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import TrainerEntry
-from calfat_plugin.errors import CalfatError, PluginError
+from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.measurements import Measurements
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
-from calfat_plugin.options import option
-from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -40,9 +37,11 @@ from tests.methods.helpers import (
     local_task,
     registry,
     same_bits,
+    tasks_of,
     tiny_data,
     train,
 )
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 PLAIN_SGD = dataclasses.replace(SETTINGS, momentum=0.0, weight_decay=0.0)
@@ -142,13 +141,6 @@ def test_a_recipe_shows_what_is_added_and_nothing_else() -> None:
     assert experiment("fedpgd", calfat__ema={}).as_run()["calfat"]["ema"] == {"decay": 0.9}
 
 
-@pytest.mark.parametrize("name", ADDED)
-def test_no_method_has_an_option_of_such_a_name(name: str) -> None:
-    options = dataclasses.make_dataclass("Options", [(name, float, option(0.1, help="ours"))], frozen=True)
-    with pytest.raises(PluginError, match=f"has an option '{name}'; recipes use that key for something else"):
-        TrainerEntry("own", build=LocalTrainer, config=options)
-
-
 def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) -> None:
     assert not any("awp" in text for text in experiment({"name": "fedpgd", "awp": {"warmup": 1}}).warnings)
     (warning,) = (text for text in experiment({"name": "fedpgd", "awp": {"warmup": 2}}).warnings if "awp" in text)
@@ -157,17 +149,8 @@ def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) ->
 
 def test_groups_have_their_own() -> None:
     group = {"ids": 1, "trainer": {"name": "fedpgd", "label_smoothing": 0.2, "awp": {"gamma": 0.3, "warmup": 0}}}
-    federation, seen = Federation(experiment({"name": "fedpgd", "label_smoothing": 0.1}, calfat__clients=[group])), {}
-    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
-        own = trainer.fit
-
-        def fit(task: LocalTask, own: Any = own) -> LocalUpdate:
-            seen[task.client] = task.label_smoothing, task.awp
-            update: LocalUpdate = own(task)
-            return update
-
-        trainer.fit = fit  # type: ignore[method-assign]
-    federation.play()
+    tasks = tasks_of(Federation(experiment({"name": "fedpgd", "label_smoothing": 0.1}, calfat__clients=[group])))
+    seen = {client: (task.label_smoothing, task.awp) for client, task in tasks.items()}
     assert seen == {0: (0.1, None), 1: (0.2, AWP), 2: (0.1, None)}
 
 
@@ -180,7 +163,7 @@ def test_a_loop_of_its_own_is_refused(added: dict[str, Any], snapshot: TextSnaps
             raise NotImplementedError
 
     found = [TrainerEntry("own", build=Own), TrainerEntry("later", build=lambda *given: Own(*given))]
-    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: found)})())
+    with_it = testing.builtin_registry(offering(*found))
     for name in ("own", "later"):  # what builds the second one does not say that it has a loop
         document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), {"name": name}, "test.yaml:1")
         assemble(document, with_it).build_trainer()

@@ -15,12 +15,10 @@ from calfat_plugin import testing
 from calfat_plugin.by_class import ByClassOptions, class_factors
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
 from calfat_plugin.errors import BudgetError, PluginError, RecipeError
-from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     SETTINGS,
     Asking,
@@ -31,10 +29,12 @@ from tests.methods.helpers import (
     local_task,
     registry,
     same_bits,
+    tasks_of,
     tiny_data,
     train,
     watched,
 )
+from tests.plugins import offering
 
 NOW = ByClassOptions(alpha=0.3, warmup=0)
 OWN = {"fedawp": "backward", "fedgairat": "counts_iterates", "fedrbn": "backward"}
@@ -207,15 +207,11 @@ def test_evaluation_gives_every_image_eps(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_attack_that_does_not_say_so_is_refused() -> None:
-    class Plugin:
-        @hookimpl
-        def calfat_inner_attacks(self) -> Any:
-            return [InnerAttackEntry("mine", build=InnerAttack)]
-
+    known = testing.builtin_registry(offering(InnerAttackEntry("mine", build=InnerAttack)))
     threat = {"eps": "0.1", "inner": "mine"}
-    tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat=threat)
+    tiny_experiment(known, trainer="fedpgd", threat=threat)
     with pytest.raises(RecipeError, match=r"calfat\.threat\.by_class: the inner attack 'mine' cannot give each"):
-        tiny_experiment(testing.builtin_registry(Plugin()), trainer="fedpgd", threat={**threat, "by_class": {}})
+        tiny_experiment(known, trainer="fedpgd", threat={**threat, "by_class": {}})
 
 
 def test_sora_is_refused_beside_it_and_a_group_may_do_without() -> None:
@@ -250,15 +246,6 @@ def test_every_client_of_a_federation_trains_by_it(has_own: bool) -> None:
     """But those of a group that has none."""
     groups = [{"ids": 1, "threat": {"by_class": None}}] if has_own else []
     run = experiment("fedpgd", calfat__threat__by_class={"alpha": 0.5, "warmup": 0}, calfat__clients=groups)
-    federation = Federation(run)
-    seen, method = {}, build_method("fedpgd")
-
-    def fit(task: LocalTask) -> Any:
-        seen[task.client] = task.by_class
-        return AdversarialTrainer.fit(method, task)
-
-    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
-        trainer.fit = fit  # type: ignore[method-assign]
-    federation.play()
+    seen = {client: task.by_class for client, task in tasks_of(Federation(run)).items()}
     own = ByClassOptions(alpha=0.5, warmup=0)
     assert seen == {client: None if has_own and client == 1 else own for client in range(run.num_clients)}

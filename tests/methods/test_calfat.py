@@ -54,13 +54,6 @@ def test_weight_decay_follows_the_release(dataset: str, weight_decay: float) -> 
     assert preset("release", dataset).train.weight_decay == weight_decay
 
 
-def test_what_the_recipe_says_wins_over_the_preset() -> None:
-    document = parse_document(
-        "train_args: {learning_rate: 0.5}\ncalfat: {trainer: {name: calfat, preset: release, scale: 3}}", "own.yaml"
-    )
-    experiment = assemble(document, registry())
-    assert experiment.train.learning_rate == 0.5
-    assert experiment.train.momentum == 0.9
-    assert (experiment.trainer.options.scale, experiment.trainer.options.prior) == (3.0, "counts")
+def test_an_option_of_the_recipe_wins_over_the_presets() -> None:
     options = preset("repro", parameterisation="release").trainer.options
     assert {key: getattr(options, key) for key in RELEASE} == RELEASE

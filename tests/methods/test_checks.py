@@ -10,11 +10,11 @@ from calfat_plugin import entries
 from calfat_plugin.entries import ModifierEntry
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import assemble, defined_modifiers
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import LossModifier
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from tests.methods.helpers import experiment, registry
+from tests.plugins import offering
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 METHODS = [method.name for method, _ in registry().offers(entries.TrainerEntry)]
@@ -79,13 +79,8 @@ def test_a_third_partys_modifier_says_which_methods_it_is_for():
         def bind(self, class_counts):
             raise NotImplementedError
 
-    class Plugin:
-        @staticmethod
-        @hookimpl
-        def calfat_loss_modifiers():
-            return [ModifierEntry("focal", build=Focal, methods=("fedpgd", "calfat"))]
-
-    known = Registry.load(entry_points=False, plugins=[Plugin()])
+    plugin = offering(ModifierEntry("focal", build=Focal, methods=("fedpgd", "calfat")))
+    known = Registry.load(entry_points=False, plugins=[plugin])
     by_name = {method.name: defined_modifiers(known, method) for method, _ in known.offers(entries.TrainerEntry)}
     assert "focal" in by_name["fedpgd"]
     assert "focal" not in by_name["fedmart"]

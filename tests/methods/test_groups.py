@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from calfat_plugin.entries import AttackerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.federation.attackers import Attackers
 from calfat_plugin.federation.wire import unpack_update
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Attacker, AttackTask
 from calfat_plugin.results import State
 from calfat_plugin.testing.tiny import tiny_experiment
 from tests.methods.helpers import Federation, experiment, same_bits
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 
@@ -195,10 +194,8 @@ class Looking(Attacker):
 @pytest.mark.parametrize("sees_honest", [True, False])
 def test_who_looks_at_honest_models_has_to_declare_it(sees_honest: bool, snapshot: TextSnapshot) -> None:
     entry = AttackerEntry("looking", build=Looking, sees_honest=sees_honest)
-    plugin = SimpleNamespace(calfat_attackers=hookimpl(lambda: [entry]), __name__="looking")
-    recipe = tiny_experiment(
-        testing.builtin_registry(plugin), trainer="fedpgd", clients=[{"ids": [1], "attacker": "looking"}]
-    )
+    known = testing.builtin_registry(offering(entry, name="looking"))
+    recipe = tiny_experiment(known, trainer="fedpgd", clients=[{"ids": [1], "attacker": "looking"}])
     federation = Federation(recipe)
     if sees_honest:
         found = moves(federation)

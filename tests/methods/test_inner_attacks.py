@@ -15,14 +15,11 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
 from calfat_plugin.errors import CalfatError, OptionError
 from calfat_plugin.experiment import assemble
-from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.recipe.document import Document, parse_document
-from calfat_plugin.report.labels import difference
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import (
@@ -32,11 +29,13 @@ from tests.methods.helpers import (
     experiment,
     local_task,
     registry,
+    tasks_of,
     train,
     watched,
 )
 from tests.methods.test_reference_training import NOISE, REFERENCE, X, Y, tiny_model
 from tests.methods.test_reference_training import SETTINGS as REFERENCE_SETTINGS
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
 ONE_STEP = ("rs-fgsm", "n-fgsm")
@@ -181,7 +180,7 @@ def test_a_method_with_its_own_attack_uses_it(snapshot: TextSnapshot) -> None:
     base = build_method("fedpgd")
     train(White(base.options, base.modifier), local_task(threat=THREAT))
     found = [TrainerEntry("white", build=White), TrainerEntry("later", build=lambda *given: White(*given))]
-    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: found)})())
+    with_it = testing.builtin_registry(offering(*found))
     for name in ("white", "later"):  # what builds the second one does not say that it has an attack
         document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), name, "test.yaml:1")
         assemble(document, with_it).build_trainer()
@@ -195,16 +194,7 @@ def test_steps_of_the_task_are_those_of_the_attack() -> None:
     """FedGAIRAT, whose weights depend on them, trains with one step of N-FGSM as with one of PGD."""
     run = experiment({"name": "fedgairat", "weighting": "discrete"}, calfat__threat__inner="n-fgsm")
     assert (run.threat.steps, run.threat.in_training.steps) == (2, 1)
-    steps: list[int] = []
-    federation = Federation(run)
-
-    def fit(task: LocalTask) -> Any:
-        steps.append(task.threat.steps)
-        return AdversarialTrainer.fit(federation.worker._trainer, task)  # type: ignore[arg-type]
-
-    federation.worker._trainer.fit = fit  # type: ignore[method-assign]
-    federation.play()
-    assert steps == [1, 1, 1]
+    assert [task.threat.steps for task in tasks_of(Federation(run)).values()] == [1, 1, 1]
 
 
 # --- what a recipe may say --------------------------------------------------------------------------------------------
@@ -266,8 +256,7 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
         raise OptionError(f"{recipe.num_clients} clients are too many.")
 
     entry = InnerAttackEntry("picky", build=InnerAttack, check=check)
-    plugin = type("Plugin", (), {"calfat_inner_attacks": hookimpl(lambda self: [entry])})()
-    known = testing.builtin_registry(plugin)
+    known = testing.builtin_registry(offering(entry))
     document = parse_document(RECIPE, "test.yaml")
     with pytest.raises(CalfatError) as raised:
         assemble(document.with_value(("calfat", "threat", "inner"), "picky", "test.yaml:2"), known)
@@ -276,15 +265,3 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
         assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm", "sora"]
-
-
-def test_a_group_with_another_attack_says_so() -> None:
-    clients = [
-        {"name": "fast", "ids": 0, "threat": {"inner": "n-fgsm"}},
-        {"name": "slow", "ids": 1, "threat": {"inner": "pgd", "eps": 0.05}},
-    ]
-    run = experiment("fedpgd", calfat__clients=clients)
-    assert [difference(group, run) for group in run.clients] == [
-        "ids [0] · threat.inner n-fgsm · threat.inner.noise 2.0 · threat.inner.step 1.0",
-        "ids [1] · threat.eps 0.05",
-    ]

@@ -48,6 +48,13 @@ class Watched(FedPGD):
         return [(batch.x_adv - batch.x_nat).detach() for batch in self.steps]
 
 
+class Mixed(Watched):
+    """Attacks every second example alone."""
+
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
+        return index % 2 == 0
+
+
 # --- free adversarial training ----------------------------------------------------------------------------------------
 
 
@@ -104,10 +111,6 @@ def test_a_change_goes_on_from_mini_batch_to_mini_batch_and_starts_anew_in_a_rou
 
 
 def test_rows_that_a_mixture_leaves_clean_stay_clean() -> None:
-    class Mixed(Watched):
-        def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
-            return index % 2 == 0
-
     method = Mixed()
     method.fit(local_task(threat=THREAT, inner=build_inner("free", replays=3)))
     for batch, change in zip(method.steps, method.changes, strict=True):
@@ -266,10 +269,6 @@ def test_the_full_gradient_moves_no_memory() -> None:
 
 
 def test_parts_of_a_mini_batch_and_of_a_mixture_remember_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mixed(Watched):
-        def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
-            return index % 2 == 0
-
     task = local_task(threat=THREAT, inner=build_inner("atas"), round=6)
     squares = Mixed().fit(task).client_state["inner/squares"]
     assert torch.equal(squares > 0, torch.arange(len(squares)) % 2 == 0)

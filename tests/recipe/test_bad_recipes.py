@@ -12,7 +12,7 @@ from calfat_plugin import registry
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python
+from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python, refused
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, Row, edited, rows
 from tests.snapshot import TextSnapshot
 
@@ -52,10 +52,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(RunDirectory, "create", accepted)
     yield
     assert not (tmp_path / "runs").exists(), "a refused recipe leaves no run directory behind"
-
-
-def refused(message: str) -> Ended:
-    return Ended(2, "", f"error: {message}\n")
 
 
 def test_the_recipe_that_the_others_are_made_from_is_good(tmp_path: Path) -> None:
@@ -122,19 +118,6 @@ def test_as_a_process_of_its_own_it_imports_nothing_heavy(content: str | bytes, 
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: r.yaml:")
     assert ended.err.endswith("\nimported:\n")
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        ("epochs: 1 -> federated_optimizer: FedProx", "r.yaml:8: train_args.federated_optimizer: 'FedProx' has"),
-    ],
-)
-def test_what_may_be_meant_draws_a_warning(edit: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(edited(edit))
-    ended = calfat("check", "r.yaml")
-    assert (ended.code, ended.out) == (0, SAID_OF_GOOD)
-    assert ended.err.startswith(f"warning: {said}")
 
 
 COLUMNS = set(RoundsFile(Path("rounds.csv"), ("natural",), num_clients=2).columns) - {"natural"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ import yaml
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import CalfatError, OptionError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.clients import GROUPED, parsed_ids
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry
+from tests.plugins import offering
 from tests.recipe.tables import Row, rows
+from tests.recipes import assembled
 from tests.snapshot import TextSnapshot
 
 RECIPE = """\
@@ -157,7 +156,7 @@ def test_the_recipe_as_run_has_the_groups_in_full() -> None:
         },
         {"smallest": 1, "epochs": 3, "name": "group3", "trainer": {"name": "standard", "loss": {"name": "plain"}}},
     ]
-    again = assemble(parse_document(yaml.safe_dump(written), "recipe.yaml"), builtin_registry())
+    again = assembled(yaml.safe_dump(written))
     assert again.as_run() == written
     assert again.warnings == ()
 
@@ -168,7 +167,7 @@ def test_of_a_groups_preset_only_the_options_count() -> None:
     (group,) = whole.clients
     assert group.recipe.trainer.options.prior_weight == 0.1
     assert group.recipe.train.weight_decay == whole.train.weight_decay
-    again = assemble(parse_document(yaml.safe_dump(whole.as_run()), "again.yaml"), builtin_registry())
+    again = assembled(yaml.safe_dump(whole.as_run()))
     assert again.clients[0].recipe.train.weight_decay == group.recipe.train.weight_decay
 
 
@@ -206,12 +205,11 @@ def test_papers_of_groups_and_attackers_are_cited() -> None:
 
 
 def test_metrics_of_a_groups_trainer_are_columns() -> None:
-    entry = TrainerEntry("measuring", build=dict, metrics={"margin": "mean margin"})
-    plugin = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [entry]), __name__="measuring")
+    plugin = offering(TrainerEntry("measuring", build=dict, metrics={"margin": "mean margin"}))
     text = RECIPE.format(
         groups="    - {ids: 0, trainer: measuring}\n    - {ids: 1, trainer: measuring}", partition="iid"
     )
-    experiment = assemble(parse_document(text, "r.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
+    experiment = assembled(text, plugins=(plugin,))
     groups = [f"group/{name}/{what}" for name in ("group1", "group2", "others") for what in GROUPED]
     assert experiment.metric_columns == ("train/margin", *groups)
 

@@ -9,16 +9,18 @@ import pytest
 import yaml
 
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import assemble
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.schema import HOST_SECTIONS
 from calfat_plugin.report import write_run_report
 from calfat_plugin.testing import builtin_registry
 from tests.cli.runner import Ended, calfat
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, edited
+from tests.recipes import assembled
 from tests.report.made import made_run
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 BESIDE = "comm_args: {backend: sp} -> comm_args: {backend: sp}"
 ACCEPTED = {
     "comm_round: 40 -> comm_round: 40\\n  BatchSize: 64": [
@@ -43,15 +45,14 @@ ACCEPTED = {
         "11: train_args.momentum: this key has no effect here: it needs train_args.client_optimizer: sgd.",
         "12: train_args.lr_decay_rate: this key has no effect here: it needs train_args.lr_schedule: step.",
     ],
+    "epochs: 1 -> federated_optimizer: FedProx": [
+        "8: train_args.federated_optimizer: 'FedProx' has no effect; calfat.aggregator selects the algorithm, here "
+        "'fedavg'."
+    ],
     # switched off, and a promise of nothing: without a word
     f"{BESIDE}\\ndp_args: {{enable_dp: false, epsilon: 1}}\\ntracking_args: {{enable_wandb: false, run_name: x}}": [],
     "epochs: 1 -> epochs: 1\\n  nesterov: false\\n  lr_scheduler: null\\n  max_grad_norm: null\\n  enable_dp: null": [],
 }
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("edit", ACCEPTED)
@@ -118,16 +119,12 @@ def test_a_concentration_that_the_partition_does_not_use_is_named(recipe: str, o
     assert (ended.code, ended.err) == (0, said)
 
 
-def resolved(text: str, *overrides: str) -> Experiment:
-    return assemble(parse_document(text, "r.yaml").with_overrides(overrides), builtin_registry())
-
-
 SMALL = "model_args: {model: cnn_small}\ntrain_args: {client_num_in_total: 11}\n"
 
 
 def test_each_is_named_with_its_place() -> None:
     text = SMALL.replace("{client", "{zzz: 1, yyy: 1, client") + "calfat: {clients: [{ids: 0, epochs: 2}]}\n"
-    assert resolved(text, "train_args.comm_rounds=3", "validation_args.ci=1").warnings == (
+    assert assembled(text, "train_args.comm_rounds=3", "validation_args.ci=1").warnings == (
         "r.yaml:2: train_args.zzz: this key has no effect here. Nor has r.yaml:2: train_args.yyy. Nor has "
         "--set train_args.comm_rounds=3: train_args.comm_rounds. Did you mean 'comm_round'? Nor has "
         "--set validation_args.ci=1: validation_args.",
@@ -140,10 +137,10 @@ def test_each_is_named_with_its_place() -> None:
 
 def test_a_silo_reads_them_alike() -> None:
     text = "common_args: {training_type: cross_silo, scenario: hierarchical}\ncomm_args: {backend: GRPC}\ncalfat: {}\n"
-    assert resolved(text).warnings == ("r.yaml:1: common_args.scenario: this key has no effect here.",)
+    assert assembled(text).warnings == ("r.yaml:1: common_args.scenario: this key has no effect here.",)
     for runtime in ("common_args.host=flower", "common_args.training_type=cross_silo"):
         with pytest.raises(RecipeError) as refused:
-            resolved(text.replace("comm_args: {backend: GRPC}", "x: {enable_attack: 1}"), runtime)
+            assembled(text.replace("comm_args: {backend: GRPC}", "x: {enable_attack: 1}"), runtime)
         assert str(refused.value).startswith("r.yaml:2: x.enable_attack: got 1 (int), but FedML's own attacks do not ")
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from calfat_plugin.errors import CalfatError, DataError, ModelError
-from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
+from calfat_plugin.experiment import Experiment
+from tests.recipes import assembled
 from tests.snapshot import TextSnapshot
 
 RECIPE = """\
@@ -25,7 +24,7 @@ NOTHING: Any = SimpleNamespace(adapt_model=lambda model: model)
 
 
 def experiment(*overrides: str) -> Experiment:
-    return assemble(parse_document(RECIPE, "r.yaml").with_overrides(overrides), Registry.load(entry_points=False))
+    return assembled(RECIPE, *overrides)
 
 
 def images(side: int) -> Any:

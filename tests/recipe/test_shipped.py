@@ -100,19 +100,6 @@ def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
     assert assemble_text(f"calfat: {{trainer: {{name: fedpgd, loss: {loss}}}}}\n").modifier.options.gamma == 0.5
 
 
-def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
-    def setting(preset: str) -> tuple[object, ...]:
-        text = f"data_args: {{dataset: cifar10}}\ncalfat: {{trainer: {{name: calfat, preset: {preset}}}}}\n"
-        made = assemble_text(text)
-        own = made.trainer.options
-        weights, decay = made.aggregator.options.weights, made.train.weight_decay
-        return own.prior, own.prior_weight, own.scale, made.partition.name, weights, decay
-
-    assert setting("paper") == ("frequencies", 1.0, 1.0, "dirichlet_plain", "examples", 0.002)
-    assert setting("release") == ("counts", 0.1, 10.0, "dirichlet", "uniform", 0.002)
-    assert setting("repro") == ("frequencies", 1.0, 1.0, "dirichlet", "uniform", 0.002)
-
-
 FULL = """\
 common_args: {random_seed: 7, run_note: mine}
 data_args: {data_cache_dir: /data/a}

@@ -13,14 +13,13 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.report import charts
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
+from tests.recipes import assembled
 
 RECIPE = """\
 data_args: {dataset: digits, partition_alpha: 0.1}
@@ -68,7 +67,7 @@ ATTACKS = {
 
 def experiment(*overrides: str, name: str = "made.yaml", recipe: str = RECIPE) -> Experiment:
     """The recipe above with ``--set`` values."""
-    return assemble(parse_document(recipe, name).with_overrides(overrides), Registry.load(entry_points=False))
+    return assembled(recipe, *overrides, name=name)
 
 
 def evaluation(label: str, accuracy: float, *, num_classes: int = 10) -> EvaluationResult:

@@ -104,6 +104,11 @@ def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
             "ids [0] · trainer fedpgd · trainer.loss plain · attacker ipm · attacker.epsilon 0.5",
         ),
         ("{ids: 0, threat: {eps: 4/255, steps: 7}}", "ids [0] · threat.eps 4/255 · threat.steps 7"),
+        ("{ids: 0, threat: {inner: pgd, eps: 0.05}}", "ids [0] · threat.eps 0.05"),
+        (
+            "{ids: 0, threat: {inner: n-fgsm}}",
+            "ids [0] · threat.inner n-fgsm · threat.inner.noise 2.0 · threat.inner.step 1.0",
+        ),
     ],
 )
 def test_differences_are_keys_of_the_group(group: str, words: str) -> None:

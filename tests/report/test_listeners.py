@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from calfat_plugin.entries import LoggerEntry
-from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunInfo, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.session import Listeners
+from tests.recipes import assembled
 from tests.report.made import RECIPE, record
 
 RUN = RunInfo("made", Path("runs/made/0-x"), {}, num_rounds=2, start_round=1)
@@ -108,8 +107,7 @@ class Offers:
 
 
 def experiment(plugin: Offers, *overrides: str) -> Experiment:
-    registry = Registry.load(entry_points=False, plugins=[plugin])
-    return assemble(parse_document(RECIPE, "made.yaml").with_overrides(overrides), registry)
+    return assembled(RECIPE, *overrides, plugins=(plugin,))
 
 
 def test_a_logger_hears_only_of_runs_that_name_it_and_a_plugin_of_all() -> None:
@@ -133,9 +131,8 @@ def test_a_plugin_is_named_as_where_it_is_listed() -> None:
         def calfat_run_started(self) -> None:
             raise OSError("the disk is full")
 
-    registry = Registry.load(entry_points=False, plugins=[Fails()])
-    found, warnings = assemble(parse_document(RECIPE, "made.yaml"), registry), list[str]()
-    Listeners.of(found, warnings.append).run_started(RUN)
+    warnings: list[str] = []
+    Listeners.of(assembled(RECIPE, plugins=(Fails(),)), warnings.append).run_started(RUN)
     failed = "failed in calfat_run_started and is off for this run: OSError: the disk is full"
     assert warnings == [f"plugin Fails (passed in Fails) {failed}"]
 

@@ -12,10 +12,8 @@ from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 from matplotlib.figure import Figure
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
@@ -24,18 +22,12 @@ from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, legend_name, render
 from calfat_plugin.runs.directory import RunDirectory
+from tests.cli.runner import ROOT, calfat, refused
 from tests.environment import bare
 from tests.report.made import made_run
 from tests.snapshot import TextSnapshot
 
-ROOT = Path(__file__).parents[2]
 FINAL = {"natural": 0.6, "pgd20": 0.3}
-
-
-def calfat(*arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
-    return result.exit_code, result.output
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -69,7 +61,7 @@ def test_a_page_goes_beside_its_runs_or_where_asked(tmp_path: Path, monkeypatch:
         (["all/a", "all/b"], "report.html", "<h1>calfat.trainer calfat and calfat.trainer fedpgd</h1>"),
         (["all/a", "all/b", "--out", "pages/two.html"], "pages/two.html", "2 settings, 2 runs"),
     ):
-        assert calfat("report", *words) == (0, f"report: {page}\n")
+        assert calfat("report", *words) == (0, f"report: {page}\n", "")
         assert shown in Path(page).read_text()
     assert sorted(path.name for path in Path("pages").iterdir()) == ["two.html", "two_figures"]
 
@@ -79,9 +71,9 @@ def test_a_page_that_is_not_ours_is_kept(tmp_path: Path, snapshot: TextSnapshot)
     run = made_run(tmp_path / "a", final=FINAL)
     (run / "report.html").write_text("<h1>my thesis</h1>")
     for words in ((), ("--out", str(tmp_path))):  # a directory
-        code, said = calfat("report", str(run), *words)
-        assert code == 2
-        snapshot(said)
+        ended = calfat("report", run, *words)
+        assert (ended.code, ended.out) == (2, "")
+        snapshot(ended.err)
     assert (run / "report.html").read_text() == "<h1>my thesis</h1>"
 
 
@@ -94,15 +86,14 @@ def test_figures_that_are_not_ours_are_kept(
     for name, trainer in (("a", "calfat"), ("b", "fedpgd")):
         made_run(Path(name), f"calfat.trainer={trainer}", final=FINAL)
     Path(figures).mkdir()
-    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n")  # an empty folder is nobody's
+    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n", "")  # an empty folder is nobody's
     mine = Path(figures, "natural.svg")
     mine.write_text("mine")
-    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n")  # beside a page, calfat's
+    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n", "")  # beside a page, calfat's
     Path(out).unlink()
-    assert calfat("report", "a", "b", "--out", out) == (
-        2,
-        f"error: {figures}: the page's figures go there, and without {out} beside it, what it holds is not calfat's. "
-        "Choose another page with --out, or move the folder away.\n",
+    assert calfat("report", "a", "b", "--out", out) == refused(
+        f"{figures}: the page's figures go there, and without {out} beside it, what it holds is not calfat's. "
+        "Choose another page with --out, or move the folder away."
     )
     assert mine.read_text() == "mine"
     assert not Path(out).exists()
@@ -128,8 +119,8 @@ def test_a_link_in_the_place_of_the_figures_is_not_followed(tmp_path: Path, lead
     if leads_somewhere:
         elsewhere.mkdir()
     (run / "figures").symlink_to(elsewhere)
-    code, said = calfat("report", str(run))
-    assert (code, said.startswith(f"error: {run / 'figures'}: is a link")) == (2, True)
+    ended = calfat("report", run)
+    assert (ended.code, ended.err.startswith(f"error: {run / 'figures'}: is a link")) == (2, True)
     assert elsewhere.exists() == leads_somewhere
     assert not leads_somewhere or list(elsewhere.iterdir()) == []
     assert not (run / "report.html").exists()

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from tests.runs.processes import RECIPE, Finished, WarmServer
+from tests.cli.runner import Ended
+from tests.runs import remains
+from tests.runs.processes import RECIPE, WarmServer
 from tests.silo.federation import Federation, global_model
 
 PLACES = ("simulation", "states", "resume", "page", "server", "client")
@@ -38,8 +39,7 @@ def rows(run: Path) -> list[dict[str, str]]:
     """The finished rounds, timings aside: those that the last checkpoint holds."""
     last = run / "checkpoints" / "last.safetensors"
     done = load_checkpoint(last)[0].round if last.exists() else 0
-    found = read_rounds(run / "rounds.csv")[:done] if done else []
-    return [{name: text for name, text in row.items() if name not in COST_COLUMNS} for row in found]
+    return remains.rows(run)[:done] if done else []
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:
@@ -115,7 +115,7 @@ class Simulations:
             return ("report", "run")
         return (*self._run, "--resume") if (run / "recipe.yaml").exists() else self._run
 
-    def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Finished:
+    def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Ended:
         process = self._warm.start(*arguments, cwd=run.parent, **WHOLE_PAGE)
         wait()
         with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
-from calfat_plugin.rounds_csv import COST_COLUMNS
 from calfat_plugin.runs.checkpoints import named_files
 from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
+from tests.runs.remains import rows
 
 MORTAL = Path(__file__).parent / "mortal"
 RECIPE = """\
@@ -74,15 +73,11 @@ def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
 
     But for what boards ask for, which a run that was asked for one round more does not have.
     """
-    rows = [
-        {name: text for name, text in row.items() if name not in COST_COLUMNS}
-        for row in csv.DictReader((directory / "rounds.csv").open())
-    ]
     folder = directory / "checkpoints"
     own = sorted(path for path in folder.glob("*.safetensors") if path.stem != TWO_LEFT)
     named = {(client, state.round) for path in own for client, state in named_files(path).items()}
     states = [folder / CLIENTS / f"client-{client}-round-{number}.safetensors" for client, number in sorted(named)]
-    return [path.read_bytes() for path in (*own, *states)], rows
+    return [path.read_bytes() for path in (*own, *states)], rows(directory)
 
 
 @functools.cache

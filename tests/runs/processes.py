@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cli.runner import Ended
 from tests.environment import bare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,15 +34,6 @@ calfat:
 """
 
 
-@dataclass(frozen=True)
-class Finished:
-    """An ended process; ``code`` is negative for a signal."""
-
-    code: int
-    out: str
-    err: str
-
-
 def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
     """A small environment of its own: one thread, an empty home directory, the plugin and ``path`` to import from."""
     home.mkdir(exist_ok=True)
@@ -59,11 +50,11 @@ def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
     return bare(**variables | extra)
 
 
-def cold(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = TIMEOUT) -> Finished:
+def cold(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = TIMEOUT) -> Ended:
     """Run ``calfat`` as a user does, to the end."""
     command = [sys.executable, "-m", "calfat_plugin.cli.main", *arguments]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 class WarmProcess:
@@ -72,7 +63,7 @@ class WarmProcess:
     def __init__(self, server: WarmServer, pid: int, out: Path, err: Path) -> None:
         self._server, self.pid, self._out, self._err = server, pid, out, err
 
-    def wait(self) -> Finished:
+    def wait(self) -> Ended:
         """Wait for its end; one that hangs is killed and fails the test."""
         code = self._server.ask({"wait": self.pid, "seconds": TIMEOUT})
         if code is None:
@@ -80,7 +71,7 @@ class WarmProcess:
             raise TimeoutError(f"still running after {TIMEOUT} s:\n{self._out.read_text()}\n{self._err.read_text()}")
         # A process that is killed at once has opened neither.
         out, err = (file.read_text() if file.exists() else "" for file in (self._out, self._err))
-        return Finished(code, out, err)
+        return Ended(code, out, err)
 
 
 class WarmServer:
@@ -111,7 +102,7 @@ class WarmServer:
         }
         return WarmProcess(self, self.ask(order), out, err)
 
-    def run(self, *arguments: str, cwd: Path, **env: str) -> Finished:
+    def run(self, *arguments: str, cwd: Path, **env: str) -> Ended:
         """Run ``calfat`` to the end."""
         return self.start(*arguments, cwd=cwd, **env).wait()
 

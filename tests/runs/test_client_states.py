@@ -23,8 +23,8 @@ from calfat_plugin.runs.checkpoints import (
 )
 from calfat_plugin.runs.party import _States
 from tests.runs.processes import WarmServer, sabotage
+from tests.runs.remains import everything
 from tests.runs.test_refusals import contents
-from tests.runs.test_resume import everything
 
 AGAIN = "Restore it from a copy, or start the run again in another directory."
 SCAFFOLD = ("--set", "calfat.aggregator=scaffold", "--set", "train_args.client_num_per_round=3")

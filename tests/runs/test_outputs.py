@@ -23,7 +23,8 @@ from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.compute import commit_of
-from tests.runs.processes import RECIPE, SABOTEUR, Finished, WarmServer, sabotage
+from tests.cli.runner import Ended
+from tests.runs.processes import RECIPE, SABOTEUR, WarmServer, sabotage
 from tests.snapshot import TextSnapshot
 
 ARGUMENTS = (
@@ -35,7 +36,7 @@ ARGUMENTS = (
 
 
 @pytest.fixture(scope="module")
-def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """A run directory, and what the console showed. The run was stopped in round 2 and resumed."""
     folder = tmp_path_factory.mktemp("outputs")
     (folder / "tiny.yaml").write_text(RECIPE)
@@ -47,7 +48,7 @@ def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 @pytest.fixture
-def run(finished: tuple[Path, Finished]) -> Path:
+def run(finished: tuple[Path, Ended]) -> Path:
     return finished[0]
 
 
@@ -207,7 +208,7 @@ def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.Monkey
     assert written["calfat"]["threat"]["eps"] == "0.1"
 
 
-def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finished: tuple[Path, Finished]) -> None:
+def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finished: tuple[Path, Ended]) -> None:
     run, console = finished
     log = (run / "log.txt").read_text()
     assert "################Communication round : 0" in log

@@ -21,7 +21,7 @@ from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat
 from tests.runs.processes import RECIPE, SABOTEUR, WarmServer, cold, environment, sabotage
-from tests.runs.test_resume import rows
+from tests.runs.remains import rows
 from tests.snapshot import TextSnapshot
 
 METHOD = """\

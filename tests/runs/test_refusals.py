@@ -18,8 +18,9 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
+from tests.cli.runner import Ended
 from tests.report.made import experiment, made_run
-from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
+from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, sabotage
 from tests.snapshot import TextSnapshot
 
 RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
@@ -49,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def refused(warm: WarmServer, folder: Path, *arguments: str) -> str:
     """The error of a command that must be refused and must change nothing."""
     before = contents(folder)
-    done: Finished = warm.run(*arguments, cwd=folder)
+    done: Ended = warm.run(*arguments, cwd=folder)
     assert (done.code, done.out) == (2, "")
     assert contents(folder) == before
     return done.err

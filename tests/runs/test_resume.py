@@ -6,37 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
-from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.rounds_csv import read_rounds
 from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, cold, environment, sabotage
+from tests.runs.remains import everything, rows
 
 ALL = ("--set", "train_args.client_num_per_round=5")
 SOME = ("--set", "train_args.client_num_per_round=3")
 AVERAGED = (*SOME, "--set", "calfat.ema.decay=0.7", "--set", "calfat.trainer.awp.warmup=5")
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    """The rows of a run, timings aside."""
-    return [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(run / "rounds.csv")]
-
-
-def assert_same_end(run: Path, whole: Path) -> None:
-    """Both runs ended with the same bits, also of what clients keep."""
-    assert rows(run) == rows(whole)
-    names, again = (
-        sorted(path.relative_to(each / "checkpoints") for path in (each / "checkpoints").rglob("*.safetensors"))
-        for each in (whole, run)
-    )
-    assert again == names
-    for name in names:
-        one, other = load_file(run / "checkpoints" / name), load_file(whole / "checkpoints" / name)
-        assert list(one) == list(other)
-        assert all(torch.equal(one[tensor], other[tensor]) for tensor in one), name
-        if name.parent == Path():
-            assert load_checkpoint(run / "checkpoints" / name)[1] == load_checkpoint(whole / "checkpoints" / name)[1]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +55,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     resumed = warm.run(*arguments, "--resume", cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert (run / "results.json").exists()
-    assert_same_end(run, whole[participation])
+    assert everything(run) == everything(whole[participation])
 
 
 def test_killed_in_round_7_as_a_user_starts_it(
@@ -95,7 +73,7 @@ def test_killed_in_round_7_as_a_user_starts_it(
     # Round 6 may still have been on its way to the disk, and is then made again.
     said = [f"tiny: resuming at round {round} of 9 rounds in {run.relative_to(recipe.parent)}" for round in (6, 7)]
     assert resumed.out.splitlines()[0] in said
-    assert_same_end(run, whole[ALL])
+    assert everything(run) == everything(whole[ALL])
 
 
 def killed_and_resumed(warm: WarmServer, folder: Path, at: str, round: int, *words: str) -> tuple[Path, Path]:
@@ -104,7 +82,7 @@ def killed_and_resumed(warm: WarmServer, folder: Path, at: str, round: int, *wor
     assert warm.run(*arguments, "--run-dir", "whole", cwd=folder).code == 0
     assert warm.run(*arguments, "--run-dir", "run", cwd=folder, **sabotage(at, round)).code == -9
     assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=folder).code == 0
-    assert_same_end(folder / "run", folder / "whole")
+    assert everything(folder / "run") == everything(folder / "whole")
     return folder / "run", folder / "whole"
 
 
@@ -163,7 +141,7 @@ def test_more_rounds_than_before_extend_a_finished_run(
     extended = warm.run(*arguments, "--resume", cwd=recipe.parent)
     assert (extended.code, extended.err) == (0, "")
     assert extended.out.splitlines()[0] == "tiny: resuming at round 5 of 9 rounds in run"
-    assert_same_end(recipe.parent / "run", whole[ALL])
+    assert everything(recipe.parent / "run") == everything(whole[ALL])
     assert "comm_round: 9" in (recipe.parent / "run" / "recipe.yaml").read_text()
 
 
@@ -184,29 +162,6 @@ def test_a_finished_run_keeps_its_results_until_more_rounds_are_there(warm: Warm
     assert not kept[0].exists()
     assert "comm_round: 2" in kept[1].read_text()
     assert warm.run(*extension, cwd=recipe.parent).code == 0
-
-
-def everything(run: Path) -> dict[str, object]:
-    """What a run leaves behind, file by file, but for times and what says which process wrote it."""
-    found: dict[str, object] = {}
-    for path in sorted(path for path in run.rglob("*") if path.is_file()):
-        name = str(path.relative_to(run))
-        if path.suffix == ".safetensors":
-            found[name] = path.read_bytes()
-        elif name == "rounds.csv":
-            found[name] = rows(run)
-        elif name == "recipe.yaml":
-            found[name] = path.read_text()
-        elif path.suffix == ".json":
-            content = json.loads(path.read_text())
-            for own in ("seconds", "command", "earlier"):
-                content.pop(own, None)
-            for evaluation in content.get("evaluations", ()):
-                del evaluation["seconds"]
-            found[name] = content
-        else:
-            found[name] = None  # log.txt: that it is there
-    return found
 
 
 def test_a_resumed_run_leaves_behind_what_an_uninterrupted_one_does(warm: WarmServer, recipe: Path) -> None:

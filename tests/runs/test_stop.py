@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.rounds_csv import read_rounds
-from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sabotage
+from tests.cli.runner import Ended
+from tests.runs.processes import TIMEOUT, WarmServer, environment, sabotage
 from tests.snapshot import TextSnapshot
 
 
@@ -55,7 +56,7 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
 
 
-def from_a_pipe(warm: WarmServer, recipe: Path, name: str, *words: str, **env: str) -> Finished:
+def from_a_pipe(warm: WarmServer, recipe: Path, name: str, *words: str, **env: str) -> Ended:
     """A run of the recipe, which comes through a pipe of this name."""
     os.mkfifo(recipe.parent / name)
     held = os.open(recipe.parent / name, os.O_RDWR)
@@ -241,11 +242,11 @@ class Terminal:
             if time.monotonic() > deadline or not self._read(deadline):
                 raise AssertionError(f"no {pattern!r} in:\n{self.text[-3000:]}")
 
-    def finish(self) -> Finished:
+    def finish(self) -> Ended:
         deadline = time.monotonic() + TIMEOUT
         while self._read(deadline):
             pass
-        return Finished(self._process.wait(timeout=TIMEOUT), self.text, "")
+        return Ended(self._process.wait(timeout=TIMEOUT), self.text, "")
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))

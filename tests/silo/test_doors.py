@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.runs.request import checked_experiment
+from tests.cli.runner import calfat
 from tests.silo.federation import Federation
 from tests.snapshot import TextSnapshot
 
@@ -44,9 +43,9 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
 )
 def test_check_refuses_what_cannot_run(tmp_path: Path, changes: list[str], snapshot: TextSnapshot) -> None:
     words = [word for change in changes for word in ("--set", change)]
-    done = CliRunner().invoke(main, ["check", str(Federation(tmp_path).recipe), *words])
-    assert done.exit_code == 2
-    snapshot(done.output)
+    done = calfat("check", Federation(tmp_path).recipe, *words)
+    assert done.code == 2
+    snapshot(done.out + done.err)
 
 
 MQTT = "comm_args.backend=MQTT_S3"
@@ -65,13 +64,13 @@ MQTT = "comm_args.backend=MQTT_S3"
 )
 def test_what_is_safe_or_said_to_be_is_taken(tmp_path: Path, changes: list[str]) -> None:
     words = [word for change in changes for word in ("--set", change)]
-    done = CliRunner().invoke(main, ["check", str(Federation(tmp_path).recipe), *words])
-    assert done.exit_code == 0, done.output
+    done = calfat("check", Federation(tmp_path).recipe, *words)
+    assert done.code == 0, done
 
 
 def test_passwords_need_access_rules_and_the_server_says_which(tmp_path: Path, snapshot: TextSnapshot) -> None:
     """A broker that only checks them lets one party write under another's name; no run can see its rules."""
-    document = read_document(str(Federation(tmp_path).recipe))
+    document = read_document(Federation(tmp_path).recipe)
     broker = "broker: 'mq.example.org:8883', run: wards, tls: true"
     passwords = f"calfat.silo.mqtt={{{broker}, username: 'party-{{rank}}', password_file: secret.txt}}"
     runtime = runtime_of(checked_experiment(document, [MQTT, passwords]))
@@ -94,6 +93,6 @@ def test_passwords_need_access_rules_and_the_server_says_which(tmp_path: Path, s
     ],
 )
 def test_run_says_which_party_to_be(tmp_path: Path, options: str, snapshot: TextSnapshot) -> None:
-    done = CliRunner().invoke(main, ["run", str(Federation(tmp_path).recipe), *options.split()])
-    assert done.exit_code == 2
-    snapshot(done.output)
+    done = calfat("run", Federation(tmp_path).recipe, *options.split())
+    assert done.code == 2
+    snapshot(done.out + done.err)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 from safetensors import safe_open
 
-from calfat_plugin.cli.main import main
+from tests.cli.runner import calfat
 from tests.silo.federation import Federation
 from tests.snapshot import TextSnapshot
 
@@ -66,9 +65,9 @@ def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) ->
 def test_what_cannot_be_read_by_party_is_refused_at_check(tmp_path: Path, change: str, snapshot: TextSnapshot) -> None:
     recipe = Federation(tmp_path, data_args=SETTINGS["data_args"]).recipe
     words = [word for each in change.split() for word in ("--set", each)]
-    done = CliRunner().invoke(main, ["check", str(recipe), *words])
-    assert done.exit_code == 2
-    snapshot(done.output)
+    done = calfat("check", recipe, *words)
+    assert done.code == 2
+    snapshot(done.out + done.err)
 
 
 def test_unnamed_classes_are_refused(tmp_path: Path, snapshot: TextSnapshot) -> None:

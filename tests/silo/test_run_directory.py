@@ -19,6 +19,7 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.party import PartyDirectory, run_client
 from calfat_plugin.runs.request import Request, checked_experiment
 from tests.report.made import experiment
+from tests.report.test_loggers import scalars
 from tests.silo.federation import Federation
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -34,17 +35,10 @@ def headings(report: Path) -> list[str]:
     return re.findall(r"<h2[^>]*>(.*?)</h2>", report.read_text(), re.DOTALL)
 
 
-def scalars(directory: Path) -> Scalars:
+def comparable(directory: Path) -> Scalars:
     """Tag to (step, value), without those that measure time and memory."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(directory / "tensorboard"))
-    events.Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-        if "seconds" not in tag and "memory" not in tag
-    }
+    found = scalars(directory / "tensorboard")
+    return {tag: values for tag, values in found.items() if "seconds" not in tag and "memory" not in tag}
 
 
 def assert_profiles(federation: Federation) -> None:
@@ -76,8 +70,8 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
         federation.finish()
     across, simulated = federation.directory(0), tmp_path / "simulated"
     assert files(across) == files(simulated) - {"partition.json"}  # class counts stay with the clients
-    logged = scalars(across)
-    assert logged == scalars(simulated)
+    logged = comparable(across)
+    assert logged == comparable(simulated)
     assert [step for step, _ in logged["accuracy/natural"]] == [1, 2]
     assert not list(federation.directory(1).rglob("*tfevents*"))
     assert_profiles(federation)

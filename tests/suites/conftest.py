@@ -21,12 +21,6 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory of the test is the working directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
 def plan_of(tmp_path: Path, in_a_folder: None, registry: Registry) -> Callable[..., SuitePlan]:
     """Write a suite that chooses, or another text, to the working directory of the test, and plan it."""
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from calfat_plugin.experiment import assemble
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import make_plan
@@ -47,6 +49,13 @@ choose:
   grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}
 """
 )
+
+
+def begun(run: SuiteRun) -> RunDirectory:
+    """The directory of a run, made as ``calfat run`` does."""
+    document = run.experiment.document.with_value(("common_args", "random_seed"), run.seed, "--seed")
+    return RunDirectory.create(assemble(document, run.experiment.registry), run.directory)
+
 
 FAKE_RUN = "fake_run"  # a module of this folder, which :func:`use_fake_run` lets processes import
 

@@ -18,18 +18,14 @@ from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
 from calfat_plugin.suites.tuning import place_in_grid
-from tests.suites.files import CHOOSING
+from tests.suites.files import CHOOSING, begun
 
 CALFAT = ("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
 
 
 def finish(run, *rows: dict[str, float], seconds: float = 4.0) -> None:
     """Leave what a choice run with these monitored rounds leaves."""
-    document = read_document("base.yaml")
-    for setting in run.cell.settings:
-        document = document.with_value(setting.path, setting.value, setting.place)
-    document = document.with_value(("common_args", "random_seed"), run.seed, "--seed")
-    directory = RunDirectory.create(assemble(document, run.experiment.registry), run.directory)
+    directory = begun(run)
     labels = list(rows[0])
     lines = [f"round,{','.join(labels)},clients,refused,seconds"]
     lines += [f"{number},{','.join(map(repr, row.values()))},0 1,,2.0" for number, row in enumerate(rows, 1)]

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
+from tests.cli.runner import calfat
 from tests.suites.files import write_suite
+
+call = partial(calfat, "suite", "tiny.yaml")
 
 PLACES = "tables: runs/suites/tiny\nreport: runs/suites/tiny/report.html\n"
 
@@ -26,10 +28,6 @@ def _stand_in(tmp_path, stand_in):
     write_suite(tmp_path)
 
 
-def call(*words):
-    return CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
-
-
 def shown():
     """The table as it was written, and where."""
     return f"\n{Path('runs/suites/tiny/table.md').read_text()}\n{PLACES}"
@@ -37,23 +35,23 @@ def shown():
 
 def test_a_suite_runs_and_shows_its_table(snapshot):
     done = call()
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+    assert done.code == 0, done
+    lines = done.out.splitlines()
     assert lines[0] == "tiny: 4 of 4 runs to do, 1 at a time with 1 thread each, in runs/suites/tiny"
     assert lines[1] == "running CalFAT seed 0 in runs/suites/tiny/calfat/seed-0"
     assert lines[2].startswith("[1/4] CalFAT seed 0: finished in 0:0")
-    assert done.stdout.endswith(shown())
+    assert done.out.endswith(shown())
     snapshot(shown())
 
-    assert call().stdout == f"tiny: nothing to do, in runs/suites/tiny\n{shown()}"
-    assert json.loads(call("--table", "--json").stdout)["suite"] == "tiny"
+    assert call().out == f"tiny: nothing to do, in runs/suites/tiny\n{shown()}"
+    assert json.loads(call("--table", "--json").out)["suite"] == "tiny"
 
 
 @pytest.mark.parametrize("also", ["--jobs=1", "--dry-run"])
 def test_cells_that_no_single_process_can_run_are_refused_before_the_first_run(also):
     done = call("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC", also)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: tiny.yaml: the cell 'CalFAT' is a cross-silo run, whose parties are ")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: tiny.yaml: the cell 'CalFAT' is a cross-silo run, whose parties are ")
     assert not Path("runs").exists()
 
 
@@ -64,14 +62,14 @@ def test_no_table_is_written_over_the_record(there):
         record.parent.mkdir(parents=True)
         record.write_text("cell,tried,seed,state\n")
     done = call("--record", str(record))
-    assert done.exit_code == 2
-    assert done.output.startswith(f"error: --record {record}: a table of the suite is written there")
+    assert done.code == 2
+    assert done.err.startswith(f"error: --record {record}: a table of the suite is written there")
     assert record.exists() == there
 
 
 def test_dry_run_lists_and_runs_nothing(snapshot):
     done = call("--dry-run", "--seeds", "5", "--only", "FedPGD", "--set", "calfat.threat.eps=8/255")
-    snapshot(done.stdout)
+    snapshot(done.out)
     assert not Path("runs").exists()
 
 
@@ -88,34 +86,34 @@ def test_the_machine_is_divided_between_runs_and_their_workers(words, share, mon
     asked = []
     monkeypatch.setattr("calfat_plugin.cli.suite.run_all", lambda plan, jobs, *_: asked.append((jobs, _[-2])))
     done = call(*words)
-    assert done.stdout.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
+    assert done.out.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
     assert asked == [(int(share[0]), words[1])]
-    assert f" --workers {words[1]}\n" in call("--dry-run", *words).stdout
-    planned = json.loads(call("--dry-run", "--json", *words).stdout)["runs"]
+    assert f" --workers {words[1]}\n" in call("--dry-run", *words).out
+    planned = json.loads(call("--dry-run", "--json", *words).out)["runs"]
     assert {tuple(run["command"][-2:]) for run in planned} == {("--workers", words[1])}
 
 
 def test_a_run_is_started_with_its_workers(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     done = call("--workers", "2", "--seeds", "0", "--only", "FedPGD")
-    assert done.exit_code == 0, done.output
+    assert done.code == 0, done
     assert "running with 2 threads and 2 workers\n" in Path("runs/suites/tiny/fedpgd/seed-0.txt").read_text()
 
 
 @pytest.mark.parametrize("words", [["--workers", "0"], ["--workers", "auto", "--jobs", "2"]])
 def test_workers_that_cannot_be_are_refused(words, snapshot):
     done = call("--dry-run", *words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    snapshot(done.stderr)
+    assert (done.code, done.out) == (2, "")
+    snapshot(done.err)
 
 
 def test_failures_are_shown_and_end_with_1(monkeypatch, snapshot):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
     done = call("--seeds", "0")
-    assert done.exit_code == 1
-    assert "| FedPGD |   0 |                  - |                  - |" in done.stdout
-    assert "- FedPGD: seed 0 failed: the data set is missing. Do something.\n" in done.stdout
-    snapshot(done.stderr)
+    assert done.code == 1
+    assert "| FedPGD |   0 |                  - |                  - |" in done.out
+    assert "- FedPGD: seed 0 failed: the data set is missing. Do something.\n" in done.out
+    snapshot(done.err)
 
 
 def test_ctrl_c_ends_everything_and_says_how_to_resume(monkeypatch):
@@ -131,29 +129,29 @@ def test_ctrl_c_ends_everything_and_says_how_to_resume(monkeypatch):
     thread.start()
     done = call()
     thread.join()
-    assert done.exit_code == 130, done.output
+    assert done.code == 130, done
     calfat = "| CalFAT |   1 | 80.00 [71.1, 86.7] | 40.00 [30.9, 49.8] |\n"
-    assert f"{calfat}| FedPGD |   0 |                  - |                  - |\n" in done.stdout
-    assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.stdout
-    assert done.stderr == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml\n"
+    assert f"{calfat}| FedPGD |   0 |                  - |                  - |\n" in done.out
+    assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.out
+    assert done.err == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml\n"
 
 
 @pytest.mark.parametrize("seeds", ["0,x", "", "1,1", "1,01", "4294967296", "-1"])
 def test_bad_seeds(seeds):
     done = call("--seeds", seeds)
-    assert done.exit_code == 2
-    assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
+    assert done.code == 2
+    assert done.err == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
 
 
 def test_download_reads_each_data_set_once():
     done = call("--download", "--seeds", "0", "--only", "CalFAT")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("digits: 1438 training and 359 test examples\ntiny: 1 of 2 runs to do")
+    assert done.code == 0, done
+    assert done.out.startswith("digits: 1438 training and 359 test examples\ntiny: 1 of 2 runs to do")
 
 
 def test_runs_draw_a_page_only_if_asked(tmp_path):
     for asked, pages in (((), 0), (("--pages", "--seeds", "7"), 2)):
-        assert call(*asked).exit_code == 0
+        assert call(*asked).code == 0
         assert len(list(Path("runs/suites/tiny").glob("*/*/report.html"))) == pages
 
 

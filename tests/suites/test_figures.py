@@ -6,11 +6,10 @@ import csv
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
+from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
@@ -18,6 +17,7 @@ from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_csv, caption, markdown
 from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 from tests.suites.files import write_suite
 
@@ -32,10 +32,9 @@ axes:
 seeds: [0, 1]
 metrics: {fog: Fog, fog/ece: ECE, train/margin: margin}
 """
-PLUGIN = SimpleNamespace(
-    __name__="wide",
-    calfat_local_trainers=hookimpl(lambda: [TrainerEntry("wide", build=FedPGD, metrics={"margin": "of a test"})]),
-    calfat_evaluators=hookimpl(lambda: [EvaluatorEntry("fog", build=Natural, metrics={"ece": "calibration error"})]),
+PLUGIN = offering(
+    TrainerEntry("wide", build=FedPGD, metrics={"margin": "of a test"}),
+    EvaluatorEntry("fog", build=Natural, metrics={"ece": "calibration error"}),
 )
 
 

@@ -6,14 +6,13 @@ import dataclasses
 import json
 
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.cli.suite_view import plan_lines
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.tuning import tries_text
+from tests.cli.runner import calfat
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -106,15 +105,15 @@ def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path
     """With a stand-in for ``calfat run``, to which rates nearer to 0.05 and 0.1 are better."""
     monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.02, "fedpgd": 0.1}))
     write_suite(tmp_path, TEXT.replace("[100, 101, 102]", "[100, 101]").replace("[0, 1]", "[0]"))
-    checked = CliRunner().invoke(main, ["check", "tiny.yaml"]).stdout
+    checked = calfat("check", "tiny.yaml").out
     assert checked.endswith("A suite of 2 cells, 10 choice runs and 2 runs.\n")
-    listed = CliRunner().invoke(main, ["suite", "tiny.yaml", "--dry-run"]).stdout
+    listed = calfat("suite", "tiny.yaml", "--dry-run").out
     assert "waiting     FedPGD, 2 choice runs: until the first seed has tried all values\n" in listed
     assert listed.endswith("tiny.yaml: good. 2 cells, 12 runs to do.\n")
-    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
-    assert done.exit_code == 0, done.output
-    assert "cost: 10 choice runs and 2 runs to do; " in done.stdout
-    started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
+    done = calfat("suite", "tiny.yaml")
+    assert done.code == 0, done
+    assert "cost: 10 choice runs and 2 runs to do; " in done.out
+    started = [line.split(" in runs/")[0] for line in done.out.splitlines() if line.startswith("running ")]
     firsts = [f"running {cell}, learning_rate {rate}, seed 100" for cell in ("CalFAT", "FedPGD") for rate in RATES]
     finals = [("CalFAT", 0.02), ("CalFAT", 0.05), ("FedPGD", 0.05), ("FedPGD", 0.1)]
     assert started == [
@@ -122,6 +121,6 @@ def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path
         *(f"running {cell}, learning_rate {rate}, seed 101" for cell, rate in finals),
         *("running CalFAT seed 0", "running FedPGD seed 0"),
     ]
-    assert "| CalFAT | learning_rate 0.02, lower edge of the grid |" in done.stdout
-    again = CliRunner().invoke(main, ["suite", "tiny.yaml"])
-    assert "tiny: no choice run to do" in again.stdout
+    assert "| CalFAT | learning_rate 0.02, lower edge of the grid |" in done.out
+    again = calfat("suite", "tiny.yaml")
+    assert "tiny: no choice run to do" in again.out

@@ -12,12 +12,8 @@ from calfat_plugin.suites.parse import Setting
 from calfat_plugin.suites.schema import matches, slug
 from tests.suites.files import SUITE, write_suite
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 REPORTED = SUITE + "reported:\n  source: arXiv:2205.14926, Table 1\n"
-
-
-@pytest.fixture(autouse=True)
-def _in_tmp(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def parse(tmp_path, text):

@@ -10,7 +10,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import command
 from tests.cli.runner import COMMAND, REPORTING, python
-from tests.suites.files import BASE, SUITE, write_suite
+from tests.suites.files import BASE, SUITE, begun, write_suite
 
 GRID = SUITE.replace(
     "axes:\n",
@@ -22,13 +22,8 @@ pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 
 def begin(plan, *, results=False):
-    """Make the directory of the first run as `calfat run` does, with a finished round."""
-    run = plan.runs[0]
-    document = plan.suite.base_document
-    for setting in run.cell.settings:
-        document = document.with_value(setting.path, setting.value, setting.place)
-    document = document.with_overrides(plan.overrides).with_value(("common_args", "random_seed"), run.seed, "--seed")
-    directory = RunDirectory.create(assemble(document, plan.cells[0].experiment.registry), run.directory)
+    """Make the directory of the first run, with a finished round."""
+    directory = begun(plan.runs[0])
     directory.last_checkpoint.touch()
     if results:
         directory.results.write_text("{}", encoding="utf-8")

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from calfat_plugin import PartitionEntry, Registry, __version__, hookimpl, option
+from calfat_plugin import PartitionEntry, Registry, __version__, option
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
@@ -27,6 +26,7 @@ from calfat_plugin.suites.plan import SuitePlan, make_plan, registry_of, seconds
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.summary import summarise
 from tests.cli.runner import calfat
+from tests.plugins import offering
 from tests.suites.files import CHOOSING, SUITE, recorded, write_suite
 
 RECORD = Path("runs.csv")
@@ -223,10 +223,7 @@ class NeedsOne:
     share: float = option(help="an option without a default")
 
 
-PLUGIN = SimpleNamespace(
-    __name__="needs",
-    calfat_partitions=hookimpl(lambda: [PartitionEntry("needs", build=dict, config=NeedsOne, summary="of a test")]),
-)
+PLUGIN = offering(PartitionEntry("needs", build=dict, config=NeedsOne, summary="of a test"))
 
 
 @pytest.mark.usefixtures("in_a_folder")

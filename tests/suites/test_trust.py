@@ -10,13 +10,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import verdict_of
+from tests.cli.runner import calfat
 from tests.suites.files import SUITE, write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
@@ -50,14 +49,14 @@ def said(directory, finished=True, eps="0.1", checkpoint="last", round=1, **verd
 
 
 def call(*words):
-    done = CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
-    assert done.exit_code == 0, done.output
+    done = calfat("suite", "tiny.yaml", *words)
+    assert done.code == 0, done
     return done
 
 
 def rows(done):
     """Of the first table: label and what follows it."""
-    table = done.stdout.split("\n# ")[1].split("\n\n")[1]
+    table = done.out.split("\n# ")[1].split("\n\n")[1]
     return {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table.splitlines()}
 
 
@@ -77,8 +76,8 @@ def test_a_polite_kill_ends_the_judging_as_ctrl_c_does(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
-    done = CliRunner().invoke(main, ["suite", "tiny.yaml", "--trust"], catch_exceptions=False)
-    assert (done.exit_code, done.stderr) == (130, "error: stopped.\n")
+    done = calfat("suite", "tiny.yaml", "--trust")
+    assert (done.code, done.err) == (130, "error: stopped.\n")
 
 
 def test_a_model_that_cannot_be_judged_costs_neither_the_other_rows_nor_the_table(judged, monkeypatch):
@@ -90,7 +89,7 @@ def test_a_model_that_cannot_be_judged_costs_neither_the_other_rows_nor_the_tabl
     monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
     done = call("--trust")
     again = f"Try again with: calfat trust {str(FIRST).format('calfat')}"
-    assert done.stderr == f"warning: CalFAT seed 0 is not judged: its checkpoint is damaged. {again}\n"
+    assert done.err == f"warning: CalFAT seed 0 is not judged: its checkpoint is damaged. {again}\n"
     assert (rows(done)["CalFAT"], rows(done)["FedPGD"]) == ("-", "holds (seed 0)")
 
 
@@ -122,7 +121,7 @@ def test_a_verdict_on_another_model_is_kept_and_the_row_is_not_judged(judged):
     run = Path(str(FIRST).format("calfat"))
     said(run, text="of the best", checkpoint="best-natural")
     done = call("--trust", "--only", "CalFAT")
-    assert done.stderr.startswith(f"warning: {run}/trust.json is about another checkpoint, round or budget: ")
+    assert done.err.startswith(f"warning: {run}/trust.json is about another checkpoint, round or budget: ")
     (run / "trust.json").unlink()
     call("--trust", "--only", "CalFAT", "--record", "record.csv")
     write_suite(Path(), SUITE.replace("comm_round: 1", "comm_round: 2"))
@@ -166,11 +165,11 @@ def test_a_model_that_is_elsewhere_cannot_be_judged(judged):
     Path("runs").rename("moved")
     done = call("--record", "record.csv", "--trust", "--only", "FedPGD")
     assert judged == []
-    assert done.stderr == ("warning: FedPGD seed 0 was run elsewhere, and its model is not here: it is not judged.\n")
+    assert done.err == ("warning: FedPGD seed 0 was run elsewhere, and its model is not here: it is not judged.\n")
 
 
 def test_a_damaged_verdict_is_an_error():
     path = Path(str(FIRST).format("calfat")) / "trust.json"
     path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
-    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
-    assert (done.exit_code, done.stderr) == (2, f"error: {path}: the file has no 'threat'. {DAMAGED}")
+    done = calfat("suite", "tiny.yaml")
+    assert (done.code, done.err) == (2, f"error: {path}: the file has no 'threat'. {DAMAGED}")
