@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from calfat_plugin import testing
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import CalfatError, PluginError
 from calfat_plugin.experiment import assemble
@@ -19,7 +18,7 @@ from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
 from calfat_plugin.options import option
-from calfat_plugin.recipe.additions import ADDED
+from calfat_plugin.recipe.additions import ADDED, AWPOptions
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint

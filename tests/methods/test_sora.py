@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.testing import check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_images
 from calfat_plugin.threat import ThreatModel
