@@ -21,13 +21,13 @@ from safetensors.torch import load_file
 
 from calfat_plugin import disk
 from calfat_plugin.board import verify
-from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
+from calfat_plugin.board.entry import ENTRY, FILES, Entry, add, misfits, read_entry
 from calfat_plugin.board.own import Means, own_recipe
 from calfat_plugin.board.standing import standing
-from calfat_plugin.board.tracks import open_board
+from calfat_plugin.board.tracks import Board, open_board
 from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
 from calfat_plugin.cli.main import main
-from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.errors import CalfatError, PluginError, RecipeError
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
@@ -840,6 +840,22 @@ def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
     assert done.exit_code == 2
     assert [path.name for path in other.iterdir()] == ["theirs"]
     assert not list(other.parent.glob(".*"))
+
+
+def test_a_plugin_that_is_no_longer_the_one_of_the_run_is_not_added(tmp_path: Path) -> None:
+    run, code = tmp_path / "run", tmp_path / "my_code.py"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in FILES:
+        (run / file).write_text("{}")
+    plugin = f"{{file: {code}, sha256: {hashlib.sha256(b'x = 1').hexdigest()}}}"
+    (run / "recipe.yaml").write_text(f"calfat: {{plugins: {{my_code: {plugin}}}}}\n")
+    nothing = Board(tmp_path / "board", "", {})
+    with pytest.raises(PluginError, match=r"my_code\.py: the plugin file cannot be read"):
+        add(nothing, "main", "mine", "Ada", [run])
+    code.write_text("x = 2")
+    with pytest.raises(PluginError, match=r"my_code\.py: this plugin has changed: its SHA-256 was .*Restore it"):
+        add(nothing, "main", "mine", "Ada", [run])
+    assert not any(path.is_file() for path in (tmp_path / "board").rglob("*"))
 
 
 def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:
