@@ -20,7 +20,6 @@ from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check_evidence
 from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
-from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
@@ -42,7 +41,7 @@ from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import loaded_run
 from calfat_plugin.runs.request import Request, checked_experiment
-from calfat_plugin.runs.workers import mpi_workers
+from calfat_plugin.runs.workers import mpi_workers, with_workers
 from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def run(
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     notes: list[str] = []
     if workers is not None:
-        request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)
+        request = with_workers(request, runtime, str(workers), notes.append, "workers")
     elif experiment.executor == MPI:
         mpi_workers()
     directory = RunDirectory.open(request)
