@@ -131,7 +131,6 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         finally:  # what a stopped run spent is worth knowing, too
             if profile is not None:
                 directory.write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
-        observer.run_finished(result)
         listeners.run_finished(info, result)
 
         if request.page:
