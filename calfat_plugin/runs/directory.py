@@ -53,23 +53,24 @@ class RunDirectory:
     without_resume = "Start one without --resume, or point to one with --run-dir."
     #: Whether the newest finished run is resumed where none is unfinished.
     finished_too = False
+    #: The file whose presence says that the run is finished.
+    results_name = "results.json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.partition = path / "partition.json"
+        self.rounds = path / "rounds.csv"
+        self.results = path / self.results_name
+        self.evaluation = path / "evaluation"
+        self.evidence = path / EVIDENCE
+        self.profile = path / "profile.json"
+        self.log = path / "log.txt"
+        self.page = path / "report.html"
+        self.last_checkpoint = self.checkpoint("last")
+        self.client_states = self.last_checkpoint.parent / CLIENTS
         self._made: list[Path] = []  # folders that create() made, innermost first
-
-    recipe = property(lambda self: self.path / "recipe.yaml", doc="The recipe as run.")
-    environment = property(lambda self: self.path / "environment.json", doc="What it ran on.")
-    partition = property(lambda self: self.path / "partition.json", doc="Training examples per client and class.")
-    rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
-    results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
-    evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
-    evidence = property(lambda self: self.path / EVIDENCE, doc="The adversarial images of the final evaluation.")
-    profile = property(lambda self: self.path / "profile.json", doc="Where the time of a run with --profile went.")
-    log = property(lambda self: self.path / "log.txt", doc="The log.")
-    page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
-    last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
-    client_states = property(lambda self: self.last_checkpoint.parent / CLIENTS, doc="What each client keeps.")
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{name}.safetensors"
@@ -81,7 +82,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        return bool(self.results.exists())
+        return self.results.exists()
 
     @property
     def without_page(self) -> str:
@@ -248,17 +249,8 @@ class RunDirectory:
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
         rounds = [self.rounds, clients_csv(self.rounds)]
-        files = [
-            self.recipe,
-            self.environment,
-            self.partition,
-            *rounds,
-            self.results,
-            self.evidence,
-            self.profile,
-            self.log,
-        ]
-        return [*files, *checkpoints]
+        measured = [self.results, self.evidence, self.profile]
+        return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""

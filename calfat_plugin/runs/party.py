@@ -55,7 +55,7 @@ class PartyDirectory(RunDirectory):
 
     without_resume = "Start without --resume: the server sends this client the current round."
     finished_too = True  # the server may be in its final evaluation
-    results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
+    results_name = "finished.json"
 
     def _files(self) -> list[Path]:
         """Also what it keeps after the first round, for it cannot know whether the server has finished that."""
