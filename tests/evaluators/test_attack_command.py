@@ -307,6 +307,7 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
         ("run", "--output", "run/results.json"),
         ("--model", "cnn_mcmahan", "--weights", "lost.safetensors", "--dataset", "digits"),
         ("--model", "torch.nn:Identity", "--weights", "lost.safetensors", "--dataset", "digits"),
+        ("--model", "cnn", "--weights", "lost.safetensors", "--dataset", "digits", "--checkpoint", "last"),
     ],
 )
 def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapshot, run_dir):
