@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import EPS, NORM, Document
+from calfat_plugin.recipe.document import EPS, NORM, Document, parsed_value
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import check_device
@@ -171,13 +169,9 @@ def _setting(setting: str, labels: Sequence[str]) -> tuple[int, str, object]:
     if label not in labels:
         hint = did_you_mean(label, labels) or f" There are: {', '.join(labels)}."
         raise OptionError(f"--set {setting}: --attacks names no '{label}'.{hint}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise OptionError(f"--set {setting}: the value is not valid YAML; quote it for the shell.") from None
     if option in ("name", "label"):
         raise OptionError(f"--set {setting}: write LABEL=NAME in --attacks.")
-    return labels.index(label), option, value
+    return labels.index(label), option, parsed_value(text, (option,), f"--set {setting}")
 
 
 # --- which budgets ----------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ class Document:
                 raise RecipeError(
                     f"{place}: expected SECTION.KEY=VALUE, such as train_args.comm_round=20 or calfat.threat.eps=4/255."
                 )
-            changes.append((steps, _parse_value(text, steps, place), place))
+            changes.append((steps, parsed_value(text, steps, place), place))
         return self.with_values(changes)
 
 
@@ -269,7 +269,7 @@ def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
     raise _error_at(file, path, f"got {describe(value)}, expected a number, a text, a list or a mapping.")
 
 
-def _parse_value(text: str, path: KeyPath, place: str) -> Any:
+def parsed_value(text: str, path: KeyPath, place: str) -> Any:
     """The value of an override, held to the same rules as the file."""
     builder = _Builder(lambda line: place)
     try:

@@ -308,6 +308,7 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
         ("--model", "cnn_mcmahan", "--weights", "lost.safetensors", "--dataset", "digits"),
         ("--model", "torch.nn:Identity", "--weights", "lost.safetensors", "--dataset", "digits"),
         ("--model", "cnn", "--weights", "lost.safetensors", "--dataset", "digits", "--checkpoint", "last"),
+        ("run", "--attacks", "pgd20", "--set", "pgd20.restarts=010"),
     ],
 )
 def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapshot, run_dir):
