@@ -5,7 +5,6 @@ The folder of a seed is a run directory, so that `calfat replay` and `calfat att
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from calfat_plugin import __version__
 from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
-from calfat_plugin.disk import read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_json, write_json
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.experiment.differences import FREE, flat
 from calfat_plugin.judging.examine import FILE as TRUST
@@ -194,7 +193,7 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
         files = {file: sha256_of(temporary / file) for file in sorted(_files_in(temporary))}
         facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
         content = {**facts, "seeds": sorted(by_seed), "files": files}
-        write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
+        write_json(temporary / ENTRY, content, TRY_AGAIN)
         made = temporary.rename(folder)
         entry = read_entry(board, track, name)
         if problems := list(misfits(entry, board.tracks[track])):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, entry
 from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
-from calfat_plugin.disk import DiskError, read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, DiskError, read_json, write_json
 from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
@@ -136,7 +135,7 @@ def verify(
     done = Verified(track, name, revision, tuple(reasons), tuple(found), counted)
     record = board.record(track, name)
     record.parent.mkdir(parents=True, exist_ok=True)
-    write_text(record, json.dumps({**done.as_json(), "digests": digests, "by": __version__}, indent=2) + "\n")
+    write_json(record, {**done.as_json(), "digests": digests, "by": __version__}, TRY_AGAIN)
     return done
 
 

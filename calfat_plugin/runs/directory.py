@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import time
@@ -251,10 +250,6 @@ class RunDirectory:
         rounds = [self.rounds, clients_csv(self.rounds)]
         measured = [self.results, self.evidence, self.profile]
         return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
-
-    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""
-        write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def new_path(experiment: Experiment, parent: Path | None = None) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import put_in_place, reporting_disk_errors
+from calfat_plugin.disk import put_in_place, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.evaluators.evidence_file import read_evidence
@@ -139,7 +139,7 @@ class RunWriter:
             evidence = {"evidence": [{"file": EVIDENCE, **read_evidence(kept).as_json()}]}
             with reporting_disk_errors(self.directory.evidence):
                 kept.replace(self.directory.evidence)
-        self.directory.write_json(
+        write_json(
             self.directory.results,
             {
                 "format": RESULTS_FORMAT,
