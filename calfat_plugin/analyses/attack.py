@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
+from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_unwritable, reserved, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
@@ -21,7 +21,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task

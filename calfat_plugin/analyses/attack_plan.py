@@ -18,11 +18,11 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import EPS, NORM, Document, parsed_value
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
+from calfat_plugin.results import NATURAL
 from calfat_plugin.runs.compute import check_device
 from calfat_plugin.runs.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
 from calfat_plugin.threat import ThreatModel
 
-NATURAL = "natural"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 

@@ -15,10 +15,10 @@ from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import MORE, differing, highlights, on_examples, problem_names, setting_names
 from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
+from calfat_plugin.report.reading import NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
 from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
 from calfat_plugin.report.table import Cell, Row, Table
-from calfat_plugin.results import WORST_CASE
+from calfat_plugin.results import NATURAL, WORST_CASE
 
 
 @dataclass(frozen=True)

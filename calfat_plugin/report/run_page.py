@@ -30,9 +30,9 @@ from calfat_plugin.report.images import Strip, read_strips
 from calfat_plugin.report.numbers import bare_percent, counted, duration, figure, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import spending
-from calfat_plugin.report.reading import NATURAL, RunFiles
+from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.table import Table
-from calfat_plugin.results import EVIDENCE
+from calfat_plugin.results import EVIDENCE, NATURAL
 from calfat_plugin.rounds_csv import Column, columns_of
 
 

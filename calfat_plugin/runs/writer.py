@@ -18,12 +18,11 @@ from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, TWO_LEFT, RunDirectory
 
-NATURAL = "natural"
 CONVENTIONS = {
     "accuracy": "share of examples that are classified correctly both clean and under attack",
     "accuracy_release": "share whose final point is classified correctly, whatever the clean image (CalFAT release)",
