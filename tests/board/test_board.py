@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from calfat_plugin import disk
 from calfat_plugin.board import verify
 from calfat_plugin.board.entry import ENTRY, FILES, Entry, add, misfits, read_entry
-from calfat_plugin.board.own import Means, own_recipe
+from calfat_plugin.board.own import Means, own_experiment, own_recipe
 from calfat_plugin.board.standing import standing
 from calfat_plugin.board.tracks import Board, open_board
 from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
@@ -33,7 +33,10 @@ from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.host import installed
 from calfat_plugin.host.launch import fedml
+from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import checked_experiment
 
 RECIPE = """\
 common_args: {training_type: simulation}
@@ -662,6 +665,18 @@ def test_clients_that_are_called_attackers_are_those_of_the_recipe(board: Path, 
 
 
 # --- nothing of an entry is followed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("download", [False, True])
+@pytest.mark.parametrize("theirs", ["download=false", "download=true"])
+def test_whether_data_are_fetched_is_the_verifiers_choice(tmp_path: Path, theirs: str, download: bool) -> None:
+    """Where they can be: the workflow of a board has --download, whatever its data set is."""
+    for name, sets in {"calfat_digits": [], "calfat_fmnist": [f"calfat.dataset.{theirs}"]}.items():
+        entry = Entry(tmp_path / name, "main", name, "Ada", (0,), "", ())
+        entry.of(0).mkdir(parents=True)
+        RunDirectory(entry.of(0)).write_recipe(checked_experiment(read_document(name), sets))
+        own = own_experiment(own_recipe(entry, 0, Means(download=download)))
+        assert getattr(own.dataset.options, "download", None) == (download if sets else None)
 
 
 def test_places_of_the_entrant_are_not_followed(board: Path) -> None:
