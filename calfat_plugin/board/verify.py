@@ -16,7 +16,7 @@ from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.replay import look, replay
-from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
+from calfat_plugin.board.entry import BEFORE, CHALLENGES, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
 from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
@@ -349,7 +349,7 @@ def relative_distance(before: Any, mine: Any, other: Any) -> float:
 
 
 def _challenges_in_place(entry: Entry) -> None:
-    for path in (entry.folder / "challenges").glob("*"):
+    for path in (entry.folder / CHALLENGES).glob("*"):
         if path not in entry.challenges:
             raise RunError(f"{path}: is no challenge; they are files of evidence, NAME.safetensors.")
     for path in entry.challenges:
