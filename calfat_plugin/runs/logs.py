@@ -45,7 +45,7 @@ def log_to(path: Path) -> Iterator[None]:
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
-        stream.flush()
+        stream.write("\n")
         root.handlers, level, warnings.showwarning = previous
         root.setLevel(level)
         handler.close()
@@ -76,7 +76,7 @@ class _PrintsToLog(io.TextIOBase):
         *lines, pending = (self._pending + text.replace("\r\n", "\n")).split("\n")
         for line in lines:
             self._log(line)
-        self._pending = pending[max(0, pending.rfind("\r")) :]
+        self._pending = pending[max(0, pending.rstrip("\r").rfind("\r")) :]
         return len(text)
 
     def flush(self) -> None:
@@ -85,5 +85,5 @@ class _PrintsToLog(io.TextIOBase):
             self._pending = ""
 
     def _log(self, line: str) -> None:
-        if shown := line.rpartition("\r")[2].rstrip():
+        if shown := line.rstrip().rpartition("\r")[2]:
             self._logger.info("%s", shown)
