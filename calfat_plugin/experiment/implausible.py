@@ -109,10 +109,12 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
             asked_for = [name for name in idle if getattr(options, name) != getattr(usual, name)]
         for name in asked_for:
             yield from useless((*plugin.path, name), plugin.path, idle[name])
-    if threat.by_class is not None and not attacks:
-        at = ("calfat", "threat", "by_class")
+    awp, rounds, by_class = experiment.additions.awp, experiment.num_rounds, threat.by_class
+    at = ("calfat", "threat", "by_class")
+    if by_class is not None and not attacks:
         yield from useless(at, at, f"the local trainer '{experiment.trainer.name}' does not attack.")
-    awp, rounds = experiment.additions.awp, experiment.num_rounds
+    elif by_class is not None and by_class.warmup and rounds == 1:
+        yield _at(experiment, at, "its warm-up begins with eps 0, and there is one round: no attack. Set warmup: 0.")
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds.")

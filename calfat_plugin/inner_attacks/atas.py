@@ -13,9 +13,11 @@ from calfat_plugin.options import option
 from calfat_plugin.threat import Bounds, per_example
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
+    from calfat_plugin.recipe.schema import Recipe
     from calfat_plugin.results import State
+    from calfat_plugin.threat import ThreatModel
 
 _MULTIPLE = "multiple of eps"
 
@@ -78,6 +80,9 @@ class ATAS(InnerAttack):
     def end_round(self, memory: _Memory) -> State:
         return {"change": memory.change.half(), "squares": memory.squares}  # half: checkpoints hold all clients'
 
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> None:
+        """Left to the method, whose start is drawn and not used: the memory has each example's."""
+
     def craft(self, task: InnerTask) -> Tensor:
         memory, examples, threat, eps = task.memory, task.examples, task.threat, float(task.threat.eps)
         assert examples is not None  # of a client's mini-batch
@@ -99,10 +104,21 @@ class ATAS(InnerAttack):
         return x_adv
 
 
+def _warn(options: ATASOptions, recipe: Recipe) -> str:
+    rounds = recipe.train.comm_round
+    if rounds > options.warmup:
+        return ""
+    return (
+        f"takes steps of eps in all of the {rounds} rounds, for its warm-up has {options.warmup}: no step is adapted. "
+        "Give it a lower warmup, or train for more rounds."
+    )
+
+
 ENTRY = InnerAttackEntry(
     "atas",
     build=ATAS,
     config=ATASOptions,
+    warn=_warn,
     steps=lambda options: 1,
     by_class=True,
     summary="one projected step from each example's last perturbation, the shorter the larger its gradients",

@@ -192,8 +192,8 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     file = located(path)
     text = read_text(file, kind.name)
     document = parse_document(text, str(file), kind)
-    first, *others = text.splitlines()
-    if first.startswith("#") and first.endswith(AS_RUN) and END_AS_RUN not in others:
+    first = text.partition("\n")[0]
+    if first.startswith("#") and first.endswith(AS_RUN) and f"\n{END_AS_RUN}" not in text:
         raise RecipeError(f"{file}: the file is cut short: its last line is missing. Restore it from a copy.")
     return document
 

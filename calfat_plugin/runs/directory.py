@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import shutil
 import time
@@ -31,7 +32,7 @@ from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
+from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
 from calfat_plugin.rounds_csv import RoundsFile, clients_csv
 from calfat_plugin.runs.request import Request
@@ -155,7 +156,15 @@ class RunDirectory:
 
     def check_same(self, experiment: Experiment) -> None:
         try:
-            started = assemble(read_document(self.recipe), experiment.registry)
+            document = read_document(self.recipe)
+            text, _, last = read_text(self.recipe, "recipe").rpartition(END_AS_RUN)
+            if last.strip() != _noted(text):
+                raise RecipeError(
+                    f"{self.recipe}: the file was changed after the run had written it (its last line has the SHA-256 "
+                    "of another text), so nothing says how the finished rounds were trained. Undo the change, and "
+                    "give other values with --set."
+                )
+            started = assemble(document, experiment.registry)
         except RecipeError as error:
             raise RunError(f"{self.path}: cannot be resumed: {error}") from None
         then, now = started.as_run(), experiment.as_run()
@@ -182,7 +191,8 @@ class RunDirectory:
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
-        write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
+        text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
+        write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it."""
@@ -250,6 +260,10 @@ class RunDirectory:
         rounds = [self.rounds, clients_csv(self.rounds)]
         measured = [self.results, self.evidence, self.profile]
         return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
+
+
+def _noted(text: str) -> str:
+    return f"SHA-256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def new_path(experiment: Experiment, parent: Path | None = None) -> Path:

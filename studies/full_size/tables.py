@@ -1,4 +1,4 @@
-"""The tables of results.md, made of the records and curves beside this file.
+"""The tables of results.md and of the repository's README.md, made of the records and curves beside this file.
 
 python -m studies.full_size.tables
 """
@@ -33,7 +33,7 @@ from studies.records import (
 )
 
 HERE = Path(__file__).parent
-PAGE = HERE / "results.md"
+PAGE, README = HERE / "results.md", pages.ROOT / "README.md"
 NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 PAPER, RELEASE, REFERENCE, STANDARD = (
     "CalFAT, the paper's constants",
@@ -50,6 +50,7 @@ HYPOTHESES = {
     "it collapses less often": FELL,
     "its lead in natural accuracy is larger under skew": LEAD,
 }
+ANCHORED = (4001, 4002, 4003, 4004, 4005)  # the pairs of rows other than the main ones
 #: What the paper says of CalFAT and each baseline, on CIFAR-10.
 STATEMENTS = {"more natural accuracy": "natural", "more under PGD-20": "pgd20", "more under AutoAttack": "autoattack"}
 
@@ -177,6 +178,13 @@ def accuracies(name: str) -> pages.Table:
     return 3, table
 
 
+def skewed(name: str) -> pages.Table:
+    """The same under label skew, as the repository's README.md shows it."""
+    _, (head, *rows) = accuracies(name)
+    kept = [(row[0].removeprefix(f"{SKEWED}/"), row[3], *row[7:]) for row in rows if not row[0].startswith(EVEN)]
+    return 1, [("method", head[3], *head[7:]), *kept]
+
+
 def comparisons(name: str) -> pages.Table:
     """The planned tests that have values."""
     table = [["endpoint", "n", "difference", "p", "p, corrected", "result"]]
@@ -212,6 +220,26 @@ def agreements(name: str) -> pages.Table:
     return 2, table
 
 
+def anchor(name: str) -> pages.Table:
+    """PGD-10 beside free, under skew: paired differences, described and not tested."""
+    of = study(name)
+    assert of is not None
+    metrics = {key: heading for key, heading in of.suite["metrics"].items() if key != "passes"}
+    dear = {row: f"{short}, PGD-10" for short, row in (("CalFAT", PAPER), ("FedPGD", REFERENCE))}
+    pairs = {
+        "CalFAT minus FedPGD, PGD-10": (dear[PAPER], dear[REFERENCE]),
+        "CalFAT minus FedPGD, free": (PAPER, REFERENCE),
+        "CalFAT, PGD-10 minus free": (dear[PAPER], PAPER),
+        "FedPGD, PGD-10 minus free": (dear[REFERENCE], REFERENCE),
+    }
+    table = [["difference", "n", *metrics.values()]]
+    for title, (one, other) in pairs.items():
+        values = [of.values(of.cell(one), metric) - of.values(of.cell(other), metric) for metric in metrics]
+        found = [difference(each[each.index.isin(ANCHORED)].dropna()) for each in values]
+        table.append([title, str(found[0].pairs), *(each.text() for each in found)])
+    return 1, table
+
+
 def after_publication(name: str) -> pages.Table:
     """Pairs that were run after publication, beside the prediction interval of the published ones."""
     of = study(name)
@@ -222,11 +250,14 @@ def after_publication(name: str) -> pages.Table:
 TABLES: pages.Tables = {
     "hypotheses": hypotheses,
     "accuracies": accuracies,
+    "skewed": skewed,
     "comparisons": comparisons,
     "agreements": agreements,
+    "anchor": anchor,
     "fresh": after_publication,
 }
 
 
 if __name__ == "__main__":
-    pages.write_tables(PAGE, "full", TABLES)
+    for page in (PAGE, README):
+        pages.write_tables(page, "full", TABLES)

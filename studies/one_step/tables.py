@@ -5,6 +5,7 @@ python -m studies.one_step.tables
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,7 +88,7 @@ def shared() -> list[Row]:
     record = FULL_SIZE / "fmnist_runs.csv"
     if not record.exists():
         return []
-    table, chosen, curves = runs(record), rates(record), _curves(record)
+    table, chosen, curves = runs(record), rates(record), _curves(record, PAIRS)
     found = []
     for method in METHODS:
         for variant, names in SHARED.items():
@@ -97,12 +98,13 @@ def shared() -> list[Row]:
     return found
 
 
-def _curves(record: Path) -> dict[str, dict[int, list[float]]]:
-    """Folder of a cell to its curve."""
+def _curves(record: Path, pairs: Sequence[int] | None = None) -> dict[str, dict[int, list[float]]]:
+    """Folder of a cell to its curve, of all pairs or of these."""
     path = record.with_name(record.name.replace("_runs", "_curves"))
     if not path.exists():
         return {}
-    cells = pd.read_csv(path).groupby("cell")
+    every = pd.read_csv(path)
+    cells = (every if pairs is None else every[every["seed"].isin(pairs)]).groupby("cell")
     return {str(cell): {int(n): [*part["pgd20"]] for n, part in of.groupby("round")} for cell, of in cells}
 
 

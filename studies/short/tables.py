@@ -1,4 +1,4 @@
-"""The tables and the figure of results.md and of the repository's README.md, made of the records beside this file.
+"""The tables and the figure of results.md, made of the records beside this file.
 
 python -m studies.short.tables
 """
@@ -34,7 +34,7 @@ from studies.records import (
 )
 
 HERE = Path(__file__).parent
-PAGE, README, FIGURE = HERE / "results.md", pages.ROOT / "README.md", HERE / "study.svg"
+PAGE, FIGURE = HERE / "results.md", HERE / "study.svg"
 NAMES = {"fmnist": "Fashion-MNIST", "digits": "digits"}
 PAPER, REFERENCE, STANDARD = "CalFAT, the paper's constants", "FedPGD", "standard FL"
 SKEWED, EVEN = "0.1", "IID"
@@ -152,12 +152,6 @@ def accuracies(name: str) -> pages.Table:
     return 4, table
 
 
-def skewed(name: str) -> pages.Table:
-    """The same under label skew, as the repository's README.md shows it."""
-    _, (head, *rows) = accuracies(name)
-    return 1, [[head[1], *head[4:]], *([row[1], *row[4:]] for row in rows if row[0] == SKEWED)]
-
-
 def comparisons(name: str) -> pages.Table:
     """The planned comparisons that have values."""
     table = [["row", "endpoint", "n", "difference", "p", "p, corrected", "result"]]
@@ -204,7 +198,6 @@ TABLES: pages.Tables = {
     "hypotheses": hypotheses,
     "accuracies": accuracies,
     "comparisons": comparisons,
-    "skewed": skewed,
     "fresh": after_publication,
     "choice": choice,
     "rounds": rounds,
@@ -235,14 +228,13 @@ def headline(figure: Figure) -> None:
 
 
 def draw(file: Path) -> None:
-    """The figure of the repository's README.md."""
+    """The figure of results.md."""
     pages.svg(headline, file, 7.2, 3.4)
 
 
 def main() -> None:
     """Write tables and figure."""
-    for page in (PAGE, README):
-        pages.write_tables(page, "short", TABLES)
+    pages.write_tables(PAGE, "short", TABLES)
     draw(FIGURE)
 
 

@@ -456,6 +456,27 @@ class Replays(InnerAttack):
         return step(batch)
 
 
+class Later(InnerAttack):
+    """Goes twice as far from the third mini-batch of a round on, where a run does not look any more."""
+
+    def begin_round(self, task):
+        return []
+
+    def craft(self, task):
+        task.memory.append(None)
+        return task.climb(steps=3, step_size=1.0, within=task.threat.scaled(1 if len(task.memory) < 3 else 2))
+
+
+class Elsewhere(InnerAttack):
+    """Keeps in the process what a client has to get back when a run is resumed."""
+
+    def begin_round(self, task):
+        return next(COUNTER)
+
+    def craft(self, task):
+        return task.climb(steps=3, step_size=float(task.threat.eps) / (1 + task.memory % 7))
+
+
 def any_start(start: Any, x_nat: Any, threat: Any, generator: Any) -> Any:
     return threat.random_start(x_nat, torch.Generator().manual_seed(next(COUNTER)))
 
@@ -481,6 +502,8 @@ INNER_ATTACKS = [
     (inner(but(InnerAttack, craft=over_images)), f"{LINF} clean images and start must not be changed in place."),
     (inner(but(InnerAttack, craft=lambda x, _: x.requires_grad_())), f"{LINF} craft must return images without"),
     (inner(Trains), f"{LINF} it must leave the model's tensors as it found them."),
+    (inner(Later), "x, linf: 2 of 2 adversarial examples left the linf ball of eps 0.1;"),
+    (inner(Elsewhere), "a run that is resumed after round 1 must end with the same state; keep no state in objects."),
     (inner(Replays), "x, linf: 6 optimiser steps for 3 mini-batches; the entry's replays make it 3."),
 ]
 

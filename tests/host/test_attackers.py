@@ -122,11 +122,12 @@ def test_chosen_labels_become_others() -> None:
     assert str(refused.value).endswith("there is no label 5; the 4 classes begin at 0.")
 
 
-def test_those_who_attack_in_a_run_are_not_among_the_worst_clients(
+def test_whom_a_run_serves_worst_and_its_rare_classes_are_of_those_who_do_not_attack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(
+        "data_args: {partition_method: longtail, partition_alpha: 0.5}\n"
         "model_args: {model: cnn_small}\n"
         "train_args: {client_num_in_total: 5, comm_round: 1, batch_size: 512}\n"
         "calfat:\n"
@@ -137,9 +138,15 @@ def test_those_who_attack_in_a_run_are_not_among_the_worst_clients(
     )
     done = calfat("run", "r.yaml", "--run-dir", "run")
     assert done.code == 0, done.err
-    attackers = json.loads(Path("run/partition.json").read_text())["attackers"]
-    (honest,) = set(range(5)) - set(attackers)
+    partition = json.loads(Path("run/partition.json").read_text())
+    (honest,) = set(range(5)) - set(partition["attackers"])
     (values,) = read_rounds(Path("run/rounds.csv"))
     assert values["group/others/update_norm"] == values[f"update_norm_{honest}"]
     (evaluation,) = json.loads(Path("run/results.json").read_text())["evaluations"]
     assert evaluation["worst_clients"]["ids"] == [honest]
+    counts = partition["class_counts"][honest]
+    order = sorted(range(10), key=lambda label: (-counts[label], label))
+    assert order != [*range(10)]  # as it is for all clients together
+    assert [evaluation[part]["ids"] for part in ("head", "middle", "tail")] == [order[:4], order[4:7], order[7:]]
+    assert "Head, middle and tail" in done.out
+    assert "Head, middle and tail" in Path("run/report.html").read_text()

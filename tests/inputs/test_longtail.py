@@ -52,6 +52,14 @@ def test_the_seed_chooses_the_examples() -> None:
         longtail(np.repeat([0, 1], [8, 8]), 12, alpha=0.5, seed=0, imbalance=100)
 
 
+def test_a_client_with_its_even_share_gets_more() -> None:
+    """Client 2 has 39 of the 70 examples of 40, 20 and 10 after the first class; by numpy alone, step for step."""
+    labels = np.repeat(np.arange(3), 40)
+    parts = longtail(labels, 3, alpha=0.5, seed=5, imbalance=4)
+    counts = [np.bincount(labels[part], minlength=3).tolist() for part in parts]
+    assert counts == [[0, 2, 5], [1, 13, 4], [39, 5, 1]]
+
+
 def test_head_middle_and_tail_by_hand() -> None:
     """Order 0, 1, 3, 2, 4 (1 before 3, its equal), in groups of 2, 2, 1; nobody knows class 4."""
     head, middle, tail = by_frequency(PER_CLASS, COUNTS)

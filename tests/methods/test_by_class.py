@@ -24,6 +24,7 @@ from calfat_plugin.trainers.additions import class_factors
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     SETTINGS,
+    Asking,
     Federation,
     TinyNet,
     build_method,
@@ -227,6 +228,16 @@ def test_sora_is_refused_beside_it_and_a_group_may_do_without() -> None:
     for group, both in (({"inner": "sora"}, True), ({"inner": "sora", "by_class": None}, False)):
         with pytest.raises(RecipeError, match=said) if both else nullcontext():
             experiment("fedpgd", calfat__threat__by_class={}, calfat__clients=[{"ids": 1, "threat": group}])
+
+
+def test_the_full_gradient_is_that_of_its_images() -> None:
+    """In the first round of a warm-up these are the clean ones."""
+    asking = Asking()
+    for method in ("fedpgd", "standard"):
+        growing = ByClassOptions(alpha=0, warmup=0.5)
+        train(build_method(method), local_task(by_class=growing, round=1, correction=asking))
+    attacked, clean = asking.gradients
+    assert all(torch.allclose(attacked[name], clean[name]) for name in clean)
 
 
 @pytest.mark.parametrize("inner", ["pgd", "atas"])

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.entries import TrainerEntry
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.recipe.additions import AWPOptions
-from calfat_plugin.testing import check_inner_attack
-from calfat_plugin.testing.tiny import same_bits, tiny_images
+from calfat_plugin.testing import builtin_registry, check_inner_attack
+from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.batches import TrainBatch
@@ -60,6 +63,13 @@ def test_a_step_has_a_random_length_up_to_that_of_the_alignment(alignment: float
     start = GREY + 1 / 16
     expected = start + length * torch.tensor([[1.0, -0.5], [0.25, 0.0]]).view(2, 1, 1, 2)
     assert torch.allclose(crafted(inner, memory, start=start), expected, atol=1e-6)
+
+
+def test_its_options_set_the_length_of_the_first_step() -> None:
+    """eps min(1, 0.1 / (1 - 0.5)), a fifth of 1/8."""
+    inner = build_inner("sora", first=0.5, slack=0.1, longest=1)
+    expected = GREY + 1 / 40 * torch.tensor([[1.0, -0.5], [0.25, 0.0]]).view(2, 1, 1, 2)
+    assert torch.allclose(crafted(inner, begun(inner)), expected, atol=1e-6)
 
 
 def test_its_gradient_is_that_at_the_start() -> None:
@@ -163,6 +173,23 @@ def fitted(method: str = "fedpgd", **task: Any) -> Any:
     """Smoothed labels keep the training loss from being the attack's, whose slope would be clamped to 1."""
     work = {"threat": THREAT, "inner": build_inner("sora"), "round": 3, "label_smoothing": 0.5}
     return train(build_method(method), local_task(**{**work, **task}))
+
+
+def test_lengths_are_drawn_after_the_start_batch_by_batch() -> None:
+    """The order is part of what a seed means."""
+    drawn: list[str] = []
+
+    class Noted(type(build_inner("sora"))):  # type: ignore[misc]  # the class under test
+        def start(self, *given: Any) -> Any:
+            drawn.append("start")
+            return super().start(*given)
+
+        def draw(self, *given: Any) -> Any:
+            drawn.append("length")
+            return super().draw(*given)
+
+    fitted(inner=Noted(build_inner("sora").options))
+    assert drawn == ["start", "length"] * (len(drawn) // 2) != []
 
 
 def test_a_linear_loss_is_aligned() -> None:
@@ -282,6 +309,22 @@ def test_rounds_without_an_attack_leave_the_alignment_as_it_was() -> None:
     task = local_task(threat=THREAT, inner=build_inner("sora"), client_state={"inner/alignment": torch.tensor(0.7)})
     kept = Clean(plain.options, plain.modifier).fit(task).client_state["inner/alignment"]
     assert float(kept) == pytest.approx(0.7)
+
+
+def test_a_method_with_steps_of_its_own_is_refused() -> None:
+    """Its images would have the gradients of all steps together."""
+
+    class Twice(FedPGD):
+        def take_steps(self, batch: Any, step: Any) -> Tensor:
+            step(batch)
+            return super().take_steps(batch.again(), step)
+
+    plugin = type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: [TrainerEntry("twice", build=Twice)])})
+    threat = {"eps": "0.1", "inner": "sora"}
+    with pytest.raises(
+        RecipeError, match=r"inner: local trainer 'twice' has its own `take_steps`, which 'sora' leaves"
+    ):
+        tiny_experiment(builtin_registry(plugin()), trainer="twice", threat=threat)
 
 
 def test_it_keeps_the_contract() -> None:

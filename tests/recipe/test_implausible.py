@@ -37,6 +37,8 @@ WARNED = [
     ("calfat.threat.inner", [SORA, SMOOTH]),
     ("calfat.reported.pdg20", ["calfat.reported={pdg20: 50, bim: 40}"]),
     ("calfat.clients[0]", [SMOOTH, "calfat.clients=[{ids: 0, threat: {inner: {name: sora, slack: 0.01}}}]"]),
+    ("calfat.threat.inner", ["calfat.threat.inner=atas"]),  # which adapts from round 6 on, of 4
+    ("calfat.threat.by_class", ["calfat.threat.by_class={}", "train_args.comm_round=1"]),
 ]
 
 
@@ -57,6 +59,9 @@ def test_what_was_probably_not_meant_is_warned_of(key: str, overrides: list[str]
         ["calfat.threat.eps=0", "calfat.trainer=standard", "calfat.evaluators=[natural, {name: pgd20, eps: 0.1}]"],
         ["calfat.clients=[{ids: 0, trainer: standard}]"],
         ["calfat.reported={pgd20: 50, bim: 40}"],
+        ["calfat.threat.inner={name: atas, warmup: 3}"],
+        ["calfat.threat.by_class={}", "train_args.comm_round=2"],
+        ["calfat.threat.by_class={warmup: 0}", "train_args.comm_round=1"],
         [SORA], [SORA, "calfat.trainer={name: fedpgd, label_smoothing: 0.02}"],
         [SMOOTH, "calfat.threat.inner={name: sora, alignment: cosine}"],
         [SORA, "calfat.trainer={name: standard, label_smoothing: 0.1}", "calfat.clients=[{ids: 0, trainer: fedpgd}]"],
@@ -70,7 +75,7 @@ def test_what_may_well_be_meant_is_not(overrides: list[str]) -> None:
 NOISE = "calfat.trainer={name: calfat, start_noise: 0.01}"
 
 
-@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "sora"])
+@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "sora", "{name: atas, warmup: 1}"])
 def test_noise_of_a_start_that_the_attack_does_not_take_is_warned_of(inner: str) -> None:
     (warning,) = resolved(NOISE, f"calfat.threat.inner={inner}").warnings
     assert "calfat.trainer.start_noise: this key has no effect here: the inner attack" in warning
@@ -133,7 +138,7 @@ def test_a_mixture_that_attacks_some_or_none_at_all_is_not(trainer: str) -> None
     assert resolved(f"calfat.trainer={{name: {trainer}}}").warnings == ()
 
 
-@pytest.mark.parametrize("inner", ["pgd", "rs-fgsm", "n-fgsm", "atas", "sora", "free"])
+@pytest.mark.parametrize("inner", ["pgd", "rs-fgsm", "n-fgsm", "{name: atas, warmup: 1}", "sora", "free"])
 def test_a_recipe_as_run_draws_no_warning_of_a_value_that_nobody_wrote(inner: str) -> None:
     found = resolved(f"calfat.threat.inner={inner}")
     again = parse_document(yaml.safe_dump(found.as_run()), "as_run.yaml")

@@ -41,12 +41,12 @@ def test_a_long_tail_that_cannot_be_dealt_out() -> None:
     """It is called what the recipe calls it, by the place of the key."""
     tail = "data_args.partition_method=longtail"
     with pytest.raises(DataError) as raised:
-        experiment(tail, "data_args.partition_alpha=1.0e-9", "calfat.partition.max_tries=2").split(
+        experiment(tail, "data_args.partition_alpha=1.0e-9", "calfat.partition={max_tries: 2, imbalance: 25}").split(
             np.repeat([0, 1], 50)
         )
     assert str(raised.value).startswith(
         f"--set {tail}: data_args.partition_method: no split in 2 tries gave each of 5 "
-        "clients 1 of the 51 examples that imbalance 100 leaves (alpha 1e-09, "
+        "clients 1 of the 52 examples that imbalance 25 leaves (alpha 1e-09, "
     )
     assert "dirichlet" not in str(raised.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -191,9 +192,10 @@ def test_the_commit_is_read_and_nothing_is_written_for_it(tmp_path: Path) -> Non
 
 def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (run / "recipe.yaml").read_text()
-    first, *_, last = text.splitlines()
+    first = text.splitlines()[0]
     assert first == "# tiny.yaml as run: every default and derived value is written out, down to the last line."
-    assert last == "# End of the recipe as run."
+    above, end = text.split("# End of the recipe as run.")
+    assert end == f" SHA-256 of the lines above: {hashlib.sha256(above.encode()).hexdigest()}\n"
     written = yaml.safe_load(text)
     experiment = experiment_of(run, monkeypatch)
     assert written["calfat"].pop("name") == experiment.name == "tiny"  # not "recipe", as the file is called

@@ -60,6 +60,13 @@ def test_nothing_to_resume(warm: WarmServer, folder: Path, snapshot: TextSnapsho
     snapshot(refused(warm, folder, "run", "tiny.yaml", "--resume", "--run-dir", "elsewhere"))
 
 
+def test_a_recipe_as_run_that_somebody_edited(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    recipe = folder / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("learning_rate: 0.05", "learning_rate: 0.1"))
+    snapshot(refused(warm, folder, "run", "run/recipe.yaml", "--resume", "--run-dir", "run"))
+    assert "was started with" not in refused(warm, folder, "run", "tiny.yaml", "--resume", "--run-dir", "run")
+
+
 def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
     (folder / "run" / "report.html").touch()

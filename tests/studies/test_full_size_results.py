@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -12,7 +13,6 @@ from studies import pages
 from studies.full_size import tables
 from studies.full_size.curves import HEAD
 from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
-from tests.cli.runner import ROOT
 
 WORST = ("natural:worst-class", "pgd20:worst-class")
 SUITE = {
@@ -43,12 +43,16 @@ def skewed(robust: list[float], standard: list[float], natural: float = 0.15) ->
 
 
 def test_every_number_of_a_table_is_that_of_its_record() -> None:
-    text = tables.PAGE.read_text(encoding="utf-8")
-    written = "python -m studies.full_size.tables writes them anew"
-    assert pages.with_tables(text, "full", tables.TABLES) == text, written
+    page, readme = (path.read_text(encoding="utf-8") for path in (tables.PAGE, tables.README))
+    for text in (page, readme):
+        written = "python -m studies.full_size.tables writes them anew"
+        assert pages.with_tables(text, "full", tables.TABLES) == text, written
     with_rows = [name for name in NAMES if (of := tables.study(name)) is not None and of.cells]
-    published = set(re.findall(r"<!-- full: (.*) -->", text))
-    assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= published
+    published, shown = (re.findall(r"<!-- full: (.*) -->", text) for text in (page, readme))
+    assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= set(published)
+    assert shown == ["skewed digits"]
+    head, ours, *_ = tables.skewed("digits")[1]
+    assert [*zip(head, ours, strict=True)][:2] == [("method", PAPER), ("n", "61")]
 
 
 def test_endpoints_of_hand_made_pairs() -> None:
@@ -150,13 +154,50 @@ def test_statements_of_the_paper(robust: float | None, word: str, monkeypatch: p
         assert (row[2], row[-1]) == (str(pairs), said)
 
 
-def test_the_readme_says_of_digits_what_the_results_say():
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    pattern = r"with 61 pairs on digits, CalFAT keeps (\S+) % .*? FedPGD (\S+) % \((\S+ \[.*?\])\)"
-    (said,) = re.findall(pattern, readme)
-    results = (ROOT / "studies" / "full_size" / "results.md").read_text(encoding="utf-8")
-    of_digits = results.partition("<!-- full: accuracies digits -->")[2].partition("<!-- end -->")[0]
-    for value, row in zip(said, ("CalFAT, the paper's constants", "FedPGD"), strict=False):
-        (mean,) = re.findall(rf"^[|] 0.1/{row} [|].*[|] (\S+) ± [^|]*[|]$", of_digits, re.MULTILINE)
-        assert value == f"{float(mean):.1f}"
-    assert f"| it is level under AutoAttack | {said[2]}, clear: not level |" in results
+def test_the_anchor_is_paired_over_its_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {PAPER: 0.6, REFERENCE: 0.5, "CalFAT, PGD-10": 0.9, "FedPGD, PGD-10": 0.6}
+    of = made(
+        *((f"0.1/{row}", [natural, natural + 0.01, natural, 0.1], [0.5] * 4) for row, natural in rows.items()),
+        set={},
+        metrics={"natural": "natural", "autoattack": "AA", "passes": "passes"},
+    )
+    runs = of.runs.rename(index=dict(enumerate((4001, 4002, 4003, 4006))), level="seed")
+    monkeypatch.setattr(tables, "study", lambda _: dataclasses.replace(of, runs=runs))
+    head, *found = tables.anchor("fmnist")[1]
+    assert [*head] == ["difference", "n", "natural", "AA"]
+    assert [row[:3] for row in found] == [
+        ["CalFAT minus FedPGD, PGD-10", "3", "+30.0"],
+        ["CalFAT minus FedPGD, free", "3", "+10.0"],
+        ["CalFAT, PGD-10 minus free", "3", "+30.0"],
+        ["FedPGD, PGD-10 minus free", "3", "+10.0"],
+    ]
+
+
+def test_what_is_said_of_the_anchor_follows_from_the_records() -> None:
+    recorded = tables.study("fmnist")
+    assert recorded is not None
+    of = dataclasses.replace(recorded, suite={**recorded.suite, "seeds": tables.ANCHORED})
+    for row in (PAPER, REFERENCE):
+        trained, dear = of.training(of.cell(row)), of.training(of.cell(f"{row.partition(',')[0]}, PGD-10"))
+        assert trained is not None
+        assert dear is not None
+        assert dear[1] < 0.01 <= trained[1]
+        assert trained[0] / dear[0] == pytest.approx(4, rel=0.01)
+    dear, free, *more = tables.anchor("fmnist")[1][1:]
+    ends = re.compile(r"\[(\S+), (\S+)\]")
+    low, high = (float(end) for end in ends.findall(dear[3])[0])
+    assert low > 0
+    for row, column in ((dear, 6), (free, 6), (free, 3)):
+        low, high = (float(end) for end in ends.findall(row[column])[0])
+        assert low < 0 < high
+    assert all(row[6].startswith("-") for row in more)
+
+
+def test_the_readme_shows_the_skewed_rows_by_their_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ((f"{beta}/{PAPER}", [0.8] * 4, [0.5] * 4) for beta in ("0.1", "IID"))
+    of = made(*rows, metrics={"natural": "natural", "passes": "passes"})
+    monkeypatch.setattr(tables, "study", lambda _: of)
+    assert [*map(list, tables.skewed("digits")[1])] == [
+        ["method", "n", "natural"],
+        [PAPER, "4", "80.00 ± 0.00 [80.0, 80.0]"],
+    ]

@@ -65,6 +65,7 @@ def test_rows_have_the_attacks_and_budgets_of_the_plan(monkeypatch, tmp_path):
 METRICS = ("natural", "fgsm", "pgd20", "autoattack", "passes", "overfitted")
 PARTS = {"natural:worst-class": 0.5, "natural:tail": 0.4, "autoattack:tail": 0.5}
 PARTS |= {"autoattack:head": 2, "autoattack:middle": 1}
+WORST = "natural:worst-class"
 USUAL = (0.8, 0.5, 0.45)  # natural, FGSM, PGD-20
 
 
@@ -105,6 +106,9 @@ def records(tmp_path, monkeypatch):
     curve = [("fedpgd_sora", 4001, number, 0, rose, 1, 1) for number, rose in ((10, 0.1), (40, 0.4), (50, 0.405))]
     curve += [("fedpgd_n-fgsm", 4001, number, 0, rose, 1, 1) for number, rose in ((40, 0.4), (50, 0.42))]
     pd.DataFrame(curve, columns=[*HEAD]).to_csv(tmp_path / "one_step_fmnist_curves.csv", index=False)
+    shared = [("0.1_fedpgd", seed, number, 0, 0.3 + (number == 50) * rose, 1, 1)
+              for seed, rose in ((4005, 0.004), (4006, 0.2)) for number in (40, 50)]  # fmt: skip
+    pd.DataFrame(shared, columns=[*HEAD]).to_csv(tmp_path / "full" / "fmnist_curves.csv", index=False)
     for cached in (tables.rows, tables.shared):
         cached.cache_clear()
     yield
@@ -145,7 +149,8 @@ def test_how_often_a_row_collapsed_and_overfitted_and_whether_it_was_trained_to_
     assert (atas["collapsed"], atas["overfitted"]) == ("0 of 3 [0.0, 70.8]", "2 of 3 [9.4, 99.2]")
     assert (sora["last fifth"], table["FedPGD", "N-FGSM"]["last fifth"]) == ("+0.50", "+2.00 (not to the end)")
     free = table["FedPGD", "free, 4 replays"]
-    assert (free["n"], free["last fifth"]) == ("5", "-")
+    assert (free["n"], free["last fifth"]) == ("5", "+0.40")  # of the five pairs, whatever others there are
+    assert table["FedPGD", "PGD-10"]["last fifth"] == "-"
 
 
 @pytest.mark.usefixtures("records")
@@ -193,6 +198,31 @@ def test_what_passes_recommends_follows_from_the_records():
     assert said in text
     assert not any(each.collapsed for each in every)
     assert not any(each.overfitted for each in every)
+
+
+def test_what_is_said_of_pgd_10_follows_from_the_records():
+    text = " ".join(tables.PAGE.read_text(encoding="utf-8").split())
+    head, *table = tables.attacks("")[1]
+    rows = {(row[0], row[1]): dict(zip(head, row, strict=True)) for row in table}
+    means = {
+        (each.method, each.variant): {of: each.values(of).mean() for of in ("autoattack", "passes", WORST)}
+        for each in [*tables.rows(tables.ONE_STEP), *tables.shared()]
+    }
+    for method in tables.METHODS:
+        dear = means[method, "PGD-10"]
+        for other in ("ATAS", "N-FGSM", "free, 4 replays"):
+            assert dear["autoattack"] < means[method, other]["autoattack"]
+        assert 2 <= dear["passes"] / means[method, "N-FGSM"]["passes"] <= 3
+    assert "lies below ATAS, N-FGSM and *free* in both methods" in text
+    ours, theirs = means["CalFAT", "PGD-10"], means["FedPGD", "PGD-10"]
+    assert abs(theirs["autoattack"] - ours["autoattack"]) == pytest.approx(0.005, abs=0.001)
+    assert ours[WORST] > theirs[WORST]
+    assert "CalFAT and FedPGD are half a point apart" in text
+    rising = [row for row in rows.values() if row["last fifth"].endswith("(not to the end)")]
+    assert (len(rising), len(rows)) == (5, 10)
+    assert "Five of the ten rows still rose by a point or more" in text
+    assert all(row["collapsed"].startswith("0 of") for row in rows.values())
+    assert all(row["overfitted"].startswith(("0 of", "-")) for row in rows.values())
 
 
 @pytest.mark.usefixtures("records")
