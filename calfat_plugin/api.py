@@ -20,7 +20,6 @@ from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check_evidence
 from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
-from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
@@ -40,9 +39,9 @@ from calfat_plugin.results import EvaluationResult, evaluation_from_json
 from calfat_plugin.rounds_csv import read_rounds, text_columns
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.loaded_run import loaded_run
+from calfat_plugin.runs.loaded_run import LoadedRun, find_checkpoint, recipe_of
 from calfat_plugin.runs.request import Request, checked_experiment
-from calfat_plugin.runs.workers import mpi_workers
+from calfat_plugin.runs.workers import mpi_workers, with_workers
 from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def run(
     shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     notes: list[str] = []
     if workers is not None:
-        request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)
+        request = with_workers(request, runtime, str(workers), notes.append, "workers")
     elif experiment.executor == MPI:
         mpi_workers()
     directory = RunDirectory.open(request)
@@ -286,10 +285,10 @@ def trust(
         raise OptionError("x, y: are for a module in memory, and the target is on disk; leave them out.")
     plan = planned(
         _path(target),
-        checkpoint,
-        model,
-        _path(weights),
-        dataset,
+        checkpoint=checkpoint,
+        model=model,
+        weights=_path(weights),
+        dataset=dataset,
         attacks=(),
         eps=() if eps is None else (_exact(eps),),
         norm=norm,
@@ -413,8 +412,9 @@ def load_model(
         CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
     """
     where = named_device(str(device), "device")
-    with loaded_run(Path(path), checkpoint, warnings.warn, where, _paths(plugins), lambda file: trust_plugins) as found:
-        return found.model()
+    weights, run = find_checkpoint(Path(path), checkpoint)
+    document = recipe_of(run, _paths(plugins), lambda file: trust_plugins)
+    return LoadedRun(assemble(document, Registry.for_recipe(document)), weights, run, where).model()
 
 
 def replay(
@@ -454,10 +454,10 @@ def replay(
     found = check_evidence(
         *open_evidence(
             Path(path),
-            checkpoint,
-            model,
-            _path(weights),
-            dataset,
+            checkpoint=checkpoint,
+            model=model,
+            weights=_path(weights),
+            dataset=dataset,
             data_dir=None if data_dir is None else str(data_dir),
             device=device,
             plugins=_paths(plugins),

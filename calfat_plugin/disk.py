@@ -94,6 +94,11 @@ def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
         put_in_place([path])
 
 
+def write_json(path: Path, content: Mapping[str, Any], todo: str = OTHER_RUN_DIR) -> None:
+    """The same of a JSON file; what JSON cannot hold is our bug: a ``TypeError``, of nan a ``ValueError``."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n", todo)
+
+
 def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> None:
     """Write text files, and the folders that their names have, into a new folder: all of them, or none."""
     try:

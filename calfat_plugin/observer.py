@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+    from calfat_plugin.results import RoundRecord, RunInfo
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,3 @@ class RunObserver(Observer):
 
     def round_finished(self, record: RoundRecord) -> None:
         """After each round."""
-
-    def run_finished(self, result: RunResult) -> None:
-        """After the final evaluation."""

@@ -28,6 +28,7 @@ OVERFITTED_ATTACK = "overfitted-attack"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
 EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
+NATURAL = "natural"  #: label of the accuracy on clean images
 WORST_CASE = "worst-case"  #: label of the accuracy that all attacks of an evaluation leave together, image by image
 #: Behind an evaluator's label and a colon in a metric of a suite: its accuracy by the release's convention; and whom
 #: the model fails, with its key in ``results.json``.

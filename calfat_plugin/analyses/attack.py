@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
-from calfat_plugin.disk import read_json, refuse_unwritable, reserved
+from calfat_plugin.analyses.attack_plan import AttackPlan
+from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_unwritable, reserved, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
@@ -76,8 +76,8 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     for each in evidence:
         middle = f"-eps-{each.facts['eps'].replace('/', '_')}" if len(evidence) > 1 else ""
         kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", **each.as_json()})
-        write_evidence(path.with_name(str(kept[-1]["file"])), each)
-    RunDirectory(path.parent).write_json(
+        write_evidence(path.with_name(str(kept[-1]["file"])), each, TRY_AGAIN)
+    write_json(
         path,
         {
             "format": RESULTS_FORMAT,
@@ -89,6 +89,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
             "calfat_plugin": __version__,
             "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
         },
+        TRY_AGAIN,
     )
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
     sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []

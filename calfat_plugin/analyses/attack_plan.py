@@ -12,25 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import EPS, NORM, Document
+from calfat_plugin.recipe.document import EPS, NORM, Document, parsed_value
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
+from calfat_plugin.results import NATURAL
 from calfat_plugin.runs.compute import check_device
 from calfat_plugin.runs.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
 from calfat_plugin.threat import ThreatModel
 
-NATURAL = "natural"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """The command line, apart from which model to attack; None: what the recipe says."""
+    """The command line, but for the run to attack; None: what the recipe says."""
 
     attacks: tuple[str, ...]  # evaluators, each ``NAME`` or ``LABEL=NAME``
     settings: tuple[str, ...] = ()  # ``LABEL.OPTION=VALUE``
@@ -45,6 +43,10 @@ class AttackRequest:
     download: bool = False  # whether a missing data set may be fetched
     plugins: tuple[Path, ...] = ()  # files beside those of the recipe
     trust: Trust = distrust  # is asked about each plugin file of the run that this user has not run before
+    checkpoint: str | None = None  # which one of a run directory; None: the last
+    model: str | None = None  # of the user's own, a name or ``package.module:factory``, with the next two
+    weights: Path | None = None
+    dataset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,14 @@ class AttackPlan:
     request: AttackRequest
 
 
-def planned(
-    target: Path | None = None,
-    checkpoint: str | None = None,
-    model: str | None = None,
-    weights: Path | None = None,
-    dataset: str | None = None,
-    **request: Any,
-) -> AttackPlan:
-    """Attack what the command line names: a checkpoint of a run, or a model of the user's own.
+def planned(target: Path | None = None, **request: Any) -> AttackPlan:
+    """Attack what the command line names: ``target``, a checkpoint or a run directory, or a model of the user's own.
 
     Args:
-        target: a checkpoint, or a run directory, of which ``checkpoint`` names one.
-        model: a name or ``package.module:factory``, with its ``weights`` and the ``dataset`` to attack it on.
         request: the fields of an :class:`AttackRequest`.
     """
     asked = AttackRequest(**request)
+    model, weights, dataset = asked.model, asked.weights, asked.dataset
     own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:
@@ -80,13 +74,17 @@ def planned(
                 f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
                 "--weights and --dataset, not both."
             )
-        file, run = find_checkpoint(target, checkpoint)
+        file, run = find_checkpoint(target, asked.checkpoint)
         return _plan(file, run, recipe_of(run, asked.plugins, asked.trust), asked)
     if model is None or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
             f"--model, --weights and --dataset (missing: {missing})."
+        )
+    if asked.checkpoint is not None:
+        raise OptionError(
+            f"--checkpoint {asked.checkpoint}: names one of a run directory; leave it out beside --model."
         )
     if not weights.is_file():
         raise RunError(f"--weights {weights}: no such file.{near(weights)}")
@@ -171,13 +169,9 @@ def _setting(setting: str, labels: Sequence[str]) -> tuple[int, str, object]:
     if label not in labels:
         hint = did_you_mean(label, labels) or f" There are: {', '.join(labels)}."
         raise OptionError(f"--set {setting}: --attacks names no '{label}'.{hint}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise OptionError(f"--set {setting}: the value is not valid YAML; quote it for the shell.") from None
     if option in ("name", "label"):
         raise OptionError(f"--set {setting}: write LABEL=NAME in --attacks.")
-    return labels.index(label), option, value
+    return labels.index(label), option, parsed_value(text, (option,), f"--set {setting}")
 
 
 # --- which budgets ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calfat_plugin.disk import reporting_disk_errors
+from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors
 from calfat_plugin.report.images import perturbation, png
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def write_pictures(found: Replay, folder: Path) -> int:
 
     evidence, data = found.evidence, found.data
     still = 0
-    with reporting_disk_errors(folder), torch.no_grad():
+    with reporting_disk_errors(folder, TRY_AGAIN), torch.no_grad():
         folder.mkdir(parents=True, exist_ok=True)
         for row, at in enumerate(evidence.index.tolist()):
             x, x_adv = pixels(data.x[at : at + 1]).cpu(), evidence.x_adv[row : row + 1]

@@ -118,20 +118,13 @@ class Replay(Shown):
         }
 
 
-def open_evidence(
-    target: Path,
-    checkpoint: str | None = None,
-    model: str | None = None,
-    weights: Path | None = None,
-    dataset: str | None = None,
-    **request: Any,
-) -> tuple[LoadedRun, Path]:
+def open_evidence(target: Path, **request: Any) -> tuple[LoadedRun, Path]:
     """The model that evidence is about, and its file.
 
     Args:
-        target: a run directory, or a file in it, in its ``attacks/``, or about a model of the user's own, which the
-            next arguments name as for ``calfat attack``.
-        request: further fields of an ``AttackRequest``: where the data and the device are, plugins and who trusts them.
+        target: a run directory, or a file in it, in its ``attacks/``, or about a model of the user's own.
+        request: fields of an ``AttackRequest``: that model, where the data and the device are, plugins and who trusts
+            them.
     """
     path = target / EVIDENCE if target.is_dir() else target
     if not path.is_file():
@@ -139,14 +132,14 @@ def open_evidence(
         hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
         raise RunError(f"{path}: no such file.{hint}")
     run = None
-    if not (model or weights or dataset):
+    if not (request.get("model") or request.get("weights") or request.get("dataset")):
         run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
         if run is None:
             raise RunError(
                 f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
                 "--dataset, as for `calfat attack`."
             )
-    plan = planned(run, checkpoint, model, weights, dataset, attacks=("natural",), **request)
+    plan = planned(run, attacks=("natural",), **request)
     return loaded(plan, Observer()), path
 
 

@@ -5,8 +5,6 @@ The folder of a seed is a run directory, so that `calfat replay` and `calfat att
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
@@ -17,12 +15,12 @@ from pathlib import Path
 
 from calfat_plugin import __version__
 from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
-from calfat_plugin.disk import read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_json, write_json
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.experiment.differences import FREE, flat
 from calfat_plugin.judging.examine import FILE as TRUST
 from calfat_plugin.recipe.document import Document, read_document
-from calfat_plugin.recipe.plugin_files import PLUGINS
+from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape
 from calfat_plugin.results import EVIDENCE
@@ -189,13 +187,13 @@ def add(board: Board, track: str, name: str, by: str, runs: Sequence[Path]) -> E
     try:
         for seed, run in by_seed.items():
             _copy(run, temporary / f"seed-{seed}")
-            for module, options in read_document(RunDirectory(run).recipe).section(PLUGINS).items():
+            for module, file in plugin_files(read_document(RunDirectory(run).recipe)).items():
                 (temporary / "plugins").mkdir(exist_ok=True)
-                shutil.copyfile(os.path.expanduser(options["file"]), temporary / "plugins" / f"{module}.py")
+                (temporary / "plugins" / f"{module}.py").write_bytes(file.read())
         files = {file: sha256_of(temporary / file) for file in sorted(_files_in(temporary))}
         facts = {"format": 1, "track": track, "name": name, "by": by, "calfat_plugin": __version__}
         content = {**facts, "seeds": sorted(by_seed), "files": files}
-        write_text(temporary / ENTRY, json.dumps(content, indent=2) + "\n")
+        write_json(temporary / ENTRY, content, TRY_AGAIN)
         made = temporary.rename(folder)
         entry = read_entry(board, track, name)
         if problems := list(misfits(entry, board.tracks[track])):

@@ -16,12 +16,14 @@ from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.judging.examine import FILE as TRUST
-from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.plugin_files import PLUGINS, with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EVIDENCE
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import CLIENTS, RunDirectory
+
+_DOWNLOAD: KeyPath = ("calfat", "dataset", "download")
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,14 @@ def own_recipe(entry: Entry, seed: int, means: Means) -> Document:
         ("data_args", "data_cache_dir"): means.data_dir or "~/data",
         ("device_args", "using_gpu"): gpu,
         ("device_args", "gpu_id"): int(str(means.device).rpartition(":")[2]) if gpu and ":" in str(means.device) else 0,
-        ("calfat", "dataset", "download"): means.download or None,
         ("calfat", "runtime", "executor"): "processes",
         ("calfat", "runtime", "scheduler"): None,
     }
     for path, value in values.items():
         if value is not None or document.has(path):
             document = document.with_value(path, value, "calfat board")
+    if document.has(_DOWNLOAD):  # as in every recipe as run whose data set can be fetched
+        document = document.with_value(_DOWNLOAD, means.download, "calfat board")
     return _with_trusted(document, entry, means)
 
 

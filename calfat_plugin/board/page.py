@@ -9,7 +9,7 @@ from calfat_plugin.board.entry import Entry, read_entry
 from calfat_plugin.board.standing import Standing, standing
 from calfat_plugin.board.tracks import Board, Track
 from calfat_plugin.board.verify import digests_of
-from calfat_plugin.disk import read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_json, write_text
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import counted
@@ -67,7 +67,7 @@ def write_page(board: Board, out: Path | None = None) -> Path:
         plain=dict.fromkeys(tables, "track"),
         sections={name: {"table": table, "about": _about(board.tracks[name])} for name, table in tables.items()},
     )
-    write_text(path, page)
+    write_text(path, page, TRY_AGAIN)
     return path
 
 

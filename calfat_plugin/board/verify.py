@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -17,11 +16,11 @@ from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.replay import look, replay
-from calfat_plugin.board.entry import BEFORE, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
+from calfat_plugin.board.entry import BEFORE, CHALLENGES, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
 from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
 from calfat_plugin.board.tracks import Board, sha256_of
-from calfat_plugin.disk import DiskError, read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, DiskError, read_json, write_json
 from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
@@ -136,7 +135,7 @@ def verify(
     done = Verified(track, name, revision, tuple(reasons), tuple(found), counted)
     record = board.record(track, name)
     record.parent.mkdir(parents=True, exist_ok=True)
-    write_text(record, json.dumps({**done.as_json(), "digests": digests, "by": __version__}, indent=2) + "\n")
+    write_json(record, {**done.as_json(), "digests": digests, "by": __version__}, TRY_AGAIN)
     return done
 
 
@@ -350,7 +349,7 @@ def relative_distance(before: Any, mine: Any, other: Any) -> float:
 
 
 def _challenges_in_place(entry: Entry) -> None:
-    for path in (entry.folder / "challenges").glob("*"):
+    for path in (entry.folder / CHALLENGES).glob("*"):
         if path not in entry.challenges:
             raise RunError(f"{path}: is no challenge; they are files of evidence, NAME.safetensors.")
     for path in entry.challenges:

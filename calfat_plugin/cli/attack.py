@@ -13,7 +13,7 @@ from calfat_plugin.analyses.attack import attack as measure
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.finished_model import model_options, target_argument
+from calfat_plugin.cli.options import model_options, target_argument
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_alarms, show_evaluations
 from calfat_plugin.disk import read_json

@@ -21,7 +21,6 @@ from calfat_plugin.cli.options import recipe_options
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
-from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
@@ -32,7 +31,7 @@ from calfat_plugin.recipe.schema import MPI
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
-from calfat_plugin.runs.workers import OPTION, mpi_workers
+from calfat_plugin.runs.workers import OPTION, mpi_workers, with_workers
 from calfat_plugin.shipped import located
 
 
@@ -108,7 +107,7 @@ def run(
         if workers is not None:
             if is_party and not runtime.is_cross_silo:
                 raise RunError(f"{OPTION} starts all processes of a run. Leave out --local, --role and --rank.")
-            request = with_workers(request, runtime, workers)
+            request = with_workers(request, runtime, workers, warn)
         elif is_party or runtime.num_processes > 1:
             chosen = party.which(runtime, role, rank, local)
             if party.take_part(request, runtime, chosen, command, hint):

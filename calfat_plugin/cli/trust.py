@@ -14,7 +14,7 @@ from calfat_plugin import report
 from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.finished_model import model_options, target_argument
+from calfat_plugin.cli.options import model_options, target_argument
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine

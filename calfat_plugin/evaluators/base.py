@@ -21,7 +21,7 @@ from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
+from calfat_plugin.threat import PIXELS, Norm, ThreatModel, lacks_eps
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.recipe.schema import Recipe
 
-PIXELS = "fraction of the pixel range"
 _SUBSET_SEED = 0  # one subset for every seed and evaluator of a study, so that numbers compare
 _ROW_SUM_TOLERANCE = 1e-5  # of a softmax in float32
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from calfat_plugin import __version__
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.disk import reporting_disk_errors
+from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors
 from calfat_plugin.errors import BudgetError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
 from calfat_plugin.results import WORST_CASE, EvaluationResult
@@ -260,7 +260,7 @@ def _append(journal: Path, where: Tensor, x_adv: Tensor) -> None:
     """Add positions (n,) and images (n, C, H, W)."""
     records = np.empty(len(where), _records(x_adv.shape[1:]))
     records["at"], records["x_adv"] = where, x_adv.detach().cpu()
-    with reporting_disk_errors(journal):
+    with reporting_disk_errors(journal, TRY_AGAIN):
         journal.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("ab") as file:
             file.write(records.tobytes())

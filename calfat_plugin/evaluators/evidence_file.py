@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
+from calfat_plugin.disk import OTHER_RUN_DIR, put_in_place, reporting_disk_errors, temporary_of
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.results import WORST_CASE
@@ -32,7 +32,7 @@ _TENSORS: Mapping[str, tuple[torch.dtype, str]] = {
 }
 
 
-def write_evidence(path: Path, evidence: Evidence) -> None:
+def write_evidence(path: Path, evidence: Evidence, todo: str = OTHER_RUN_DIR) -> None:
     """Write atomically."""
     number = len(evidence.label)
     rows = {
@@ -41,7 +41,7 @@ def write_evidence(path: Path, evidence: Evidence) -> None:
     }
     tensors = {name: rows[name] if name in rows else getattr(evidence, name) for name in _TENSORS}
     facts = {**evidence.facts, "format": _FORMAT, "attacks": evidence.attacks, "judged": [*evidence.tried]}
-    with reporting_disk_errors(path):
+    with reporting_disk_errors(path, todo):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(temporary_of(path), tensors, facts)
         put_in_place([path])

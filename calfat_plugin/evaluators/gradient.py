@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError
-from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
+from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.exact import StepSize, exact_text
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import Steering, attack_mode, gradient_ascent, momentum
 from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
 from calfat_plugin.maths.passes import micro_batches
 from calfat_plugin.options import option
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import PIXELS, ThreatModel
 from calfat_plugin.trainers.fedpgd import MADRY
 
 if TYPE_CHECKING:

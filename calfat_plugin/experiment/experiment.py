@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.datasets import Dataset
 from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
@@ -25,6 +24,7 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     TrainSettings,
 )
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from calfat_plugin import returned
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import InnerAttackEntry
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
@@ -13,6 +12,7 @@ from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.options import describe_options
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.threat import ThreatModel

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor, nn
 
-    from calfat_plugin.awp import AWPOptions
-    from calfat_plugin.by_class import ByClassOptions
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
+    from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
     from calfat_plugin.threat import ThreatModel
 
 

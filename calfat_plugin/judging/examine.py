@@ -14,6 +14,7 @@ from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import facts_of, loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.in_memory import set_up_task_of
+from calfat_plugin.disk import TRY_AGAIN
 from calfat_plugin.errors import CalfatError, ModelError, OptionError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
@@ -225,7 +226,7 @@ def _judge(
     if trial.collector is not None:
         trial.collector.concluded(trial.robust)
         images = trial.collector.evidence()
-        write_evidence(record.kept, images)
+        write_evidence(record.kept, images, TRY_AGAIN)
         said = [{"file": record.kept.name, **images.as_json()}]
         record = replace(record, facts={**record.facts, "evidence": said})
     record.save(final, finished=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.analyses.attack import CHOOSE_OUTPUT
-from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_text
+from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.judging.findings import Findings
@@ -83,4 +82,4 @@ class Record:
             "robust": "" if self.robust is None else as_bits(self.robust),
             "digest": self.digest,
         }
-        write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n", TRY_AGAIN)
+        write_json(self.path, content, TRY_AGAIN)

@@ -1,4 +1,4 @@
-"""Additions of a recipe to any method: ``awp`` and ``label_smoothing`` of the trainer, ``ema`` of the server."""
+"""Additions of a recipe to any method: of the trainer, of the threat, and of the server."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from calfat_plugin.awp import AWP_PAPER, AWPOptions
 from calfat_plugin.entries import Citation, paper
 from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 
 _SMOOTHING_PAPER = paper("szegedy2016rethinking")
+AWP_PAPER = paper("wu2020adversarial")
+BY_CLASS_PAPER = paper("zhang2026taming")
 EMA_PAPER = paper("polyak1992acceleration")
+
+
+@dataclass(frozen=True)
+class AWPOptions:
+    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
+    weights that are perturbed against the training loss."""
+
+    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
+    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,20 @@ class Additions:
 
 
 ADDED = ("label_smoothing", "awp")  #: the keys of :class:`Additions`
+
+
+@dataclass(frozen=True)
+class ByClassOptions:
+    """``calfat.threat.by_class``: in training, each client's examples have an eps by their class (RobustLT); the mean
+    over its examples is eps. Evaluation stays at eps. Without this section each example has the same."""
+
+    alpha: float = option(0.3, low=0, high=1, help="share of eps that goes by class; 0: none")
+    warmup: float = option(
+        0.8,
+        low=0,
+        high=1,
+        help="share of the rounds in which every eps grows from 0 in the first one; 0: none. The source counts epochs",
+    )
 
 
 @dataclass(frozen=True)

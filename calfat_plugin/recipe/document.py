@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import yaml
 
-from calfat_plugin.errors import RecipeError, short
+from calfat_plugin.disk import read_bytes
+from calfat_plugin.errors import RecipeError, did_you_mean, short
 from calfat_plugin.exact import scalar
 from calfat_plugin.options import describe, parse_options, quoting_hint, to_plain
-from calfat_plugin.recipe.text import read_text
-from calfat_plugin.shipped import located
+from calfat_plugin.shipped import located, shipped_files
 from calfat_plugin.threat import Norm, ThreatModel, lacks_eps
 
 T = TypeVar("T")
@@ -27,7 +27,8 @@ KeyPath = tuple[str | int, ...]
 NORM: KeyPath = ("calfat", "threat", "norm")
 EPS: KeyPath = ("calfat", "threat", "eps")
 
-# A recipe is a page of text. What goes beyond these is YAML's aliases gone wild.
+# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
+_MAX_BYTES = 256_000
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
@@ -169,7 +170,7 @@ class Document:
                 raise RecipeError(
                     f"{place}: expected SECTION.KEY=VALUE, such as train_args.comm_round=20 or calfat.threat.eps=4/255."
                 )
-            changes.append((steps, _parse_value(text, steps, place), place))
+            changes.append((steps, parsed_value(text, steps, place), place))
         return self.with_values(changes)
 
 
@@ -195,6 +196,42 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     if first.startswith("#") and first.endswith(AS_RUN) and f"\n{END_AS_RUN}" not in text:
         raise RecipeError(f"{file}: the file is cut short: its last line is missing. Restore it from a copy.")
     return document
+
+
+def read_text(path: Path, kind: str) -> str:
+    """The text of a recipe or a suite (``kind``), from a file, a device or a pipe; in UTF-8, perhaps with its mark."""
+    shown = str(path)
+    try:
+        if path.is_dir():
+            inside = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
+            hint = f" Did you mean {path / inside[0]}?" if inside else ""
+            raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
+        content = read_bytes(path, _MAX_BYTES)
+    except FileNotFoundError:
+        raise RecipeError(f"{shown}: no such file.{_instead_of(path)}") from None
+    except OSError as error:
+        raise RecipeError(f"{short(shown, 120)}: cannot be read ({error.strerror}).") from None
+    if len(content) > _MAX_BYTES:
+        size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
+        raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind}, not a binary file."
+        ) from None
+
+
+def _instead_of(path: Path) -> str:
+    """What a missing file was probably meant to be: one beside it, or one that comes with the package."""
+    near = [str(child) for child in path.parent.glob("*.y*ml") if child.is_file()]
+    shipped = shipped_files()
+    if not near and path.stem in shipped:
+        return f" The one that comes with the package is called '{path.stem}', without a folder and an ending."
+    if path.name == str(path) and not path.suffix:  # written as a name
+        return did_you_mean(str(path), [*near, *shipped]) or " 'calfat recipes' lists what comes with the package."
+    return did_you_mean(str(path), near)
 
 
 def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
@@ -232,7 +269,7 @@ def from_python(value: Any, file: str = "recipe", path: KeyPath = ()) -> Any:
     raise _error_at(file, path, f"got {describe(value)}, expected a number, a text, a list or a mapping.")
 
 
-def _parse_value(text: str, path: KeyPath, place: str) -> Any:
+def parsed_value(text: str, path: KeyPath, place: str) -> Any:
     """The value of an override, held to the same rules as the file."""
     builder = _Builder(lambda line: place)
     try:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
-from calfat_plugin.by_class import BY_CLASS_PAPER, ByClassOptions
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
-from calfat_plugin.recipe.additions import EMA_PAPER, Additions, EMAOptions
+from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.keys import (

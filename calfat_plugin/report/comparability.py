@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from calfat_plugin.experiment.differences import FREE, PLUGIN_PLACE, comparable
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.recipe.clients import CHOOSING
-from calfat_plugin.report.reading import NATURAL
-from calfat_plugin.results import WORST_CASE, evaluator_of, release_of
+from calfat_plugin.results import NATURAL, WORST_CASE, evaluator_of, release_of
 
 _NOT_A_SETTING = (
     *(key for key in FREE if key != "calfat.dataset.sha256"),  # which tells two data sets in memory apart

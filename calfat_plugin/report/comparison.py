@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.intervals import Score, mcnemar
+from calfat_plugin.options import yaml_text
 from calfat_plugin.report.charts import Chart, bar_chart, compared, drawn, short
 from calfat_plugin.report.comparability import compared_alike, measured_with, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
-from calfat_plugin.report.labels import MORE, differing, highlights, on_examples, plain, problem_names, setting_names
+from calfat_plugin.report.labels import MORE, differing, highlights, on_examples, problem_names, setting_names
 from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
+from calfat_plugin.report.reading import NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
 from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
 from calfat_plugin.report.table import Cell, Row, Table
-from calfat_plugin.results import WORST_CASE
+from calfat_plugin.results import NATURAL, WORST_CASE
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
     """A row for every setting in which the groups differ: dotted key, and the value of each or a dash."""
     settings = [settings_of(group.runs[0].settings) for group in groups]
     return [
-        [key, *(plain(values[key]) if key in values else NOTHING for values in settings)] for key in differing(settings)
+        [key, *(yaml_text(values[key]) if key in values else NOTHING for values in settings)]
+        for key in differing(settings)
     ]
 
 

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from calfat_plugin.experiment.differences import flat
-from calfat_plugin.options import options_to_plain
+from calfat_plugin.options import options_to_plain, yaml_text
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.report.numbers import counted
@@ -30,17 +28,9 @@ def listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
 
 
-def plain(value: Any) -> str:
-    """A recipe value as a recipe writes it, on one line: ``0.1``, ``{name: sign_flip, scale: 5.0}``."""
-    if isinstance(value, str):
-        return value
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
-    return text.strip().removesuffix("\n...")
-
-
 def named(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Keys with their values, null where there is none: ``calfat.trainer fedpgd · train_args.learning_rate 0.1``."""
-    return " · ".join(f"{key.removesuffix('.name')} {plain(settings.get(key))}" for key in keys)
+    return " · ".join(f"{key.removesuffix('.name')} {yaml_text(settings.get(key))}" for key in keys)
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,7 +107,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
     """What makes the model: recipe key to value, without keys that are null or empty."""
     found = settings_of(run.settings).items()
     return {
-        key: plain(value)
+        key: yaml_text(value)
         for key, value in found
         if value not in (None, "") and value != [] and not key.startswith(_NAMED_LAST)
     }

@@ -28,7 +28,6 @@ _FILES = {  # JSON beside results.json, each a field of RunFiles
     "profile": shapes.PROFILE,
     "trust": shapes.TRUST,
 }
-NATURAL = "natural"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.exact import parse_number
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.loggers.base import public_recipe_text
+from calfat_plugin.options import yaml_text
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
@@ -29,9 +30,9 @@ from calfat_plugin.report.images import Strip, read_strips
 from calfat_plugin.report.numbers import bare_percent, counted, duration, figure, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import spending
-from calfat_plugin.report.reading import NATURAL, RunFiles
+from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.table import Table
-from calfat_plugin.results import EVIDENCE
+from calfat_plugin.results import EVIDENCE, NATURAL
 from calfat_plugin.rounds_csv import Column, columns_of
 
 
@@ -123,7 +124,7 @@ def _how(evaluation: Mapping[str, Any]) -> str:
     settings = (evaluation.get("settings") or {}).items()
     parts = (
         figures_of(evaluation),
-        ", ".join(f"{key} {labels.plain(value)}" for key, value in settings if value is not None),
+        ", ".join(f"{key} {yaml_text(value)}" for key, value in settings if value is not None),
         f"by {evaluation['implementation']}" if evaluation.get("implementation") else "",
     )
     return "; ".join(filter(None, parts))

@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import shutil
 import time
@@ -33,8 +32,7 @@ from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
-from calfat_plugin.recipe.text import read_text
+from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
 from calfat_plugin.rounds_csv import RoundsFile, clients_csv
 from calfat_plugin.runs.request import Request
@@ -55,23 +53,24 @@ class RunDirectory:
     without_resume = "Start one without --resume, or point to one with --run-dir."
     #: Whether the newest finished run is resumed where none is unfinished.
     finished_too = False
+    #: The file whose presence says that the run is finished.
+    results_name = "results.json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.partition = path / "partition.json"
+        self.rounds = path / "rounds.csv"
+        self.results = path / self.results_name
+        self.evaluation = path / "evaluation"
+        self.evidence = path / EVIDENCE
+        self.profile = path / "profile.json"
+        self.log = path / "log.txt"
+        self.page = path / "report.html"
+        self.last_checkpoint = self.checkpoint("last")
+        self.client_states = self.last_checkpoint.parent / CLIENTS
         self._made: list[Path] = []  # folders that create() made, innermost first
-
-    recipe = property(lambda self: self.path / "recipe.yaml", doc="The recipe as run.")
-    environment = property(lambda self: self.path / "environment.json", doc="What it ran on.")
-    partition = property(lambda self: self.path / "partition.json", doc="Training examples per client and class.")
-    rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
-    results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
-    evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
-    evidence = property(lambda self: self.path / EVIDENCE, doc="The adversarial images of the final evaluation.")
-    profile = property(lambda self: self.path / "profile.json", doc="Where the time of a run with --profile went.")
-    log = property(lambda self: self.path / "log.txt", doc="The log.")
-    page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
-    last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
-    client_states = property(lambda self: self.last_checkpoint.parent / CLIENTS, doc="What each client keeps.")
 
     def checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{name}.safetensors"
@@ -83,7 +82,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        return bool(self.results.exists())
+        return self.results.exists()
 
     @property
     def without_page(self) -> str:
@@ -259,21 +258,8 @@ class RunDirectory:
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
         rounds = [self.rounds, clients_csv(self.rounds)]
-        files = [
-            self.recipe,
-            self.environment,
-            self.partition,
-            *rounds,
-            self.results,
-            self.evidence,
-            self.profile,
-            self.log,
-        ]
-        return [*files, *checkpoints]
-
-    def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""
-        write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        measured = [self.results, self.evidence, self.profile]
+        return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
 
 
 def _noted(text: str) -> str:

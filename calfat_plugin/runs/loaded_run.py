@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from calfat_plugin.interfaces import SetUpTask
     from calfat_plugin.models.building import ImageShape
 
-Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
 _OTHERWISE = (
@@ -160,23 +157,6 @@ class LoadedRun:
             ) from None
         model.load_state_dict(dict(state))
         return model.to(self.device).eval()
-
-
-@contextmanager
-def loaded_run(
-    target: Path,
-    checkpoint: str | None,
-    warn: Warn,
-    device: torch.device | None = None,
-    plugins: Iterable[Path] = (),
-    trust: Trust = distrust,
-) -> Iterator[LoadedRun]:
-    """A finished or unfinished run, with the number of threads that its recipe asks for."""
-    weights, run = find_checkpoint(target, checkpoint)
-    document = recipe_of(run, plugins, trust)
-    experiment = assemble(document, Registry.for_recipe(document))
-    with using_threads(experiment):
-        yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))
 
 
 def model_loader(

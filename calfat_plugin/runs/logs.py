@@ -45,7 +45,7 @@ def log_to(path: Path) -> Iterator[None]:
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
-        stream.flush()
+        stream.write("\n")
         root.handlers, level, warnings.showwarning = previous
         root.setLevel(level)
         handler.close()
@@ -63,7 +63,7 @@ class _QuietFileHandler(logging.FileHandler):
 
 
 class _PrintsToLog(io.TextIOBase):
-    """A text stream whose lines become log records."""
+    """A text stream whose lines become log records; of a bar, which is drawn over itself, the end alone."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -73,13 +73,17 @@ class _PrintsToLog(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        *lines, self._pending = (self._pending + text).split("\n")
+        *lines, pending = (self._pending + text.replace("\r\n", "\n")).split("\n")
         for line in lines:
-            if line.strip():
-                self._logger.info("%s", line.rstrip())
+            self._log(line)
+        self._pending = pending[max(0, pending.rstrip("\r").rfind("\r")) :]
         return len(text)
 
     def flush(self) -> None:
-        if self._pending.strip():
-            self._logger.info("%s", self._pending.rstrip())
-        self._pending = ""
+        if "\r" not in self._pending:
+            self._log(self._pending)
+            self._pending = ""
+
+    def _log(self, line: str) -> None:
+        if shown := line.rstrip().rpartition("\r")[2]:
+            self._logger.info("%s", shown)

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from calfat_plugin.disk import read_json
+from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import going_further
 from calfat_plugin.federation.server import Snapshot
@@ -55,7 +55,7 @@ class PartyDirectory(RunDirectory):
 
     without_resume = "Start without --resume: the server sends this client the current round."
     finished_too = True  # the server may be in its final evaluation
-    results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
+    results_name = "finished.json"
 
     def _files(self) -> list[Path]:
         """Also what it keeps after the first round, for it cannot know whether the server has finished that."""
@@ -135,7 +135,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
             on_notice=warn,
-            on_finished=lambda: directory.write_json(
+            on_finished=lambda: write_json(
                 directory.results,
                 {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
             ),
@@ -145,7 +145,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             runtime.run_client(task)
         if profile is not None:
             spent = {"method": experiment.trainer.name, "parts": profile.as_json()}
-            directory.write_json(directory.profile, spent)
+            write_json(directory.profile, spent)
             log.info("where the time went:\n%s", spending_text(spent))
             say(f"where the time went: {directory.profile}")
     say("the run is over")
@@ -159,7 +159,7 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     data = dataset.train
     if experiment.partition.entry.name != SILO:
         data = data.subset(experiment.split(data.y.numpy())[client])
-    directory.write_json(directory.environment, environment_of(experiment, device, request.command))
+    write_json(directory.environment, environment_of(experiment, device, request.command))
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 
 

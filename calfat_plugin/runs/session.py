@@ -14,7 +14,7 @@ import pluggy
 
 from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.disk import read_json
+from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
@@ -88,9 +88,9 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         others = before.pop("earlier", [])
         others = [*(others if isinstance(others, list) else []), *([before] if before else [])]
         environment = environment_of(experiment, device, request.command)
-        directory.write_json(directory.environment, {**environment, "earlier": others})
+        write_json(directory.environment, {**environment, "earlier": others})
         if data:
-            directory.write_json(directory.partition, data)
+            write_json(directory.partition, data)
         writer = RunWriter(directory, experiment, best, snapshot)
         listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
@@ -130,8 +130,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
             raise
         finally:  # what a stopped run spent is worth knowing, too
             if profile is not None:
-                directory.write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
-        observer.run_finished(result)
+                write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
         listeners.run_finished(info, result)
 
         if request.page:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -29,6 +30,7 @@ from calfat_plugin.host.executors import OpenExecutor, Workers, started
 from calfat_plugin.host.runtimes import EXECUTOR, Runtime, Simulation, runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.schema import DASK, MPI, PROCESSES
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.runs.request import Request
 
 if TYPE_CHECKING:
@@ -44,6 +46,32 @@ _PRELOADED = [
 ]
 FOR_US = (signal.SIGINT, signal.SIGHUP)
 _TO_CONNECT = 30  # seconds
+
+
+def with_workers(
+    request: Request, runtime: Runtime, text: str, warn: Callable[[str], None], option: str = OPTION
+) -> Request:
+    """The request with the number of workers that ``--workers`` asks for; ``warn`` shows what the user should know."""
+    check_workers(runtime, option)
+    experiment = request.experiment
+    number = number_of_workers(text, experiment, option)
+    workers, cores = counted(number, "worker"), num_cores()
+    threads = experiment.runtime.threads or cores
+    each = counted(threads, "thread")
+    if text != AUTO and int(text) > number:
+        warn(f"{option} {text}: a round has {counted(number, 'client')}; starting {workers}.")
+    if experiment.device.using_gpu:
+        pass
+    elif number > 1 and number * threads > cores:
+        faster = "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
+        remedy = faster if threads > 1 else "Fewer workers are as fast."
+        warn(f"{option} {text}: {workers} of {each} share {counted(cores, 'core')}. {remedy}")
+    elif text == AUTO and number < min(cores, experiment.clients_per_round):
+        warn(
+            f"{option} {text}: {workers} of {each} on {counted(cores, 'core')}. With a smaller "
+            "calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
+        )
+    return replace(request, workers=number)
 
 
 def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import put_in_place, reporting_disk_errors
+from calfat_plugin.disk import put_in_place, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import EVIDENCE, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, TWO_LEFT, RunDirectory
 
-NATURAL = "natural"
 CONVENTIONS = {
     "accuracy": "share of examples that are classified correctly both clean and under attack",
     "accuracy_release": "share whose final point is classified correctly, whatever the clean image (CalFAT release)",
@@ -139,7 +138,7 @@ class RunWriter:
             evidence = {"evidence": [{"file": EVIDENCE, **read_evidence(kept).as_json()}]}
             with reporting_disk_errors(self.directory.evidence):
                 kept.replace(self.directory.evidence)
-        self.directory.write_json(
+        write_json(
             self.directory.results,
             {
                 "format": RESULTS_FORMAT,

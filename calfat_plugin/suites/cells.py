@@ -13,8 +13,7 @@ from calfat_plugin.disk import TRY_AGAIN, read_bytes, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
 from calfat_plugin.host.runtimes import supported_runtime
-from calfat_plugin.recipe.document import read_document
-from calfat_plugin.recipe.text import read_text
+from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import examples_of, measured
 from calfat_plugin.runs.compute import with_resolved_precision

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import IO
+from multiprocessing.context import ForkServerProcess
+from typing import IO, TextIO
 
 from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, read_json
@@ -28,7 +29,7 @@ from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import value_of_try
-from calfat_plugin.suites.warm import UNKNOWN, WarmRun, warm_up
+from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
@@ -107,14 +108,14 @@ class _Child:
 
     run: SuiteRun
     slot: int
-    process: WarmRun
+    process: ForkServerProcess
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     rounds: int = 0  # finished since it was started; a resumed one may have more
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
 
-# A line of output, None for it when the process has ended, and None for the whole when the user wants to stop.
+# A line of output, None for it when there will be no more, and None for the whole when the user wants to stop.
 _Event = tuple[_Child, str | None] | None
 
 
@@ -167,11 +168,10 @@ class _Pool:
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             words = [*command(self.plan, run, self.workers), "--plain", *([] if self.pages else ["--no-page"])]
-            process = WarmRun(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
+            process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
-        slot = self.free.pop(0)
-        child = _Child(run, slot, process)
-        child.reader = threading.Thread(target=self._read, args=(child, kept), daemon=True)
+        child = _Child(run, self.free.pop(0), process)
+        child.reader = threading.Thread(target=self._read, args=(child, output, kept), daemon=True)
         self.children.append(child)
         child.reader.start()
         self.observer.run_started(run)
@@ -195,22 +195,22 @@ class _Pool:
     def stop(self) -> None:
         """Ask every child to stop, kill those that do not, and report them."""
         for child in self.children:
-            child.process.stop(signal.SIGTERM)
+            child.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
         impatient = self._stop_requests + 1
         while (
-            any(child.process.poll() is None for child in self.children)
+            any(child.process.exitcode is None for child in self.children)
             and time.monotonic() < deadline
             and self._stop_requests < impatient
         ):
             time.sleep(_POLL_SECONDS)
         for child in self.children[:]:
-            if child.process.poll() is None:
-                child.process.stop(signal.SIGKILL)
-                child.process.wait()
+            if child.process.exitcode is None:
+                child.process.kill()
+                child.process.join()
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
-            state: State = "finished" if child.process.poll() == 0 else "interrupted"
+            state: State = "finished" if child.process.exitcode == 0 else "interrupted"
             self._end(child.run.ended(state, seconds=time.perf_counter() - child.started))
 
     def _is_free(self, run: SuiteRun) -> bool:
@@ -222,22 +222,23 @@ class _Pool:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _read(self, child: _Child, kept: IO[str]) -> None:
+    def _read(self, child: _Child, output: TextIO, kept: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
-        with kept, child.process.output as output:
+        with kept, output:
             for line in output:
                 with suppress(OSError):  # a full disk: the run itself reports it
                     kept.write(line)
                     kept.flush()
                 self._events.put((child, line.rstrip("\n")))
-            child.process.wait()
         self._events.put((child, None))
 
     def _ended(self, child: _Child) -> None:
         self.children.remove(child)
         self.free.append(child.slot)
+        child.process.join()
         state: State = "finished"
-        message, code = "", child.process.wait()
+        message, code = "", child.process.exitcode
+        assert code is not None  # it has ended
         if code == _INTERRUPTED:
             state, message = "interrupted", "someone else stopped it"
         elif code == UNKNOWN:

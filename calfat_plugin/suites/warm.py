@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import TextIO
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.workers import FOR_US, prepare, without_program
 
-UNKNOWN = 255  # instead of an exit code: the process that runs are forked from was killed
-_POLL_SECONDS = 0.01
+UNKNOWN = 255  # Python's, instead of an exit code: the process that runs are forked from was killed
 
 
 def warm_up(program: str, environment: Mapping[str, str]) -> None:
@@ -35,43 +35,25 @@ def warm_up(program: str, environment: Mapping[str, str]) -> None:
         os.environ.update(before)
 
 
-class WarmRun:
-    """A process that calls ``main()`` of a module, and what it prints."""
+def started(program: str, words: Sequence[str], environment: Mapping[str, str]) -> tuple[ForkServerProcess, TextIO]:
+    """A process that calls ``main()`` of a module with these arguments, once that is imported; and what it prints.
 
-    def __init__(self, program: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it with its arguments and environment; waits until the module is imported."""
-        context = multiprocessing.get_context("forkserver")
-        self._lock = threading.Lock()  # who asks first learns how it ended, and the system tells it once
-        try:
-            output, printed = context.Pipe(duplex=False)
-            with output, printed:
-                told = (program, os.getcwd(), printed, list(words), dict(environment))
-                self.process = context.Process(target=_be_the_run, args=told)
-                with without_program():
-                    self.process.start()
-                self.output = os.fdopen(os.dup(output.fileno()), encoding="utf-8", errors="replace")
-        except (OSError, EOFError) as error:
-            raise RunError(
-                f"a run cannot be started ({getattr(error, 'strerror', None) or 'its server has ended'}). Use fewer "
-                "--jobs, or raise the system's limits of processes and open files (ulimit -u, ulimit -n)."
-            ) from None
-
-    def poll(self) -> int | None:
-        """Its exit code, or minus the signal that ended it; None while it runs."""
-        with self._lock:
-            return self.process.exitcode
-
-    def wait(self) -> int:
-        """Wait for its end; :data:`UNKNOWN` when nobody can say how it ended, so call this after its output's end."""
-        while (code := self.poll()) is None:
-            time.sleep(_POLL_SECONDS)
-        return code
-
-    def stop(self, number: signal.Signals) -> None:
-        """Send it a signal that ends it."""
-        with self._lock:
-            if self.process.exitcode is None:
-                (self.process.kill if number == signal.SIGKILL else self.process.terminate)()
+    How it ended is told once: let one thread alone ask, and wait for it when the output has ended (:data:`UNKNOWN`).
+    """
+    context = multiprocessing.get_context("forkserver")
+    try:
+        output, printed = context.Pipe(duplex=False)
+        with output, printed:
+            told = (program, os.getcwd(), printed, list(words), dict(environment))
+            process = context.Process(target=_be_the_run, args=told)
+            with without_program():
+                process.start()
+            return process, os.fdopen(os.dup(output.fileno()), encoding="utf-8", errors="replace")
+    except (OSError, EOFError) as error:
+        raise RunError(
+            f"a run cannot be started ({getattr(error, 'strerror', None) or 'its server has ended'}). Use fewer "
+            "--jobs, or raise the system's limits of processes and open files (ulimit -u, ulimit -n)."
+        ) from None
 
 
 def _be_the_run(

@@ -1,4 +1,4 @@
-"""What can be added to any method: label smoothing and adversarial weight perturbation (methods.md 18)."""
+"""What can be added to any method (methods.md 18): label smoothing, adversarial weight perturbation, eps by class."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING
 
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.losses import wide
+from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
@@ -66,3 +66,25 @@ def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
     direction = gradient / gradient.abs().amax().clamp_min(1e-30)
     pushed: Tensor = direction * (gamma * weight.norm() / direction.norm().clamp_min(1e-30))
     return pushed
+
+
+def class_factors(class_counts: Tensor, options: ByClassOptions, round: int, num_rounds: int) -> Tensor | None:
+    """What eps is multiplied by for the examples of each class, (C,) float64; None: all have eps itself.
+
+    1 - alpha + tau sqrt(log(n_max / n_c)), with tau such that the mean over examples is 1, times the warm-up's share.
+    A class without examples has none that could be attacked: it is left out, and its factor is 0. Where all classes
+    have as many examples, no tau is: they share alike.
+
+    Args:
+        class_counts: (C,) training examples of the client.
+        round: counted from 1.
+    """
+    counts = class_counts.double()
+    share = min((round - 1) / (options.warmup * num_rounds), 1.0) if options.warmup else 1.0
+    here, most = counts > 0, counts.max().clamp_min(1.0)
+    rarity = (most / counts.where(here, most)).log().sqrt()  # 0 also for classes that are left out
+    mean = (counts * rarity).sum() / counts.sum().clamp_min(1.0)
+    if options.alpha == 0 or mean == 0:
+        return None if share == 1 else share * here.double()
+    factors: Tensor = 1 - options.alpha + options.alpha / mean * rarity
+    return share * factors * here

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin import returned
-from calfat_plugin.by_class import class_factors
 from calfat_plugin.datasets.batches import Batch, Examples, batch_bounds, batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
@@ -28,7 +27,7 @@ from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers.additions import perturbed_backward, smoothed
+from calfat_plugin.trainers.additions import class_factors, perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.inspection import INSPECTED, inspected
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer

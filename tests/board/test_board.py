@@ -20,18 +20,21 @@ from safetensors.torch import load_file
 
 from calfat_plugin import disk
 from calfat_plugin.board import verify
-from calfat_plugin.board.entry import ENTRY, Entry, misfits, read_entry
-from calfat_plugin.board.own import Means, own_recipe
+from calfat_plugin.board.entry import ENTRY, FILES, Entry, add, misfits, read_entry
+from calfat_plugin.board.own import Means, own_experiment, own_recipe
 from calfat_plugin.board.standing import standing
-from calfat_plugin.board.tracks import open_board
+from calfat_plugin.board.tracks import Board, open_board
 from calfat_plugin.board.verify import IMAGES, Line, chosen_images, relative_distance, verify_seed
-from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.errors import CalfatError, PluginError, RecipeError
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.host import installed
 from calfat_plugin.host.launch import fedml
+from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import Ended, calfat
 
 RECIPE = """\
@@ -661,6 +664,18 @@ def test_clients_that_are_called_attackers_are_those_of_the_recipe(board: Path, 
 # --- nothing of an entry is followed ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("download", [False, True])
+@pytest.mark.parametrize("theirs", ["download=false", "download=true"])
+def test_whether_data_are_fetched_is_the_verifiers_choice(tmp_path: Path, theirs: str, download: bool) -> None:
+    """Where they can be: the workflow of a board has --download, whatever its data set is."""
+    for name, sets in {"calfat_digits": [], "calfat_fmnist": [f"calfat.dataset.{theirs}"]}.items():
+        entry = Entry(tmp_path / name, "main", name, "Ada", (0,), "", ())
+        entry.of(0).mkdir(parents=True)
+        RunDirectory(entry.of(0)).write_recipe(checked_experiment(read_document(name), sets))
+        own = own_experiment(own_recipe(entry, 0, Means(download=download)))
+        assert getattr(own.dataset.options, "download", None) == (download if sets else None)
+
+
 def test_places_of_the_entrant_are_not_followed(board: Path) -> None:
     recipes(board, "data_cache_dir: ~/data", "data_cache_dir: /somewhere/else")
     recipes(board, "using_gpu: false", "using_gpu: true")
@@ -824,6 +839,22 @@ def test_of_two_that_add_one_name_at_once_the_later_leaves_the_other_s_entry(
     assert done.code == 2
     assert [path.name for path in other.iterdir()] == ["theirs"]
     assert not list(other.parent.glob(".*"))
+
+
+def test_a_plugin_that_is_no_longer_the_one_of_the_run_is_not_added(tmp_path: Path) -> None:
+    run, code = tmp_path / "run", tmp_path / "my_code.py"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in FILES:
+        (run / file).write_text("{}")
+    plugin = f"{{file: {code}, sha256: {hashlib.sha256(b'x = 1').hexdigest()}}}"
+    (run / "recipe.yaml").write_text(f"calfat: {{plugins: {{my_code: {plugin}}}}}\n")
+    nothing = Board(tmp_path / "board", "", {})
+    with pytest.raises(PluginError, match=r"my_code\.py: the plugin file cannot be read"):
+        add(nothing, "main", "mine", "Ada", [run])
+    code.write_text("x = 2")
+    with pytest.raises(PluginError, match=r"my_code\.py: this plugin has changed: its SHA-256 was .*Restore it"):
+        add(nothing, "main", "mine", "Ada", [run])
+    assert not any(path.is_file() for path in (tmp_path / "board").rglob("*"))
 
 
 def test_what_a_killed_add_left_is_no_entry(board: Path) -> None:

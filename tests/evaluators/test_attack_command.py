@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -293,6 +294,8 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
         ("run", "--output", "run/results.json"),
         ("--model", "cnn_mcmahan", "--weights", "lost.safetensors", "--dataset", "digits"),
         ("--model", "torch.nn:Identity", "--weights", "lost.safetensors", "--dataset", "digits"),
+        ("--model", "cnn", "--weights", "lost.safetensors", "--dataset", "digits", "--checkpoint", "last"),
+        ("run", "--attacks", "pgd20", "--set", "pgd20.restarts=010"),
     ],
 )
 def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapshot, run_dir):
@@ -302,6 +305,19 @@ def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapsho
     code, _, err = call(*arguments)
     assert code == 2
     snapshot(err.partition("Known: ")[0], gpus=f"torch sees {torch.cuda.device_count()} GPUs")
+
+
+@pytest.mark.parametrize("writer", ["disk", "evaluators.evidence_file"])
+def test_a_full_disk_is_told_with_what_to_do_about_an_attack(writer, run_dir, monkeypatch):
+    """It has no --run-dir."""
+
+    def full(*paths, **also):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"calfat_plugin.{writer}.put_in_place", full)
+    code, _, err = call("run", "--attacks", "fgsm")
+    assert code == 2
+    assert err.endswith("(No space left on device). Make room, and try again with the same command.\n")
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_tensor(run_dir):

@@ -127,6 +127,18 @@ def test_prints_warnings_and_records_go_to_the_log_alone(tmp_path: Path, capsys:
     assert "not noted" not in lines
 
 
+@pytest.mark.parametrize(("before", "after", "end"), [("\r", "", "\n"), ("", "\r", "\n"), ("\r", "", "")])
+def test_of_a_bar_that_is_drawn_over_itself_the_log_has_the_end(
+    tmp_path: Path, before: str, after: str, end: str
+) -> None:
+    with log_to(tmp_path / "log.txt"):
+        for percent in range(101):
+            print(f"{before}cifar10 {percent} %{after}", end="", file=sys.stderr, flush=True)
+        print(end=end, file=sys.stderr)
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert line.endswith("INFO    prints: cifar10 100 %")
+
+
 def test_a_library_that_logs_to_stderr_does_not_log_its_own_log(tmp_path: Path) -> None:
     """stderr leads to the log while a run lasts, so a handler for stderr must not feed itself."""
     with log_to(tmp_path / "log.txt"):

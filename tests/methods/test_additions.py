@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from calfat_plugin import testing
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint

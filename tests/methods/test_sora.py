@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.awp import AWPOptions
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.testing import builtin_registry, check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images
 from calfat_plugin.threat import ThreatModel

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from calfat_plugin.disk import write_json
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.report import charts
@@ -137,8 +138,8 @@ def made_run(
             finished = dataclasses.replace(record(number, monitored, clients=len(counts)), learning_rate=rate)
             finished = dataclasses.replace(finished, metrics=dict(metrics))
             writer.round_finished(finished.with_worst_clients(counts), snapshot)
-    directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
-    directory.write_json(
+    write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
+    write_json(
         directory.environment,
         {
             "command": ["calfat", "run", name, "--set", "tracking_args.wandb_key=hunter2"],

@@ -55,7 +55,7 @@ def test_the_table_has_who_differs_in_what(tmp_path: Path) -> None:
         (
             "weak",
             "share 0.34 · epochs 2 · trainer fedpgd · trainer.loss logitadj · trainer.loss.tau 1.0 · "
-            "trainer.loss.delta 1.0e-06 · trainer.loss.calibrate_inner false · threat.eps 0.05",
+            "trainer.loss.delta 1e-06 · trainer.loss.calibrate_inner false · threat.eps 0.05",
             ["2-3", "1.25", "", ""],
         ),
         ("others", "as the recipe says", ["0, 5", "0.5", "0.125", ""]),
@@ -133,7 +133,7 @@ def test_runs_of_other_groups_are_told_apart_and_do_not_compare(tmp_path: Path) 
         "calfat.clients null",
         "calfat.clients [{name: group1, ids: [0], attacker: {name: ipm, epsilon: 0.5}}]",
         "calfat.clients [{name: group1, ids: [0], attacker: {name: alie, z: null}}]",
-        "calfat.clients [{name: group1, ids: [0], threat: {norm: linf, eps: '0.05', step_size: eps/2, steps: 2}}]",
+        "calfat.clients [{name: group1, ids: [0], threat: {norm: linf, eps: 0.05, step_size: eps/2, steps: 2}}]",
         "calfat.clients null",  # by what a group trains is a method
     ]
     names = [group.name for group in group_runs(runs)]

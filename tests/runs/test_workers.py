@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import calfat_plugin
-from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.executors import Workers
@@ -34,7 +33,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.party import _number_on_machine
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
-from calfat_plugin.runs.workers import number_of_workers
+from calfat_plugin.runs.workers import number_of_workers, with_workers
 from tests.cli.runner import calfat
 from tests.runs.mortals import METHODS, MORTAL, FailOnWarning, Fates, alone, go, outcome
 from tests.runs.processes import TIMEOUT, WarmServer, environment
@@ -199,7 +198,6 @@ def test_more_workers_than_clients(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_how_many(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     text: str,
     threads: str,
     cores: int,
@@ -209,9 +207,9 @@ def test_how_many(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     experiment = checked_experiment(read_document("mortal.yaml"), [f"calfat.runtime.threads={threads}"])
     request = Request(experiment, None, False, [])
-    assert with_workers(request, runtime_of(experiment), text).workers == number
-    said = capsys.readouterr().err.splitlines()
-    assert [line.startswith(f"warning: {start}") for line, start in zip(said, note, strict=True)] == [True] * len(note)
+    said: list[str] = []
+    assert with_workers(request, runtime_of(experiment), text, said.append).workers == number
+    assert [line.startswith(start) for line, start in zip(said, note, strict=True)] == [True] * len(note)
 
 
 def test_each_worker_takes_the_next_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from calfat_plugin.disk import write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
@@ -94,7 +95,7 @@ def test_a_client_that_is_finished_is_told_how_to_go_further_if_it_can(
     schedules = (f"train_args.lr_schedule={schedule}", "train_args.comm_round=3")
     silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=GRPC", *schedules)
     directory = PartyDirectory.create(silos, tmp_path / "rank-1")
-    directory.write_json(directory.results, {"rounds": 3})
+    write_json(directory.results, {"rounds": 3})
     said: list[str] = []
     run_client(Request(silos, directory.path, True, []), 1, said.append)
     (text,) = said
@@ -110,7 +111,7 @@ def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
     first, last = (tmp_path / name for name in ("0-20261121-120000", "0-20261121-130000"))
     for path in (first, last):
         directory = PartyDirectory.create(silos, path)
-        directory.write_json(directory.results, {"rounds": silos.num_rounds})
+        write_json(directory.results, {"rounds": silos.num_rounds})
     assert PartyDirectory.open(request, tmp_path).path == last
     PartyDirectory(first).results.unlink()
     assert PartyDirectory.open(request, tmp_path).path == first

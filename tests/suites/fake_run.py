@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from calfat_plugin.disk import write_json
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.directory import RunDirectory
@@ -60,7 +61,7 @@ def main() -> None:
             for label, value in ACCURACY[trainer].items()
             if label in [pick.label for pick in experiment.evaluators]
         ]
-        directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
+        write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
         if not words.no_page:
             directory.page.touch()
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from calfat_plugin import PartitionEntry, Registry, __version__, option
+from calfat_plugin.disk import write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
@@ -134,11 +135,11 @@ def test_who_looks_at_a_finished_run_is_not_who_ran_it(
     shutil.rmtree(lost.directory)
     mark_lost(lost, "round 1: it diverged")
     directory = RunDirectory(planned().runs[1].directory)
-    directory.write_json(directory.environment, {"processor": "its own", "gpu": None, "precision": "fp32"})
-    directory.write_json(directory.results, {**json.loads(directory.results.read_text()), "calfat_plugin": "0.0.7"})
+    write_json(directory.environment, {"processor": "its own", "gpu": None, "precision": "fp32"})
+    write_json(directory.results, {**json.loads(directory.results.read_text()), "calfat_plugin": "0.0.7"})
 
     directory = RunDirectory(planned().runs[3].directory)
-    directory.write_json(directory.environment, {"processor": "its own", "gpu": "a card", "precision": "bf16"})
+    write_json(directory.environment, {"processor": "its own", "gpu": "a card", "precision": "bf16"})
 
     def of(*columns: str) -> list[tuple[str, ...]]:
         runner.record_runs(planned().suite, planned().runs)

@@ -157,14 +157,14 @@ class Signalled(Recorder):
 def test_no_process_outlives_a_signal(number, plan_of, monkeypatch):
     behave(monkeypatch, calfat="wait", fedpgd="wait")
     before = signal.getsignal(number)
-    started = []
-    note_in(started, monkeypatch, runner, "WarmRun")
+    begun = []
+    note_in(begun, monkeypatch, runner, "started")
     outcomes = []
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(), 2, Signalled(number), outcomes)
     assert len(outcomes) == 2
-    assert len(started) == 2
-    assert all(process.poll() is not None for process in started)
+    assert len(begun) == 2
+    assert all(process.exitcode is not None for process, _ in begun)
     assert signal.getsignal(number) is before
 
 

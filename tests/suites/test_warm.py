@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from calfat_plugin.suites import runner
 from calfat_plugin.suites.runner import SuiteObserver, run_all
-from calfat_plugin.suites.warm import UNKNOWN, WarmRun, warm_up
+from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 from tests.cli.runner import ROOT
 from tests.suites.files import BASE, SUITE, note_in, write_suite
 
@@ -47,30 +49,28 @@ def _new_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def started(*words: str) -> WarmRun:
-    return WarmRun("echo", words, {"SHARE": "half"})
-
-
 def test_a_fork_has_its_own_arguments_environment_output_session_and_exit_code() -> None:
     """Arguments of any length: these are longer than a pipe holds."""
-    runs = [started("3"), started("0"), started("x" * 300_000)]
+    runs = [started("echo", [word], {"SHARE": "half"}) for word in ("3", "0", "x" * 300_000)]
     said = []
-    for run in runs:
-        with run.output as output:
-            said.append((output.read(), run.wait()))
+    for run, output in runs:
+        with output:
+            text = output.read()
+        run.join()
+        said.append((text, run.exitcode))
     assert said == [("1 half True '' ü\n", 3), ("1 half True '' ü\n", 0), ("300000 half True '' ü\n", 0)]
-    assert len({run.process.pid for run in runs}) == 3
+    assert len({run.pid for run, _ in runs}) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signals_reach_a_fork_and_are_how_it_ended(number: signal.Signals) -> None:
-    run = started("sleep")
-    with run.output as output:
+def test_a_signal_reaches_a_fork_and_is_how_it_ended() -> None:
+    run, output = started("echo", ["sleep"], {"SHARE": "half"})
+    with output:
         output.readline()
-        assert run.poll() is None
-        run.stop(number)
-        assert run.wait() == run.poll() == -number
-        run.stop(number)  # of a process that is no more
+        assert run.exitcode is None
+        run.terminate()
+        run.join()
+        assert run.exitcode == -signal.SIGTERM
+        run.terminate()  # of a process that is no more
 
 
 # --- with a suite -----------------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ def test_signals_reach_a_fork_and_are_how_it_ended(number: signal.Signals) -> No
 @pytest.fixture
 def suite(plan_of, stand_in: None, monkeypatch: pytest.MonkeyPatch):
     """Plans a suite of a stand-in; the runs that are started for it."""
-    forked: list[WarmRun] = []
-    note_in(forked, monkeypatch, runner, "WarmRun")
+    forked: list[tuple[ForkServerProcess, TextIO]] = []
+    note_in(forked, monkeypatch, runner, "started")
     return lambda **asked: plan_of(SUITE, **asked), forked
 
 
@@ -91,7 +91,7 @@ def test_the_process_has_the_runs_share_and_no_signal_of_a_terminal(suite, monke
     outcomes = []
     run_all(plan(), 2, SuiteObserver(), outcomes)
     assert [outcome.state for outcome in outcomes] == ["finished"] * 4
-    assert [run.poll() for run in forked] == [0] * 4
+    assert [run.exitcode for run, _ in forked] == [0] * 4
     assert b"OMP_NUM_THREADS=2" in Path(f"/proc/{server()}/environ").read_bytes().split(b"\0")
     assert os.environ["OMP_NUM_THREADS"] == "4"
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -106,9 +106,9 @@ def test_each_slot_has_its_gpu(suite, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(program, words, variables):
         given.append(variables["CUDA_VISIBLE_DEVICES"])
-        return WarmRun(program, words, variables)
+        return started(program, words, variables)
 
-    monkeypatch.setattr(runner, "WarmRun", start)
+    monkeypatch.setattr(runner, "started", start)
     run_all(suite[0](seeds=[0]), 2, SuiteObserver(), [])
     assert given == ["3", "5"]
 
@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_is_missed_by_one_run_alone(suite, monkeypatch:
         def run_progress(self, run, round, num_rounds, eta):
             if len(forked) == 1:
                 os.kill(server(), signal.SIGKILL)
-                os.kill(forked[0].process.pid, signal.SIGKILL)
+                forked[0][0].kill()
 
     outcomes = []
     run_all(plan(seeds=[0]), 1, Killer(), outcomes)
@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_is_missed_by_one_run_alone(suite, monkeypatch:
         ("CalFAT seed 0", "failed", "how it ended is unknown: the process that runs are forked from was killed"),
         ("FedPGD seed 0", "finished", ""),
     ]
-    assert forked[0].poll() == UNKNOWN
+    assert forked[0][0].exitcode == UNKNOWN
 
 
 def test_a_module_that_cannot_be_imported_fails_the_run_and_says_so(suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,9 @@ def bits(directory: Path) -> tuple[dict[str, bytes], list[dict[str, str]]]:
 def test_a_silent_run_of_a_killed_suite_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     program = (
-        "import time; from calfat_plugin.suites.warm import WarmRun; run = WarmRun('echo', ['sleep'], {'SHARE': ''}); "
-        "print(run.process.pid, run.output.readline()[:0], flush=True); time.sleep(99)"
+        "import time; from calfat_plugin.suites.warm import started; "
+        "run, output = started('echo', ['sleep'], {'SHARE': ''}); "
+        "print(run.pid, output.readline()[:0], flush=True); time.sleep(99)"
     )
     suite = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert suite.stdout is not None

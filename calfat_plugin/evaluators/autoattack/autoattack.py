@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.disk import write_text
+from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
@@ -297,7 +297,7 @@ class AttackState:
         bits = {name: as_bits(getattr(self, name)) for name in _BITS}
         text = json.dumps({"format": _FORMAT, "digest": digest, **vars(self), **bits}, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
+        write_text(path, text, TRY_AGAIN)
 
 
 def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
