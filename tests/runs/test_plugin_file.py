@@ -78,8 +78,10 @@ def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path
 def folder(finished: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     copy = shutil.copytree(finished, tmp_path / "copy")
-    recipe = copy / "run" / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace(str(finished), str(copy)))
+    recipe, end = copy / "run" / "recipe.yaml", "# End of the recipe as run."
+    above = recipe.read_text().partition(end)[0].replace(str(finished), str(copy))
+    digest = hashlib.sha256(above.encode()).hexdigest()
+    recipe.write_text(f"{above}{end} SHA-256 of the lines above: {digest}\n")  # as if it had run there
     return copy
 
 
