@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
 from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
 
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:

@@ -47,6 +47,8 @@ def run_one_round(warm: WarmServer, experiment: Experiment, folder: Path, *chang
     changes = (*CUT, f"data_args.data_cache_dir={folder / 'data'}", *changes)
     if experiment.threat.inner.name == "pgd":  # the others take one step anyway
         changes += ("calfat.threat.steps=2",)
+    if experiment.threat.inner.name == "atas":
+        changes += ("calfat.threat.inner={name: atas, warmup: 0}",)  # its own leaves none of one round
     if data in WITH_CHECKSUMS:
         changes += ("calfat.dataset.verify=false",)
     words = [word for change in changes for word in ("--set", change)]
