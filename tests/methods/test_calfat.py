@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import parse_document
-from tests.methods.helpers import registry
+from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.batches import AttackBatch
+from calfat_plugin.trainers.calfat import CalFAT
+from tests.methods.helpers import build_method, local_task, registry, train, watched
+from tests.methods.test_inner_attacks import build_inner
 
 
 def preset(name: str, dataset: str = "cifar10", **options: Any) -> Experiment:
@@ -57,3 +62,25 @@ def test_weight_decay_follows_the_release(dataset: str, weight_decay: float) -> 
 def test_an_option_of_the_recipe_wins_over_the_presets() -> None:
     options = preset("repro", parameterisation="release").trainer.options
     assert {key: getattr(options, key) for key in RELEASE} == RELEASE
+
+
+class CrossEntropyForm(CalFAT):
+    """The attack as the paper writes it: the cross-entropy against the answer to the clean image."""
+
+    def attack_loss(self, batch: AttackBatch) -> Tensor:
+        wanted = batch.loss.attack_logits(batch.logits_nat).softmax(dim=1)
+        found: Tensor = -(wanted * batch.loss.attack_logits(batch.logits_adv).log_softmax(dim=1)).sum()
+        return found
+
+
+@pytest.mark.parametrize("inner", ["rs-fgsm", "n-fgsm", "pgd"])
+def test_the_divergence_climbs_to_the_images_of_the_papers_cross_entropy(inner: str) -> None:
+    """Which needs the clean answer at the weights of this mini-batch, too, so there is no pass to save."""
+    method, found = build_method("calfat", "calibrated"), []
+    threat = ThreatModel(norm="l2", eps=1)  # whose steps do not turn with the last bit of a gradient near zero
+    for cls in (CalFAT, CrossEntropyForm):
+        seen: list[Tensor] = []
+        watching = watched(cls(method.options, method.modifier), lambda batch, seen=seen: seen.append(batch.x_adv))
+        train(watching, local_task(threat=threat, inner=build_inner(inner)))
+        found.append(seen[0].detach())
+    assert (found[0] - found[1]).abs().max() <= 1e-6
