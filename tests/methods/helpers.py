@@ -263,6 +263,6 @@ def tasks_of(federation: Federation) -> dict[int, LocalTask]:
         return fit(task)
 
     for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
-        trainer.fit = partial(noted, trainer.fit)  # type: ignore[method-assign]
+        trainer.fit = partial(noted, trainer.fit)
     federation.play()
     return tasks

@@ -13,6 +13,7 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.inner_attacks.sora import SORA
 from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
 from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.testing import builtin_registry, check_inner_attack
@@ -179,7 +180,7 @@ def test_lengths_are_drawn_after_the_start_batch_by_batch() -> None:
     """The order is part of what a seed means."""
     drawn: list[str] = []
 
-    class Noted(type(build_inner("sora"))):  # type: ignore[misc]  # the class under test
+    class Noted(SORA):
         def start(self, *given: Any) -> Any:
             drawn.append("start")
             return super().start(*given)
@@ -263,7 +264,7 @@ def test_the_full_gradient_looks_back_as_training_does() -> None:
     """Each pass from the client's alignment on, mini-batch by mini-batch."""
     alignments: list[float] = []
 
-    class Noted(type(build_inner("sora"))):  # type: ignore[misc]  # the class under test
+    class Noted(SORA):
         def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
             alignments.append(float(memory.alignment))
             super().after_step(batch, gradient, memory)
