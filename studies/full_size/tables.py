@@ -50,7 +50,7 @@ HYPOTHESES = {
     "it collapses less often": FELL,
     "its lead in natural accuracy is larger under skew": LEAD,
 }
-ANCHORED = (4001, 4002, 4003, 4004, 4005)  # the pairs of rows other than the main ones
+ANCHORED = (4001, 4002, 4003, 4004, 4005)  # pairs of other than the main rows; of one-step attacks, too
 #: What the paper says of CalFAT and each baseline, on CIFAR-10.
 STATEMENTS = {"more natural accuracy": "natural", "more under PGD-20": "pgd20", "more under AutoAttack": "autoattack"}
 

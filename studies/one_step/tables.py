@@ -16,8 +16,8 @@ from scipy import stats
 
 from studies import pages
 from studies.full_size.curves import ROSE, folder_of, rise
+from studies.full_size.tables import ANCHORED, PAPER, REFERENCE, SKEWED
 from studies.full_size.tables import HERE as FULL_SIZE
-from studies.full_size.tables import PAPER, REFERENCE, SKEWED
 from studies.records import COLLAPSED, Compared, difference, family, rates, runs, spread, student
 
 HERE = Path(__file__).parent
@@ -26,7 +26,6 @@ ONE_STEP, LONG_TAIL = HERE / "one_step_fmnist_runs.csv", HERE / "longtail_fmnist
 METHODS = {"FedPGD": REFERENCE, "CalFAT": PAPER}  # here and in the study at full size
 ATTACKS, BUDGETS = ("sora", "N-FGSM", "ATAS"), ("plain", "by class", "warm-up alone")
 SHARED = {"free, 4 replays": METHODS, "PGD-10": {method: f"{method}, PGD-10" for method in METHODS}}  # by names there
-PAIRS = (4001, 4002, 4003, 4004, 4005)
 ON_TAIL = {
     **{"natural": "natural", "natural:tail": "natural, tail", "pgd20": "PGD-20", "autoattack": "AutoAttack"},
     **{f"autoattack:{part}": f"AutoAttack, {part}" for part in ("head", "middle", "tail")},
@@ -88,12 +87,12 @@ def shared() -> list[Row]:
     record = FULL_SIZE / "fmnist_runs.csv"
     if not record.exists():
         return []
-    table, chosen, curves = runs(record), rates(record), _curves(record, PAIRS)
+    table, chosen, curves = runs(record), rates(record), _curves(record, ANCHORED)
     found = []
     for method in METHODS:
         for variant, names in SHARED.items():
             cell = f"{SKEWED}/{names[method]}"
-            if cell in table.index and len(of := table.loc[cell].loc[table.loc[cell].index.isin(PAIRS)]):
+            if cell in table.index and len(of := table.loc[cell].loc[table.loc[cell].index.isin(ANCHORED)]):
                 found.append(Row(method, variant, chosen[cell], of, curves.get(folder_of(cell), {})))
     return found
 
@@ -136,13 +135,13 @@ def comparisons(record: Path) -> list[Compared]:
     for method in METHODS:
         for metric in TESTED if record == LONG_TAIL else ["autoattack"]:
             values = [
-                here[method, variant].values(metric).loc[lambda of: of.index.isin(PAIRS)]
+                here[method, variant].values(metric).loc[lambda of: of.index.isin(ANCHORED)]
                 if (method, variant) in here
                 else pd.Series(dtype=float)
                 for variant in (one, other)
             ]
             planned.append((f"{method}: {one} minus {other}", metric, (values[0] - values[1]).dropna()))
-    return family(planned, len(PAIRS))
+    return family(planned, len(ANCHORED))
 
 
 def counted(number: int | None, of: int) -> str:
