@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.interfaces import ClientLoss
-from calfat_plugin.modifiers.priors import LossOfClient, log_counts, log_frequencies
+from calfat_plugin.modifiers.priors import LossOfClient, floor_option, log_counts, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 CALFAT_PAPER = paper("chen2022calfat")
 
 
-_CONSTANTS: dict[str, dict[str, Any]] = {  # the paper names delta and never gives it; 1e-6 is our choice
-    "paper": {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0, "delta": 1e-6},
-    "release": {"prior": "counts", "prior_weight": 0.1, "scale": 10.0, "delta": 1e-6},
+_CONSTANTS: dict[str, dict[str, Any]] = {
+    "paper": {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0},
+    "release": {"prior": "counts", "prior_weight": 0.1, "scale": 10.0},
 }
 
 
@@ -42,9 +42,7 @@ class CalibrationOptions:
         open_low=True,
         help="s, factor of the outer logits; scales the effective learning rate; null: by parameterisation",
     )
-    delta: float | None = option(
-        None, low=0, open_low=True, help="floor added to class frequencies; null: 1e-6, as the paper never gives it"
-    )
+    delta: float | None = floor_option()
 
     def __post_init__(self) -> None:
         for name, value in _CONSTANTS[self.parameterisation].items():

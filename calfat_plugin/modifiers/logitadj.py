@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import ModifierEntry, paper
 from calfat_plugin.interfaces import ClientLoss
-from calfat_plugin.modifiers.priors import LossOfClient, log_frequencies
+from calfat_plugin.modifiers.priors import LossOfClient, floor_option, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class LogitAdjOptions:
     """The constants of LogitAdj."""
 
     tau: float = option(1.0, low=0, help="factor of the log prior; 0 changes nothing")
-    delta: float = option(1e-6, low=0, open_low=True, help="floor added to class frequencies, for missing classes")
+    delta: float | None = floor_option()
     calibrate_inner: bool = option(False, help="adjust the logits that the attack climbs, too")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
+from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,10 +28,28 @@ class LossOfClient(LossModifier):
         return self._loss(self._options, class_counts)
 
 
-def log_frequencies(class_counts: Tensor, *, delta: float = 1e-6) -> Tensor:
-    """log(n^y / n + delta), the prior of preset ``paper``: (C,) counts to (C,) float32; ``delta`` > 0 is our choice."""
+def floor_option() -> Any:
+    """Declare ``delta``, the floor of a prior of class frequencies, which no source gives (methods.md 2)."""
+    return option(
+        None,
+        low=0,
+        open_low=True,
+        help="floor added to class frequencies, for missing classes; null: 1/n, one example of a client that has n",
+    )
+
+
+def log_frequencies(class_counts: Tensor, *, delta: float | None = None) -> Tensor:
+    """log(n^y / n + delta), the prior of preset ``paper``: (C,) counts to (C,) float32.
+
+    ``delta`` > 0 is our choice; None takes one example of the client, 1/n.
+    """
     counts = class_counts.double()
-    return (counts / counts.sum() + delta).log().float()
+    num_examples = counts.sum().clamp_min(1)
+    if delta is None:
+        # An absent class is then some log n below a class of every example, as in the authors' code. A much smaller
+        # floor makes the local loss vanish, and classes that rarely meet at a client are never told apart.
+        return ((counts + 1) / num_examples).log().float()
+    return (counts / num_examples + delta).log().float()
 
 
 def log_counts(class_counts: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.modifiers.priors import log_frequencies, rarest_present, subtract_at_label
+from calfat_plugin.modifiers.priors import floor_option, log_frequencies, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RoBalOptions:
     tau_b: float = option(1.5, low=0, help="factor of the log prior")
     tau_m: float = option(0.3, low=0, help="growth of the margin with the class count")
     gamma: float = option(1 / 32, low=0, help="added to the norm of each class's weight in the cosine")
-    delta: float = option(1e-6, low=0, open_low=True, help="floor added to class frequencies, for missing classes")
+    delta: float | None = floor_option()
     calibrate_inner: bool = option(False, help="let the attack climb scaled cosines with the prior, too")
 
 

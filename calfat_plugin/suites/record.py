@@ -23,7 +23,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.differences import FREE, PLUGIN_PLACE, flat
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.document import Document, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
@@ -33,8 +33,8 @@ from calfat_plugin.runs.directory import RunDirectory
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
-#: Defaults that have changed since: a digest keeps the meaning that it had when rows were recorded.
-_DEFAULTS_THEN = {"calfat.partition.seed": 2021}
+#: Defaults that are null today and were not: a digest keeps the meaning that it had when rows were recorded.
+_DEFAULTS_THEN = {"calfat.partition.seed": 2021, "calfat.trainer.delta": 1e-6, "calfat.trainer.loss.delta": 1e-6}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 _FIRST = 4  # of these; every version of a record begins with them
@@ -57,11 +57,14 @@ class Recorded:
 def digest(experiment: Experiment) -> str:
     """Twelve hexadecimal digits that change with what is run.
 
-    The seed does not count, nor what a resumed run may change, nor where a plugin file lies, nor a value that equals
-    its default: so a key that a later version adds changes no digest.
+    The seed does not count, nor what a resumed run may change, nor where a plugin file lies, nor an option that others
+    make useless, nor a value that equals its default: so a key that a later version adds changes no digest.
     """
     names = _names(experiment)
     run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
+    for plugin in experiment.picked:
+        for name in plugin.entry.idle(plugin.options):
+            run.pop(dotted((*plugin.path, name)), None)
     said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
     return hashlib.sha256(json.dumps([names, said], sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -114,7 +117,11 @@ def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
     Nobody runs that recipe, so it does not matter whether anybody could: Bulyan wants more clients than the default.
     """
     unchecked = assemble(Document("defaults", json.loads(names)), registry, finished=True)
-    return _settings(unchecked.as_run()) | _DEFAULTS_THEN
+    defaults = _settings(unchecked.as_run())
+    for key, value in _DEFAULTS_THEN.items():
+        if defaults.get(key, value) is None:
+            defaults[key] = value
+    return defaults
 
 
 def verdict_of(directory: Path, experiment: Experiment) -> str | None:
