@@ -42,7 +42,7 @@ def on_one_core(words: list[str], folder: Path) -> Iterator[psutil.Process]:
 
 def processor_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def wait_for(what: Callable[[], bool]) -> None:

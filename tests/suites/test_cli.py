@@ -86,7 +86,10 @@ def test_dry_run_lists_and_runs_nothing(snapshot):
 def test_the_machine_is_divided_between_runs_and_their_workers(words, share, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     asked = []
-    monkeypatch.setattr("calfat_plugin.cli.suite.run_all", lambda plan, jobs, observer, ended, workers, **_: asked.append((jobs, workers)))
+    monkeypatch.setattr(
+        "calfat_plugin.cli.suite.run_all",
+        lambda plan, jobs, observer, ended, workers, **_: asked.append((jobs, workers)),
+    )
     done = call(*words)
     assert done.out.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
     assert asked == [(int(share[0]), words[1])]
