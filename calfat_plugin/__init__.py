@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+"""The version of this package, a text."""
 
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.in_memory import attack as attack
