@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
 from calfat_plugin.datasets import Dataset
+from calfat_plugin.datasets.findings import BOTH_SPLITS
 from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
@@ -220,6 +221,12 @@ class Experiment(Recipe):
                 evaluator.set_up(task)
         return made
 
+    def splits_of(self, rank: int | None) -> tuple[str, ...]:
+        """The splits of the data set that a party reads; with ``partition_method: silo`` it is one."""
+        if rank is None or self.partition.entry.name != SILO:
+            return BOTH_SPLITS
+        return ("train",) if rank else ("test",)
+
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
 
@@ -228,7 +235,8 @@ class Experiment(Recipe):
         """
         root, options = self.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
-            root, options["only"] = for_rank(root, rank), "train" if rank else "test"
+            root = for_rank(root, rank)
+            options["only"] = self.splits_of(rank)[0]
         with self.attribute_errors_to(self.dataset):
             read = build_plugin(self.dataset.entry.load(), Dataset, expanded(root), names="root", **options)
         if read.num_classes < 2:

@@ -238,6 +238,21 @@ def test_evaluators_in_the_place_of_labels(model: nn.Module, third: Any, snapsho
             calfat.evaluate(model, images, third, eps=0.1)
 
 
+def test_images_that_look_wrong_are_warned_of(model: nn.Module) -> None:
+    """By every function that is given images, at the line that calls it."""
+    twice = X / 255 / 255
+    for call in (
+        lambda: calfat.evaluate(model, twice, Y, ["natural"]),
+        lambda: calfat.attack("fgsm", model, twice, Y, eps=0.1),
+        lambda: calfat.trust(model, twice, Y, eps=0.1),
+    ):
+        with pytest.warns(
+            UserWarning, match=r"^the brightest pixel of all 60 images is 1.5e-05 of \[0, 1\]: they "
+        ) as caught:
+            call()
+        assert caught[0].filename == __file__
+
+
 def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
     digits = calfat.load_dataset("digits")
     assert (digits.name, len(digits.train) + len(digits.test), digits.validation) == ("digits", 1797, None)
@@ -246,7 +261,10 @@ def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             Image.fromarray(np.zeros((9, 9), np.uint8)).save(folder / "a.png")
-    found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
+    with pytest.warns(UserWarning, match="of one colour") as caught:
+        found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
+    starts = [str(each.message).partition(" images")[0] for each in caught]
+    assert starts == [f"data set image_folder: 2 of 2 {which}" for which in ("training", "test", "test")]
     assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 1)
 
 
