@@ -274,7 +274,7 @@ class Experiment(Recipe):
         """The global model with its initial weights, a function of the seed alone unless others follow; on the CPU."""
         from torch import nn
 
-        from calfat_plugin.models.building import built_model, seeded
+        from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 
         def build() -> nn.Module:
             model = built_model(
@@ -285,6 +285,8 @@ class Experiment(Recipe):
                 num_classes=images.num_classes,
                 **asdict(self.model.options),
             )
+            if not weights_follow:  # it will be trained
+                refuse_other_training_mode(model, self.who(self.model), images)
             with self.attribute_errors_to(self.trainer):
                 return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,71 @@ def test_evaluators_in_the_place_of_labels(model: nn.Module, third: Any, snapsho
     for images in (calfat.ImageData(X, Y), X):
         with snapshot.raises(calfat.OptionError, "evaluators="):
             calfat.evaluate(model, images, third, eps=0.1)
+
+
+def convolutions() -> nn.Module:
+    """With batch normalisation, so that modes matter, and a weight whose layout is changed for speed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        return nn.Sequential(*layers).eval()
+
+
+COMPILED = {
+    "script": torch.jit.script,
+    "trace": lambda model: torch.jit.trace(model, X[:2]),
+    "frozen": lambda model: torch.jit.freeze(torch.jit.script(model)),
+    "in part": lambda model: nn.Sequential(torch.jit.script(model[:3]), model[3:]).eval(),
+}
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_compiled_networks_are_measured_as_those_they_were_made_of(how: str) -> None:
+    plain, made = convolutions(), COMPILED[how](convolutions())
+    weights = [each.clone() for each in made.parameters()]
+    arguments: dict[str, Any] = {"eps": 0.1, "step_size": "eps", "seed": 3}
+    expected, found = (calfat.evaluate(each, X, Y, ["natural", "fgsm", "pgd2"], **arguments) for each in (plain, made))
+    assert [each.per_class for each in found.values()] == [each.per_class for each in expected.values()]
+    x_adv, as_plain = (calfat.attack("pgd2", each, X, Y, **arguments) for each in (made, plain))
+    assert float(((x_adv - as_plain).abs() < 1e-5).float().mean()) > 0.99  # a sign of a gradient near 0 may differ
+    assert all(map(torch.equal, weights, made.parameters()))
+
+
+def test_of_a_module_whose_mode_is_fixed_it_is_said_how_to_set_it() -> None:
+    """As torch.export makes them, whose import takes long."""
+    network = convolutions().train()
+    network.eval = None  # type: ignore[assignment, method-assign]
+    for start in ("the model is in training mode", "the model is in training mode (module '0')"):
+        with pytest.raises(
+            calfat.ModelError, match=rf"^{re.escape(start)}.* set `training = False` of each of its mod"
+        ):
+            calfat.evaluate(network, X, Y, ["natural"])
+        network.training = False
+    for module in network.modules():
+        module.training = False
+    assert calfat.evaluate(network, X, Y, ["natural", "fgsm"], eps=0.1)
+
+
+class InPlace(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x -= 0.5
+        return self.network(x)
+
+
+def test_a_network_that_changes_its_input_is_named_and_the_callers_images_stay(model: nn.Module) -> None:
+    x, network = X.clone(), InPlace(model).eval()
+    for call in (
+        lambda: calfat.evaluate(network, x, Y, ["pgd2"], eps=0.1),
+        lambda: calfat.attack("pgd2", network, x, Y, eps=0.1),
+        lambda: calfat.trust(network, x, Y, eps=0.1),
+    ):
+        with pytest.raises(calfat.ModelError, match=r"^the model changes its input in place, so an attack would begin"):
+            call()
+        assert torch.equal(x, X)
 
 
 def test_images_that_look_wrong_are_warned_of(model: nn.Module) -> None:
