@@ -218,7 +218,7 @@ def test_a_network_that_changes_its_input_is_refused(odd):
 @pytest.mark.parametrize("odd", ["auxiliary", "fewer", "fails"])
 def test_a_network_that_gives_something_else_while_it_trains_is_refused(odd, snapshot):
     with snapshot.raises(ModelError, "model odd: "):
-        refuse_other_training_mode(Net(odd, "training"), "model odd", SHAPE)
+        refuse_other_training_mode(Net(odd, "training").eval(), "model odd", SHAPE)
 
 
 def test_trying_the_training_mode_leaves_no_trace():
