@@ -71,6 +71,7 @@ def test_images_of_one_colour_are_counted_and_the_black_ones_apart(snapshot: Tex
     x = TEST.x.clone()
     x[[3, 5]] = 0
     x[7] = torch.tensor([9, 200], dtype=torch.uint8)[:, None, None]  # another value in each channel
+    x[9, 0] = 7  # of one channel alone: it shows something in the other one
     (text,) = findings(test=ImageData(x, TEST.y))
     snapshot(text)
     assert text.startswith("3 of 12 test images are of one colour all over, 2 of them black (the first is number 3, ")
