@@ -33,9 +33,12 @@ DOMINANT = 0.9
 #: Mean of ``results.ALIGNMENT`` over a client's last :data:`ALIGNED_ROUNDS` below which its model has learnt to pass
 #: one step of eps: the loss turns within that step. studies/passes has the runs that it was chosen on.
 OVERFITTED, ALIGNED_ROUNDS = 0.11, 4
-#: Cosine of the server's step to the median of its clients' below which, and multiple of the longest of these above
-#: which, it is reported. Averages and robust rules stay within the longest; momentum turns a step, but not around.
-AGAINST, BEYOND = -0.5, 3.0
+#: Cosine of the server's step to the median of its clients' below which it is reported. Updates of skewed clients are
+#: nearly orthogonal, so the cosine of an average is small, and of an average with the wrong sign not far below zero: in
+#: 4,121 rounds of 28 honest runs under Dirichlet(0.1) it was never below -0.003. Momentum turns a step, but not around.
+AGAINST, AGAINST_WITH_MEMORY = -0.1, -0.5
+#: Multiple of the clients' longest update above which the step is. Averages and robust rules stay within the longest.
+BEYOND = 3.0
 _QUOTED = 5  # findings of a kind that the page quotes
 _CLIENTS = re.compile(r"clients? \d+(, \d+)*")
 _LARGE_UPDATE = "large-update"
@@ -195,7 +198,7 @@ def step_alarms(moved: Drift, *, remembers: bool) -> tuple[str, ...]:
     An aggregator that remembers something between rounds, as a server's optimiser does, has steps of its own length.
     """
     (length, cosine), longest = moved.step, max(moved.norms)
-    if cosine < AGAINST:
+    if cosine < (AGAINST_WITH_MEMORY if remembers else AGAINST):
         return (
             f"server-step: the global model moved against its clients (cosine to their median update {cosine:.2f})",
         )
