@@ -548,4 +548,5 @@ def test_apgd_t_has_the_published_targets_of_the_norm(norm, targets, digits_mode
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_square_needs_images_of_five_pixels(norm):
     names, reasons = playable(("apgd-ce", "square"), ThreatModel(norm, 1), 10, 4)
-    assert (names, reasons) == (("apgd-ce",), {"square": f"in {norm.upper()} it needs images of 5 pixels; they have 4"})
+    why = f"in {norm.upper()} it needs images of 5 pixels a side, and these have 4"
+    assert (names, reasons) == (("apgd-ce",), {"square": why})

@@ -600,7 +600,7 @@ def test_every_check_attacks_in_the_norm_of_the_budget(
 def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subattacks, "_SQUARE_LEAST_HEIGHT", 9)
     code, out, err = call(*own("Honest", "plain", eps="3", examples=20), "--norm", "l2")
-    said = "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels; they have 8.\n"
+    said = "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels a side, and these have 8.\n"
     assert (code, err, out.startswith("check 1 of 11: ")) == (0, said, True)
     assert "attack without gradients" not in out
 
