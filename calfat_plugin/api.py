@@ -34,9 +34,10 @@ from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.numbers import percent
+from calfat_plugin.report.evaluations import shows_release
+from calfat_plugin.report.numbers import accuracy_text
 from calfat_plugin.report.reading import read_run
-from calfat_plugin.results import EvaluationResult, evaluation_from_json
+from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json
 from calfat_plugin.rounds_csv import read_rounds, text_columns
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
@@ -96,14 +97,20 @@ class Run:
         return self.directory / "report.html"
 
     def __repr__(self) -> str:
-        accuracies = ", ".join(f"{label} {percent(found.accuracy)}" for label, found in self.results.items())
+        accuracies = ", ".join(f"{label} {accuracy_text(found.accuracy)}" for label, found in self.results.items())
         return f"<Run {self.directory}: {accuracies or 'not finished'}>"
 
     def _repr_html_(self) -> str:
-        head: tuple[str, ...] = ("evaluator", "accuracy", "release", "examples") if self.results else ("not finished",)
-        results = self.results.values()
-        body = [(r.label, percent(r.accuracy), percent(r.accuracy_release), str(r.num_examples)) for r in results]
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in (head, *body))
+        release = shows_release(map(evaluation_as_json, self.results.values()))
+        table = [["evaluator", "accuracy", *(["release"] if release else []), "examples"]]
+        for result in self.results.values():
+            row = [result.label, accuracy_text(result.accuracy)]
+            if release:
+                row.append(accuracy_text(result.accuracy_release))
+            table.append([*row, str(result.num_examples)])
+        if not self.results:
+            table = [["not finished"]]
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table)
         alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
 

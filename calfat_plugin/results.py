@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
+from calfat_plugin.maths.intervals import Interval, of_accuracy
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.maths.worst import Worst, by_frequency, worst_class, worst_clients
 
@@ -25,6 +26,8 @@ RESULTS_FORMAT = 2
 ALIGNMENT = "alignment"
 #: Code of the finding about a client whose :data:`ALIGNMENT` stays small.
 OVERFITTED_ATTACK = "overfitted-attack"
+#: Code of the finding that an attack, or a part of AutoAttack, did not run.
+NOT_RUN = "not-run"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
 EVIDENCE = "evidence.safetensors"  #: name of the file with adversarial images of an evaluation
@@ -38,7 +41,7 @@ WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
 FREQUENCY = ("head", "middle", "tail")
 BESIDE = (RELEASE, *WORST, *FREQUENCY)
 #: Keys of an evaluation that are not written where there is nothing.
-_OPTIONAL = ("metrics", "worst_class", "worst_clients", *FREQUENCY)
+_OPTIONAL = ("metrics", "not_run", "guess", "interval", "worst_class", "worst_clients", *FREQUENCY)
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,18 @@ class LocalUpdate:
 class EvaluationResult:
     """One evaluator's verdict on one model. Accuracies are fractions in [0, 1].
 
+    An attack that did not run has no number, because clean accuracy would pass for robustness:
+    :meth:`without_number` makes such a result.
+
     Attributes:
         label: the evaluator's name in this run (``pgd20``).
-        num_examples: how many test examples were evaluated.
+        num_examples: how many test examples were evaluated; 0 where the attack did not run.
         accuracy: share of examples that are classified correctly both clean and under attack, which is what robust
-            accuracy means elsewhere: never above the natural accuracy.
+            accuracy means elsewhere: never above the natural accuracy. None where the attack did not run.
         accuracy_release: share whose final (adversarial) point is classified correctly, whatever became of the clean
-            image: the convention of the CalFAT release, used in the paper's tables.
-        per_class: ``accuracy`` per class; None where the class has no test example.
+            image: the convention of the CalFAT release, used in the paper's tables. None where the attack did not run.
+        per_class: ``accuracy`` per class; None where the class has no test example. Empty where nothing is known of
+            classes.
         per_class_release: likewise for ``accuracy_release``.
         settings: how the number was made (eps, steps, start, seed ...), ready for JSON.
         implementation: package and version that made the adversarial examples.
@@ -85,12 +92,15 @@ class EvaluationResult:
             ``tail`` of a long-tailed partition only (``maths.worst.by_frequency``).
         middle: of those between.
         tail: of those with the fewest.
+        not_run: why the attack did not run, so that there is no accuracy; empty where there is one.
+        guess: share of the most frequent class, which a model has that gives every image this one answer; None where
+            the evaluator does not say.
     """
 
     label: str
     num_examples: int
-    accuracy: float
-    accuracy_release: float
+    accuracy: float | None
+    accuracy_release: float | None
     per_class: tuple[float | None, ...]
     per_class_release: tuple[float | None, ...]
     settings: Mapping[str, Any]
@@ -102,6 +112,34 @@ class EvaluationResult:
     head: Worst | None = None
     middle: Worst | None = None
     tail: Worst | None = None
+    not_run: str = ""
+    guess: float | None = None
+
+    @classmethod
+    def without_number(
+        cls,
+        label: str,
+        why: str,
+        *,
+        settings: Mapping[str, Any],
+        implementation: str,
+        details: Mapping[str, Any] | None = None,
+    ) -> EvaluationResult:
+        """The result of an attack that did not run.
+
+        Args:
+            label: the evaluator's name in this run.
+            why: why it did not run, as it follows on a colon: ``its loss needs 4 classes, and there are 3``.
+            settings: as of a result with a number.
+            implementation: likewise.
+            details: likewise.
+        """
+        return cls(label, 0, None, None, (), (), settings, implementation, 0.0, details=details or {}, not_run=why)
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of ``accuracy`` over the test examples (Wilson's); None where there is no accuracy."""
+        return None if self.accuracy is None else of_accuracy((self.accuracy,), self.num_examples)
 
     @property
     def worst_class(self) -> Worst | None:
@@ -144,8 +182,8 @@ class RoundRecord:
             network, by attacks and training steps, as they claim; None where they do not say.
         bytes_down: payload that the clients of the round received, in bytes.
         bytes_up: payload that the server received from them, in bytes.
-        alarms: findings about the clients whose updates were used, a code and a sentence each
-            (``federation.outliers``).
+        alarms: findings about the clients whose updates were used (``federation.outliers``), and about monitored
+            attacks that did not run; a code and a sentence each.
         peak_memory_mb: largest resident memory of the server's process in the round, in 10^6 bytes; None where the
             system does not measure it.
         peak_gpu_memory_mb: largest memory of torch's tensors on the server's GPU, likewise; None without one.
@@ -186,7 +224,7 @@ class RoundRecord:
         return math.fsum(kept.values()) / len(kept) if kept else math.nan
 
     def accuracy(self, label: str) -> float | None:
-        """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None."""
+        """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None: it has no number."""
         result = self.evaluations.get(label)
         return None if result is None else result.accuracy
 
@@ -234,7 +272,7 @@ class RunResult:
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
     """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null."""
-    names = (*(field.name for field in dataclasses.fields(evaluation)), "worst_class")
+    names = (*(field.name for field in dataclasses.fields(evaluation)), "interval", "worst_class")
     values = {name: getattr(evaluation, name) for name in names}
     return {name: _as_json(value, name) for name, value in values.items() if value or name not in _OPTIONAL}
 
@@ -262,7 +300,8 @@ def release_of(metric: str) -> str:
 
 
 def measured(results: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured, of its ``results.json`` (such as ``pgd20:tail``); None where it has no such metric."""
+    """What a run measured, of its ``results.json`` (such as ``pgd20:tail``); None where it has no such metric, and
+    where the attack did not run."""
     found = dict(results.get("metrics") or {})
     for evaluation in results.get("evaluations", ()):
         beside = evaluation.get("metrics") or {}
@@ -273,6 +312,15 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
         found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
     number = found.get(metric)
     return None if number is None else float(number)
+
+
+def why_not_run(results: Mapping[str, Any], metric: str) -> str:
+    """Why an attack did not run, of ``results.json`` and a metric of it; empty where it ran, or is not there."""
+    label = evaluator_of(metric)
+    for evaluation in results.get("evaluations", ()):
+        if evaluation["label"] == label and evaluation["accuracy"] is None:
+            return str(evaluation["not_run"])
+    return ""
 
 
 def examples_of(results: Mapping[str, Any], metric: str) -> int | None:

@@ -70,7 +70,7 @@ COLUMNS: tuple[Column, ...] = (
         "<label>",
         "accuracy of the global model (with `calfat.ema` of its average) after the round: the share of examples that "
         "are classified correctly both clean and under attack, of the validation split if there is one, else of the "
-        "test split. Empty in rounds that are not monitored",
+        "test split. Empty in rounds that are not monitored, and where the attack did not run (`alarms` says why)",
         value=_of_each(lambda result: result.accuracy),
         kind="share",
         page="<label> %",
@@ -143,8 +143,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "alarms",
-        "findings about clients whose updates were used, each a code and a sentence (`large-update: the update of …`), "
-        "separated by `; ` ([evaluation.md](evaluation.md#alarms))",
+        "findings about clients whose updates were used, and about monitored attacks that did not run, each a code and "
+        "a sentence (`large-update: the update of …`), separated by `; ` ([evaluation.md](evaluation.md#alarms))",
         kind="text",
         written="; ".join,
     ),
@@ -184,6 +184,12 @@ COLUMNS: tuple[Column, ...] = (
         value=_of_each(lambda result: result.worst_clients and result.worst_clients.accuracy),
         kind="share",
         page="<label>, worst clients %",
+    ),
+    Column(
+        "<label>_guess",
+        "share of the most frequent class of the images: what a model gets that gives them all this one answer",
+        value=_of_each(lambda result: result.guess),
+        kind="share",
     ),
     Column(
         "update_cosine_<k>",

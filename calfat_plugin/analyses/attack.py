@@ -70,7 +70,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
             "evaluations": list(map(evaluation_as_json, results)),
             "environment": describe_environment(run.device, first.registry, command, "fp32"),
         }
-    alarms = find_alarms(results)
+    alarms = find_alarms(results, run.dataset.class_names)
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))
     path = reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
     kept = []
@@ -170,7 +170,7 @@ def _measure(
             observer.say(_line(results[-1]))
         if collector is not None:
             kept.append(collector.evidence())
-            if worst := kept[-1].worst_case(num_classes):
+            if worst := kept[-1].worst_case(num_classes, collector.not_run):
                 results.append(worst)
                 observer.say(_line(worst))
     return tuple(results), kept
@@ -179,6 +179,8 @@ def _measure(
 def _line(result: EvaluationResult) -> str:
     """``pgd20 (linf 8/255)  43.8 %  2.0 s``."""
     budget = f" ({result.settings['norm']} {result.settings['eps']})" if "eps" in result.settings else ""
+    if result.accuracy is None or result.accuracy_release is None:
+        return f"{result.label}{budget}  did not run: {result.not_run}"
     release = f", release {percent(result.accuracy_release)}" if result.accuracy_release != result.accuracy else ""
     return f"{result.label}{budget}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s"
 

@@ -295,6 +295,8 @@ def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]
         settings, label = row["settings"], row["label"]
         of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
         is_natural = settings.get("attack") == "none"
+        if row["accuracy"] is None:
+            continue  # the attack did not run: there is no number to show
         if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
             label = "natural" if is_natural else label
             known.append(_Said(label, row["accuracy"], row["num_examples"], row.get("per_class")))

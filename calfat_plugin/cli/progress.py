@@ -19,8 +19,8 @@ from rich.text import Text
 
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.peer_text import printable
-from calfat_plugin.report.numbers import clock, percent
-from calfat_plugin.results import RoundRecord, RunInfo
+from calfat_plugin.report.numbers import accuracy_text, clock, percent
+from calfat_plugin.results import NOT_RUN, RoundRecord, RunInfo
 
 _REFRESH_PER_SECOND = 5
 _BAR_WIDTH = 24
@@ -215,6 +215,7 @@ class ShownProgress(RunObserver):
         self._num_clients = 0
         self._label, self._evaluated = "", Pace()
         self._work = "starting"
+        self._not_run: set[str] = set()  # findings of monitored attacks that were shown
 
     def __enter__(self) -> ShownProgress:
         self._console.__enter__()
@@ -268,6 +269,10 @@ class ShownProgress(RunObserver):
     def round_finished(self, record: RoundRecord) -> None:
         self.owes_round = False
         for alarm in record.alarms:
+            if alarm.startswith(NOT_RUN):  # it is the same in each round
+                if alarm in self._not_run:
+                    continue
+                self._not_run.add(alarm)
             self.warn(f"round {record.round}: {alarm}.")
         self._rounds.reached(record.round)
         total, scores = self._num_rounds, scores_of(record)
@@ -307,7 +312,7 @@ class ShownProgress(RunObserver):
 
 def scores_of(record: RoundRecord) -> list[str]:
     """What a round measured, as words of its line."""
-    accuracies = [f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items()]
+    accuracies = [f"{label} {accuracy_text(result.accuracy)}" for label, result in record.evaluations.items()]
     return [*accuracies, f"loss {record.loss:.3f}"]
 
 

@@ -15,14 +15,19 @@ from calfat_plugin.report.table import print_table
 from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 
-def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm]) -> None:
+def show_final(
+    console: Console,
+    results: Sequence[EvaluationResult],
+    alarms: Sequence[Alarm],
+    class_names: Sequence[str] = (),
+) -> None:
     """Print the final evaluation of a run: its tables and findings."""
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return
     show_evaluations(console, results, "model after the final round, test split")
     found = list(map(evaluation_as_json, results))
-    for table in filter(None, (worst_table(found), tails_table(found))):
+    for table in filter(None, (worst_table(found, class_names), tails_table(found, class_names))):
         print_table(console, table)
     show_alarms(console, alarms)
 

@@ -136,7 +136,8 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     with choose_progress(console, plain=plain) as progress:
         hint.progress = progress
         result = session.run(request, directory, progress)
-    show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
+    class_names = read_json(directory.partition).get("class_names") or ()
+    show_final(console, result.evaluations, read_alarms(read_json(directory.results)), class_names)
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)

@@ -183,14 +183,19 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
     bad = sum(run.state not in ("finished", "lost") for run in ended)
     nothing = [name for name in plan.choices if name in plan.selected and plan.choices[name].hopeless]
+    guessing = [name for name in plan.choices if name in plan.selected and plan.choices[name].guessing]
+    problems, advice = [], []
+    if bad:
+        problems.append(f"{bad} of {counted(len(ended), 'run')} did not finish.")
+    if nothing:
+        problems.append(f"nothing could be chosen for {listed(nothing)}: every choice run was lost.")
+    if guessing:
+        problems.append(f"nothing could be chosen for {listed(guessing)}: no choice run became better than guessing.")
+        advice.append(f"Try other values in choose.grid of {plan.suite.document.file}, or more rounds.")
     if bad or nothing:
-        what = f"{bad} of {counted(len(ended), 'run')} did not finish." if bad else ""
-        lost = f"nothing could be chosen for {listed(nothing)}: every choice run was lost." if nothing else ""
-        fail(
-            " ".join(filter(None, (what, lost))),
-            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {this_command}",
-            SOME_FAILED,
-        )
+        advice.append("What they printed is in seed-*.txt beside their directories.")
+    if problems:
+        fail(" ".join(problems), f"{' '.join(advice)} Try them again with:\n  {this_command}", SOME_FAILED)
 
 
 def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun]) -> bool:

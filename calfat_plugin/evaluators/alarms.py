@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from calfat_plugin.exact import parse_number
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import NOT_RUN, WORST_CASE, EvaluationResult
 
 # Shares of the examples. AutoAttack's own check of Square uses the first; the second lies between the gaps of CalFAT
 # (6.4 points, on flattened logits) and FedPGD (2.4) in the CalFAT paper's CIFAR-10 table.
@@ -20,6 +20,10 @@ SLACK = 0.002
 FLATTENED = 0.04
 RISE = 0.005
 ZERO_GRADIENTS = 0.01
+
+#: Codes of findings about a model that has learned nothing.
+ONE_ANSWER = "one-answer"
+GUESSING = "guessing"
 
 _COMPLETE = ("standard", "plus")  # versions of AutoAttack that no other attack here should beat
 _WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "transfer", "internal")
@@ -39,11 +43,74 @@ def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:
     return tuple(Alarm(found["code"], found["text"], tuple(found["labels"])) for found in content.get("alarms", ()))
 
 
-def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:
-    """All findings about one model, from its results on one data set, in any order, at one eps or several."""
+def find_alarms(results: Iterable[EvaluationResult], class_names: Sequence[str] = ()) -> tuple[Alarm, ...]:
+    """All findings about one model, from its results on one data set, in any order, at one eps or several.
+
+    Args:
+        results: what its evaluators gave.
+        class_names: of the data set; empty: classes are named by their numbers.
+    """
     every = tuple(results)
-    kinds = (_autoattack_above, _flattened_logits, _robust_above_natural, _rises_with_eps, _zero_gradients, _warnings)
-    return tuple(alarm for find in kinds for alarm in find(every))
+    # Comparisons are of numbers; an attack that did not run has none.
+    measured = tuple(result for result in every if result.accuracy is not None)
+    return (
+        *_not_run(every),
+        *_no_better_than_guessing(measured, class_names),
+        *_autoattack_above(measured),
+        *_flattened_logits(measured),
+        *_robust_above_natural(measured),
+        *_rises_with_eps(measured),
+        *_zero_gradients(measured),
+        *_warnings(every),
+    )
+
+
+def _not_run(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    """Attacks without a number, each once for all eps; and a worst case that lacks attacks."""
+    said: set[tuple[str, str]] = set()
+    for result in results:
+        left_out = result.details.get("not_run") if _attack(result) == WORST_CASE else None
+        if result.not_run:
+            text = f"{result.label} did not run, so it has no number: {result.not_run}."
+        elif left_out:
+            attacks = ", ".join(result.settings["attacks"])
+            text = f"{result.label} is of {attacks} alone, because {', '.join(left_out)} did not run."
+        else:
+            continue
+        if (result.label, text) not in said:
+            said.add((result.label, text))
+            yield Alarm(NOT_RUN, text, (result.label,))
+
+
+def _no_better_than_guessing(results: Sequence[EvaluationResult], class_names: Sequence[str]) -> Iterator[Alarm]:
+    """A model that has learned nothing: under attack it keeps what it has, and seems robust.
+
+    Judged by clean accuracy, and by what is there where that was not measured.
+    """
+    natural = next((result for result in results if _attack(result) == "none"), None)
+    for result in results if natural is None else (natural,):
+        known = [accuracy for accuracy in result.per_class if accuracy is not None]
+        if len(known) < 2:  # of one class alone, or nothing is known of classes
+            continue
+        if sorted(known) == [0.0] * (len(known) - 1) + [1.0]:
+            index = result.per_class.index(1.0)
+            answer = class_names[index] if class_names else index
+            yield Alarm(
+                ONE_ANSWER,
+                f"{result.label} gets class {answer} right for all images and every other class for none: the model "
+                f"gives one answer to everything. Its {_percent(result)} is the share of that class, and what any "
+                "attack leaves of it is no robustness: an answer that never changes cannot be changed. Train for more "
+                "rounds, at another learning rate, or look at the partition.",
+                (result.label,),
+            )
+        elif result.guess is not None and _accuracy(result) <= result.guess and result is natural:
+            yield Alarm(
+                GUESSING,
+                f"{result.label} is {_percent(result)}, no more than the {100 * result.guess:.1f} % that the most "
+                "frequent class has, which one answer to all images would give: the model has learned nothing. What an "
+                "attack leaves of it says nothing of robustness. Train for more rounds, or at another learning rate.",
+                (result.label,),
+            )
 
 
 def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
@@ -130,8 +197,8 @@ def _zero_gradients(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
             )
             yield Alarm(
                 "zero-gradients",
-                f"{_name(result)} began at a gradient of exactly zero for {count} of {result.num_examples} examples, "
-                f"which it then cannot move. {advice}",
+                f"{_name(result)} began at a gradient of exactly zero (or of no number) for {count} of "
+                f"{result.num_examples} examples, which it then cannot move. {advice}",
                 (result.label,),
             )
 
@@ -160,11 +227,11 @@ def _lowest(results: Iterable[EvaluationResult], like: EvaluationResult) -> Eval
         return result.num_examples, result.settings.get("norm"), result.settings.get("eps")
 
     comparable = (result for result in results if setting(result) == setting(like))
-    return min(comparable, key=lambda result: result.accuracy, default=None)
+    return min(comparable, key=_accuracy, default=None)
 
 
 def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) -> bool:
-    return clearly_below(low.accuracy, high.accuracy, high.num_examples, share)
+    return clearly_below(_accuracy(low), _accuracy(high), high.num_examples, share)
 
 
 def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
@@ -178,4 +245,10 @@ def _name(result: EvaluationResult) -> str:
 
 
 def _percent(result: EvaluationResult) -> str:
-    return f"{100 * result.accuracy:.1f} %"
+    return f"{100 * _accuracy(result):.1f} %"
+
+
+def _accuracy(result: EvaluationResult) -> float:
+    """The number of a result that has one."""
+    assert result.accuracy is not None
+    return result.accuracy

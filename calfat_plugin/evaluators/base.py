@@ -266,7 +266,7 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
 
 
 def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes: int) -> dict[str, Any]:
-    """Numbers of examples and accuracies, in both conventions of robust accuracy (evaluation.md).
+    """Numbers of examples, accuracies in both conventions of robust accuracy (evaluation.md), and what guessing gives.
 
     An example is robust when it is classified correctly both clean and at its final adversarial point: ``adv_correct``,
     (N,) bool on the CPU, like ``clean_correct``. The *release* of CalFAT leaves the clean image out of account, so its
@@ -274,7 +274,7 @@ def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes
     """
     y = y.cpu()
     examples = y.bincount(minlength=num_classes).tolist()
-    counts: dict[str, Any] = {"num_examples": len(y)}
+    counts: dict[str, Any] = {"num_examples": len(y), "guess": max(examples) / len(y)}
     for suffix, right in (("", adv_correct & clean_correct.cpu()), ("_release", adv_correct)):
         found = y[right].bincount(minlength=num_classes).tolist()
         counts[f"accuracy{suffix}"] = sum(found) / len(y)

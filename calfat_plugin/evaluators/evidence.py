@@ -75,17 +75,32 @@ class Evidence:
             return self.withstand([*self.tried])
         return torch.ones_like(self.correct), self.correct
 
-    def worst_case(self, num_classes: int) -> EvaluationResult | None:
-        """The accuracy under all attacks together, on the images that all were run on; None of fewer than two."""
-        if len(self.tried) < 2:
+    def worst_case(self, num_classes: int, not_run: Mapping[str, str] | None = None) -> EvaluationResult | None:
+        """The accuracy under all attacks together, on the images that all were run on; None of fewer than two.
+
+        Args:
+            num_classes: C.
+            not_run: attack to why it did not run: the worst case is that of the others, and says so.
+        """
+        left_out = dict(not_run or {})
+        if len(self.tried) + len(left_out) < 2:
             return None
+        settings = {**self.ball, "attack": WORST_CASE, "attacks": [*self.tried]}
+        implementation = f"calfat-plugin {__version__}"
+        details = {"not_run": left_out} if left_out else {}
+        if not self.tried:
+            why = f"none of its attacks ran ({', '.join(left_out)})"
+            return EvaluationResult.without_number(
+                WORST_CASE, why, settings=settings, implementation=implementation, details=details
+            )
         tried, right = self.verdicts(WORST_CASE)
         return EvaluationResult(
             **counts_of(self.label[tried], self.correct[tried], right[tried], num_classes),
             label=WORST_CASE,
-            settings={**self.ball, "attack": WORST_CASE, "attacks": [*self.tried]},
-            implementation=f"calfat-plugin {__version__}",
+            settings=settings,
+            implementation=implementation,
             seconds=0.0,
+            details=details,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -129,6 +144,7 @@ class Collector:
         self._attacks: list[str] = []
         self._broken: dict[str, Tensor] = {}
         self._tried: dict[str, Tensor] = {}
+        self.not_run: dict[str, str] = {}  # attack to why it did not run
         self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
         if scratch is not None:
             for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
@@ -186,6 +202,10 @@ class Collector:
 
     def finished(self, result: EvaluationResult) -> list[dict[str, str]]:
         """Note on which images an attack was run; a finding if its accuracy is not that of its examples: no part."""
+        if result.accuracy is None:
+            self._broken.pop(result.label, None)
+            self.not_run[result.label] = result.not_run
+            return []
         if (broken := self._broken.get(result.label)) is None:
             return []
         tried = _chosen(len(broken), result.num_examples)

@@ -122,8 +122,8 @@ class PGD(BudgetedAttack):
         """For every example, the point of the last start that it took part in: what is broken is not attacked again.
 
         Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
-        Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start, without the
-        :meth:`satisfied`.
+        Tallies ``zero_gradients``: examples whose first gradient is exactly zero, or nan, in each pixel, in the first
+        start, without the :meth:`satisfied`.
         """
         import torch
 
@@ -231,7 +231,7 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _watched(model: nn.Module, vanished: Tensor, satisfied: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The model, adding to ``vanished`` the examples, but for the satisfied, whose first gradient is exactly zero."""
+    """The model, adding to ``vanished`` the examples, but for the satisfied, whose first gradient moves no pixel."""
     seen = False
 
     def forward(x_adv: Tensor) -> Tensor:
@@ -241,7 +241,8 @@ def _watched(model: nn.Module, vanished: Tensor, satisfied: Callable[[Tensor], T
             seen, done = True, satisfied(logits.detach())
 
             def count(grad: Tensor) -> None:  # on the device: nothing waits for it
-                vanished.add_(((grad.flatten(1).abs().amax(dim=1) == 0) & ~done).sum())
+                moves = (grad.flatten(1).abs() > 0).any(dim=1)  # not where it is zero, and not where it is no number
+                vanished.add_((~moves & ~done).sum())
 
             x_adv.register_hook(count)
         return logits

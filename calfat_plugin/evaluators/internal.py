@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _COUNTING = "right clean and at the images of every client's model"
-_NO_CLIENTS = (
-    "no client's model gave finite answers on clean images, so nothing was attacked: this is the natural accuracy."
-)
+_NO_POINTS = "no client's model gave a finite point for any image, so there was nothing to attack with"
+_NO_CLIENTS = "no client's model gave finite answers on clean images, so there was nothing to attack with"
 
 
 class Internal(PGD):
@@ -61,21 +60,30 @@ class Internal(PGD):
             matrix.append(row)
         of_others = [one for own, row in enumerate(matrix, start=1) for at, one in enumerate(row) if at != own]
         zero_gradients = max((result.details.get("zero_gradients", 0) for result in found), default=0)
+        settings = {**budget, **self.settings(task), **budget}
+        details = {
+            **(found[0].details if found else {}),
+            "zero_gradients": zero_gradients,
+            "clients": list(clean),
+            "natural": [share(task.clean_correct), *map(share, clean.values())],
+            "matrix": matrix,
+            **({"unusable": unusable} if unusable else {}),
+        }
+        if all(result.not_run for result in found):
+            return EvaluationResult.without_number(
+                label,
+                _NO_POINTS if found else _NO_CLIENTS,
+                settings=settings,
+                implementation=self.implementation,
+                details=details,
+            )
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, withstood, task.num_classes),
             label=label,
-            settings={**budget, **self.settings(task), **budget},
+            settings=settings,
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
-            details={
-                **(found[0].details if found else {}),
-                "zero_gradients": zero_gradients,
-                "clients": list(clean),
-                "natural": [share(task.clean_correct), *map(share, clean.values())],
-                "matrix": matrix,
-                **({"unusable": unusable} if unusable else {}),
-                **({} if found else {"warnings": [{"code": "no-clients", "text": _NO_CLIENTS}]}),
-            },
+            details=details,
             metrics={"worst": min(of_others), "mean": sum(of_others) / len(of_others)} if of_others else {},
         )
 

@@ -68,7 +68,7 @@ class Personalised(PGD):
             for kind, make in makers.items():
                 rows[client] |= self._of_client(task, label, kind, make, clients.class_counts(client))
                 measured += 1
-                progress(measured * examples, 0, round(measured * examples * result.accuracy))
+                progress(measured * examples, 0, round(measured * examples * (result.accuracy or 0)))
         return replace(result, metrics=_over_clients(rows), details={**result.details, "clients": rows})
 
     def _of_client(

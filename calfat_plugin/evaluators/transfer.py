@@ -17,11 +17,16 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask, SetUpTask
 from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.options import option
+from calfat_plugin.results import EvaluationResult
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.threat import ThreatModel
+
+
+_USABLE = "usable points"  # the tally of points that the source gave as finite numbers
+_NO_POINT = "its source gave no finite point for any image, so there was nothing to attack with"
 
 
 class FromModel(PGD):
@@ -30,6 +35,16 @@ class FromModel(PGD):
     def __init__(self, options: PGDOptions, source: nn.Module | None = None) -> None:
         super().__init__(options)
         self.source = source
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """As PGD; without a number where the source gave no point to count."""
+        result = super().evaluate(task, label)
+        details = dict(result.details)
+        if details.pop(_USABLE) > 0:
+            return dataclasses.replace(result, details=details)
+        return EvaluationResult.without_number(
+            label, _NO_POINT, settings=result.settings, implementation=result.implementation, details=details
+        )
 
     def _climb(
         self, task: EvaluationTask, threat: ThreatModel, x: Tensor, y: Tensor, start: Tensor
@@ -44,6 +59,7 @@ class FromModel(PGD):
         with fast_passes(self.source, x) as rows:
             on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows)
             found, vanished = super()._climb(on_source, threat, x, y, start)
+        task.tally(_USABLE, int(found.isfinite().flatten(1).all(dim=1).sum()))
         return torch.where(found.isfinite(), found, x), vanished
 
 

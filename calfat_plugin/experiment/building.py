@@ -152,8 +152,19 @@ def _evaluation(entry: EvaluatorEntry, result: Any, task: EvaluationTask, label:
     found = returned.instance(result, EvaluationResult, "evaluate returned")
     for name in ("accuracy", "accuracy_release"):
         value = getattr(found, name)
-        if not (isinstance(value, float) and 0 <= value <= 1):
-            raise PluginError(f"its result has {name} {one_line(value)}; expected a fraction in [0, 1].")
+        if found.not_run:
+            if value is not None:
+                raise PluginError(
+                    f"its result says that it did not run ({one_line(found.not_run)}), and has {name} "
+                    f"{one_line(value)}. Return EvaluationResult.without_number(...), or leave not_run empty."
+                )
+        elif not (isinstance(value, float) and 0 <= value <= 1):
+            raise PluginError(
+                f"its result has {name} {one_line(value)}; expected a fraction in [0, 1]. An attack that cannot run "
+                "returns EvaluationResult.without_number(...)."
+            )
+    if found.guess is not None and not (isinstance(found.guess, float) and 0 <= found.guess <= 1):
+        raise PluginError(f"its result has guess {one_line(found.guess)}; expected a fraction in [0, 1], or None.")
     for name in ("per_class", "per_class_release"):
         if (number := len(getattr(found, name))) not in (0, task.num_classes):
             raise PluginError(f"its result has {number} numbers in {name}; expected {task.num_classes}, one a class.")

@@ -132,7 +132,7 @@ class Measurements:
             )
             if collector is not None:
                 evidence = collector.evidence()
-                if worst := evidence.worst_case(self._task.num_classes):
+                if worst := evidence.worst_case(self._task.num_classes, collector.not_run):
                     found[worst.label] = worst
                 if scratch is not None:
                     write_evidence(scratch / EVIDENCE, evidence)

@@ -18,7 +18,7 @@ from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.maths.averaging import Drift
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.results import OVERFITTED_ATTACK
+from calfat_plugin.results import NOT_RUN, OVERFITTED_ATTACK, EvaluationResult
 from calfat_plugin.rounds_csv import read_rounds
 
 #: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
@@ -51,6 +51,8 @@ _ADVICE = {
     "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
     "server-step": "combine returns the next model, near those of the clients: has its step the wrong sign, or is what "
     "it returns an update, or a sum?",
+    NOT_RUN: "There is no number of it in these rounds, and no checkpoint best-robust where it is the last attack of "
+    "calfat.monitor.evaluators. Monitor another attack.",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
 
@@ -210,18 +212,38 @@ def step_alarms(moved: Drift, *, remembers: bool) -> tuple[str, ...]:
     return ()
 
 
+def not_run_alarms(evaluations: Mapping[str, EvaluationResult]) -> tuple[str, ...]:
+    """A finding about each monitored attack that did not run."""
+    alarms = []
+    for label, result in evaluations.items():
+        if result.not_run:
+            why = " ".join(result.not_run.replace(";", ",").split())  # a plugin's; findings are split at semicolons
+            alarms.append(f"{NOT_RUN}: {label} did not run: {why}")
+    return tuple(alarms)
+
+
+def why_not_run(row: Mapping[str, str], label: str) -> str:
+    """Why a monitored attack did not run in a round, of its row of ``rounds.csv``; empty where it ran."""
+    before = f"{NOT_RUN}: {label} did not run: "
+    findings = row.get("alarms", "").split("; ")
+    return next((finding.removeprefix(before) for finding in findings if finding.startswith(before)), "")
+
+
 def alarms_of(path: Path) -> tuple[Alarm, ...]:
     """The findings of all rounds in a ``rounds.csv``, an alarm for each kind; none without any.
 
-    What is found of the same clients in several rounds is quoted once, as of the last of them.
+    What is found of the same clients, or of the same attack, in several rounds is quoted once, as of the last of them.
     """
     found: dict[str, dict[str, list[tuple[str, str]]]] = {code: {} for code in _ADVICE}  # code to clients to findings
     for row in read_rounds(path):
         for finding in filter(None, row.get("alarms", "").split("; ")):
             code, _, text = finding.partition(": ")
             whose = _CLIENTS.search(text)
+            about = whose[0] if whose else ""
+            if code == NOT_RUN:
+                about = text  # an attack and why, which are no clients
             if code in found:  # else the file was changed by hand
-                found[code].setdefault(whose[0] if whose else "", []).append((row["round"], text))
+                found[code].setdefault(about, []).append((row["round"], text))
     alarms = []
     for code, of_clients in found.items():
         quoted = []

@@ -34,6 +34,7 @@ from calfat_plugin.federation.outliers import (
     Alignments,
     UpdateHistory,
     loss_alarms,
+    not_run_alarms,
     step_alarms,
     weight_alarms,
 )
@@ -244,9 +245,13 @@ class Server:
         measured = {
             f"{label}/{name}": value for label, result in evaluations.items() for name, value in result.metrics.items()
         }
+        not_run = not_run_alarms(evaluations)
+        for alarm in not_run:
+            log.warning("round %d: %s", record.round, alarm)
         return replace(
             record,
             evaluations=evaluations,
+            alarms=(*record.alarms, *not_run),
             metrics={**record.metrics, **measured},
             seconds=time.perf_counter() - self._started,
             peak_memory_mb=self._memory.of_process(),

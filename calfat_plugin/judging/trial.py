@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import TRY_AGAIN, write_text
-from calfat_plugin.errors import ModelError
+from calfat_plugin.errors import ModelError, RunError
 from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
 from calfat_plugin.evaluators.evidence import Collector
@@ -128,6 +128,8 @@ class Trial:
             # Without a memory an attack must not continue either: what it broke before would not be judged again.
             scratch = self.scratch if resumable else None
             result = self._measured(label, evaluator, threat or self.threat, only, craft_on, scratch, judge)
+        if result.accuracy is None:  # else it would seem that all images withstand it
+            raise RunError(f"calfat trust: {label} did not run ({result.not_run}), so nothing can be judged by it.")
         if on_trial:
             self.robust &= ~broken
         zero = result.details.get("zero_gradients")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -112,6 +112,7 @@ class Score:
     release: Sequence[float] = ()  # the values by the release's convention, with which the published number compares
     tolerance: float | None = None  # difference from it that passes unmarked, a fraction too; None: none is given
     rival: Rival | None = None  # the best score of the same problem, or the next best for the best itself
+    not_run: Mapping[int, str] = field(default_factory=dict)  # seed to why its attack did not run: it has no value
 
     @property
     def values(self) -> tuple[float, ...]:

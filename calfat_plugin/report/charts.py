@@ -339,6 +339,7 @@ def bar_chart(
 
 def final_per_class(run: RunFiles) -> Chart | None:
     """Per-class accuracy of the final model: clean, and under the attack that hurt most."""
+    # An attack that did not run knows nothing of classes.
     chosen = [evaluation for evaluation in run.evaluations if evaluation.get("per_class")]
     if not chosen:
         return None
@@ -390,13 +391,14 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     Of attacks in several norms, whose eps have nothing in common, it is of those in the norm with most of them.
     """
     of_norms: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # norm, and eps as text, to the evaluations
-    for evaluation in evaluations:
+    measured = [evaluation for evaluation in evaluations if evaluation["accuracy"] is not None]
+    for evaluation in measured:
         if {"norm", "eps"} <= (how := evaluation["settings"]).keys():
             of_norms.setdefault(str(how["norm"]), {}).setdefault(str(how["eps"]), []).append(evaluation)
     norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(texts) < 2:
         return None
-    natural = [float(e["accuracy"]) for e in evaluations if "eps" not in e["settings"]]
+    natural = [float(e["accuracy"]) for e in measured if "eps" not in e["settings"]]
     start = [(0.0, natural[0])] if natural and "0" not in texts else []
     ticks = ["0", *texts] if start else [*texts]
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -406,7 +408,7 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
             line.append((float(parse_number(eps)), float(evaluation["accuracy"])))
 
     title = "Accuracy under attack over eps" + (f", {of}" if of else "")
-    numbers = dict.fromkeys(str(each["num_examples"]) for each in evaluations if "num_examples" in each)
+    numbers = dict.fromkeys(str(each["num_examples"]) for each in measured if "num_examples" in each)
     caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
     return line_chart(
         name,

@@ -61,6 +61,9 @@ class Measured(Protocol):
     def num_examples(self, metric: str) -> int | None:
         """What an accuracy is a share of."""
 
+    def not_run(self, metric: str) -> str:
+        """Why the attack of a metric did not run, so that it has no value; empty where it ran."""
+
 
 def score_of(
     runs: Mapping[int, Measured],
@@ -80,6 +83,7 @@ def score_of(
         None if reported is None else reported / 100,
         () if None in release else tuple(value for value in release if value is not None),
         None if tolerance is None else tolerance / 100,
+        not_run={seed: why for seed, run in runs.items() if (why := run.not_run(metric))},
     )
 
 

@@ -120,7 +120,8 @@ def results_tables(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, T
     """Means and their differences, under the problems that the settings solve; empty where nothing is finished."""
     labels = dict.fromkeys((*suite.headings, *(label for group in groups for label in group.labels)))
     found = {group.name: {label: group.score(label) for label in labels} for group in groups}
-    known = [label for label in labels if any(scores[label].values for scores in found.values())]
+    ended = {label for group in groups for label in group.labels}  # also of attacks that did not run
+    known = [label for label in labels if label in ended or any(scores[label].values for scores in found.values())]
     headings = {label: suite.headings.get(label, label) for label in known}
     found = compared_alike({group.name: (group.runs[0].settings, found[group.name]) for group in groups})
     rows = []
@@ -139,9 +140,24 @@ def results_tables(groups: Sequence[Group], suite: SuiteFiles) -> tuple[Table, T
     note = f"Accuracy of the final models in percent: {examples}. ± is the sample standard deviation over seeds."
     one_partition = partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1})
     note += f" {meaning(headings, rows, sources, suite.tolerance, one_partition)}"
+    for group in groups:
+        note += _without_number(group)
     if any(group.name.endswith(MORE) for group in groups):
         note += f" Settings whose names end in {MORE} differ in more than their names say; see What differs."
     return score_tables(["/".join(suite.axes) or "setting", "seeds"], headings, rows, note)
+
+
+def _without_number(group: Group) -> str:
+    """Which attacks did not run in runs of a group, a sentence each."""
+    seeds: dict[tuple[str, str], list[int]] = {}  # label and why, to the seeds
+    for label in group.labels:
+        for seed, why in group.score(label).not_run.items():
+            seeds.setdefault((label, why), []).append(seed)
+    sentences = ""
+    for (label, why), of_seeds in seeds.items():
+        listed = f"{'seeds' if len(of_seeds) > 1 else 'seed'} {', '.join(map(str, of_seeds))}"
+        sentences += f" {group.name}, {listed}: {label} did not run ({why}), so it has no number."
+    return sentences
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.labels import budget
-from calfat_plugin.report.numbers import bare_percent, figure, interval, listed_ids, points
+from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, figure, interval, listed_ids, points
 from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import FREQUENCY, WORST
 
@@ -21,27 +21,56 @@ def evaluations_table(
     *,
     notes: Sequence[str] = (),
 ) -> Table:
-    """Accuracies in both conventions, and beside them what a paper reports, by label, in percent."""
-    compared = ["reported %", "difference"] if reported else []
+    """Accuracies, and beside them what a paper reports, by label, in percent.
+
+    The accuracies as the release counts are there where some of them are others than ours.
+    """
+    rows_of = list(evaluations)
+    release_shown = shows_release(rows_of)
     rows = []
-    for each in evaluations:
-        known = (reported or {}).get(each["label"])
-        release = each.get("accuracy_release", each["accuracy"])  # as the paper's tables count
-        beside = ["" if known is None else f"{known:.2f}", "" if known is None else points(release - known / 100)]
-        rows.append(evaluation_row(each, beside if compared else []))
-    head = ["evaluator", "accuracy %", "95 % interval", "release %", *compared, "examples", "seconds"]
-    return Table(name, head, rows, notes=notes)
+    for evaluation in rows_of:
+        beside = [bare_percent(evaluation.get("accuracy_release"))] if release_shown else []
+        if reported:
+            beside += _beside_reported(evaluation, reported.get(evaluation["label"]))
+        rows.append(evaluation_row(evaluation, beside))
+    head = ["evaluator", "accuracy %", "95 % interval"]
+    head += ["release %"] if release_shown else []
+    head += ["reported %", "difference"] if reported else []
+    why = [
+        f"{evaluation['label']} did not run: {evaluation['not_run']}."
+        for evaluation in rows_of
+        if evaluation.get("not_run")
+    ]
+    return Table(name, [*head, "examples", "seconds"], rows, notes=[*notes, *dict.fromkeys(why)])
+
+
+def shows_release(evaluations: Iterable[Evaluation]) -> bool:
+    """Whether the accuracy as the release counts is another one than ours in some evaluation."""
+    return any(evaluation.get("accuracy_release") not in (None, evaluation["accuracy"]) for evaluation in evaluations)
+
+
+def _beside_reported(evaluation: Evaluation, reported: float | None) -> list[str]:
+    """What a paper reports in percent, and how far the accuracy, as its tables count, is from it."""
+    if reported is None:
+        return ["", ""]
+    release = evaluation.get("accuracy_release", evaluation["accuracy"])
+    return [f"{reported:.2f}", "" if release is None else points(release - reported / 100)]
 
 
 def evaluation_row(evaluation: Evaluation, beside: Iterable[str] = (), *, picked: bool = False) -> Row:
-    """A row of a table of evaluations; ``picked``: not of any images, so that there is no interval."""
-    number = evaluation.get("num_examples") or 0
-    found = None if picked else of_accuracy((float(evaluation["accuracy"]),), number)
+    """A row of a table of evaluations, without a number where the attack did not run.
+
+    Args:
+        evaluation: as in ``results.json``.
+        beside: further numbers, behind accuracy and interval.
+        picked: whether the images are not any images, so that there is no interval.
+    """
+    number, accuracy = evaluation.get("num_examples") or 0, evaluation["accuracy"]
+    ends = None if picked or accuracy is None else of_accuracy((float(accuracy),), number)
     return [
         with_budget(evaluation),
-        bare_percent(float(evaluation["accuracy"])),
-        "" if found is None else interval(*found),
-        bare_percent(evaluation.get("accuracy_release")),
+        NO_NUMBER if accuracy is None else bare_percent(float(accuracy)),
+        "" if ends is None else interval(*ends),
         *beside,
         f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",
@@ -49,8 +78,17 @@ def evaluation_row(evaluation: Evaluation, beside: Iterable[str] = (), *, picked
 
 
 def with_budget(evaluation: Evaluation) -> Cell:
-    ball = budget(evaluation.get("settings") or {})
-    return Cell(str(evaluation["label"]), beside=[ball] if ball else [])
+    """The label; below it the ball, and the attacks that have no part in the number because they did not run."""
+    beside = [budget(evaluation.get("settings") or {})]
+    if evaluation["accuracy"] is not None and (left_out := left_out_of(evaluation)):
+        beside.append(f"without {', '.join(left_out)}")
+    return Cell(str(evaluation["label"]), beside=[text for text in beside if text])
+
+
+def left_out_of(evaluation: Evaluation) -> list[str]:
+    """The sub-attacks of AutoAttack, or the attacks of a worst case, that did not run."""
+    found = (evaluation.get("details") or {}).get("not_run")
+    return [str(name) for name in found] if isinstance(found, Mapping) else []
 
 
 def worst_table(
@@ -61,7 +99,7 @@ def worst_table(
     rows: list[Row] = []
     for each in evaluations:
         found = {key: each.get(key) for key in WORST.values()}
-        numbers = [bare_percent(float(each["accuracy"]))]
+        numbers = [bare_percent(each["accuracy"])]
         for key, worst in found.items():
             names = named.get(key, ())
             numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else ["", ""]
@@ -111,13 +149,13 @@ def trust_table(content: Mapping[str, Any]) -> Table:
             evaluation = {
                 "label": f"{check['check']}: {row['attack']}",
                 "accuracy": row["accuracy"],
-                "accuracy_release": row.get("left"),  # this table has it in the place of that one
                 "num_examples": row["examples"],
                 "seconds": row["seconds"],
                 "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
             }
             # Images that were picked for being near to an error are like no others.
-            rows.append(evaluation_row(evaluation, picked=row.get("of") not in (None, row["examples"])))
+            picked = row.get("of") not in (None, row["examples"])
+            rows.append(evaluation_row(evaluation, [bare_percent(row.get("left"))], picked=picked))
     head = ["check, attack", "accuracy %", "95 % interval", "left %", "examples", "seconds"]
     note = (
         "Accuracy: right clean and under this attack; left: right under everything before it at the budget, too. The "

@@ -87,10 +87,13 @@ def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str,
     for heading, evaluations in found:
         texts: dict[str, None] = {}
         for run, evaluation in evaluations:
+            if evaluation["accuracy"] is None:
+                continue
             number = evaluation.get("num_examples") or 0
             most = max(int(other.get("num_examples") or 0) for other in run.evaluations)
             texts[f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"] = None
-        alike.setdefault(listing(list(texts)), []).append(heading)
+        if texts:
+            alike.setdefault(listing(list(texts)), []).append(heading)
     return ", ".join(f"{listing(headings)} on {examples}" for examples, headings in alike.items())
 
 

@@ -17,6 +17,14 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+NO_NUMBER = "not run"  #: in the place of the accuracy under an attack that did not run
+
+
+def accuracy_text(fraction: float | None) -> str:
+    """``83.4 %``; ``not run`` where there is no number."""
+    return NO_NUMBER if fraction is None else percent(fraction)
+
+
 def unbroken_percent(fraction: float) -> str:
     """The same for pages, never broken at the end of a line."""
     return percent(fraction).replace(" ", "\N{NO-BREAK SPACE}")

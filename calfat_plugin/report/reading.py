@@ -16,7 +16,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT, examples_of, measured
+from calfat_plugin.results import RESULTS_FORMAT, examples_of, measured, why_not_run
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -95,6 +95,10 @@ class RunFiles:
     def num_examples(self, metric: str) -> int | None:
         return examples_of(self.results, metric)
 
+    def not_run(self, metric: str) -> str:
+        """Why the attack of a metric did not run; empty where it ran."""
+        return why_not_run(self.results, metric)
+
     def curve(self, column: str) -> list[tuple[int, float]]:
         """(round, number) for every round that has one in ``column``."""
         points = ((row.get("round"), row.get(column)) for row in self.rounds)
@@ -138,6 +142,9 @@ def _checked(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
     content = read_json(path)
     if content:
         check_shape(content, shape, path)
+    for index, evaluation in enumerate(content.get("evaluations", ())):
+        if evaluation["accuracy"] is None and not evaluation.get("not_run"):
+            damaged(path, f"evaluations[{index}].accuracy", "is nothing, and no 'not_run' says why")
     return content
 
 
@@ -185,6 +192,7 @@ def read_suite(path: Path) -> SuiteFiles:
     for cell in found.get("cells", ()) if notes else ():
         if choice := cell.get("choice"):
             notes.append(f"{cell['name']}: {choice['text'] or 'nothing is chosen yet'} (tried {choice['tried']}).")
+            notes += [f"{cell['name']}: {remark}" for remark in choice.get("remarks", ())]
     # Such a run may have left no directory.
     lost = sum(run.get("status") == "lost" for cell in found.get("cells", ()) for run in cell.get("runs", ()))
     if lost:

@@ -24,10 +24,17 @@ from calfat_plugin.report.charts import (
     learning_curves,
     losses,
 )
-from calfat_plugin.report.evaluations import evaluations_table, figures_of, tails_table, trust_table, worst_table
+from calfat_plugin.report.evaluations import (
+    evaluations_table,
+    figures_of,
+    shows_release,
+    tails_table,
+    trust_table,
+    worst_table,
+)
 from calfat_plugin.report.groups import groups_table, ranges, with_groups
 from calfat_plugin.report.images import Strip, read_strips
-from calfat_plugin.report.numbers import bare_percent, counted, duration, figure, unbroken_percent
+from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, counted, duration, figure, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import spending
 from calfat_plugin.report.reading import RunFiles
@@ -79,9 +86,12 @@ def _tiles(run: RunFiles) -> list[tuple[str, str]]:
     if run.evaluations:
         numbers = [evaluation.get("num_examples") or 0 for evaluation in run.evaluations]
         most = max(numbers)
-        fewer = [f", {number:,} of {most:,} images" if number < most else "" for number in numbers]
+        fewer = [f", {number:,} of {most:,} images" if 0 < number < most else "" for number in numbers]
         return [
-            (unbroken_percent(float(evaluation["accuracy"])), f"{evaluation['label']}{images}")
+            (
+                NO_NUMBER if evaluation["accuracy"] is None else unbroken_percent(float(evaluation["accuracy"])),
+                f"{evaluation['label']}{images}",
+            )
             for evaluation, images in zip(run.evaluations, fewer, strict=True)
         ]
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
@@ -95,15 +105,18 @@ def final_tables(run: RunFiles) -> list[Table]:
         return []
     labels_there = {each["label"] for each in run.evaluations}
     published = {label: number for label, number in run.recipe.reported.percent.items() if label in labels_there}
+    release = shows_release(run.evaluations)
     evaluated = "Global model" if run.recipe.ema is None else "Moving average of the global models"
     note = (
         f"{evaluated} after the final round. Accuracy counts an example that is classified correctly both clean and "
-        "under attack; release leaves the clean image out of account, as CalFAT's authors and the paper's tables do. "
+        "under attack; the convention of the release leaves the clean image out of account, as CalFAT's authors and "
+        f"the paper's tables do, {'and is beside it' if release else 'and gives the same numbers here'}. "
         "The interval (Wilson's) is over the test examples; another seed may lie outside."
     )
     if published:
         source = run.recipe.reported.source or "as the recipe says"
-        note += f" Reported: {source}; difference: release minus reported, in percentage points."
+        measured = "release" if release else "accuracy"
+        note += f" Reported: {source}; difference: {measured} minus reported, in percentage points."
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"
         for found in (run.results.get("validation_selected") or run.results.get("test_selected") or {}).values()

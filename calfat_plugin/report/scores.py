@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.report.labels import listing
-from calfat_plugin.report.numbers import bare_percent, figure, interval, paired_points, points
+from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, figure, interval, paired_points, points
 from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import WORST
 
@@ -62,12 +62,15 @@ def score_tables(
 def score_cell(score: Score) -> Cell:
     """``61.35 ± 0.42 [60.8, 61.9] (64.69, -3.34!)``: accuracies in percent, figures as they are measured.
 
-    In parentheses is what is published, and measured minus published, marked where it is beyond the tolerance.
+    ``not run`` where the attack ran with no seed. In parentheses is what is published, and measured minus published,
+    marked where it is beyond the tolerance.
     """
 
     def text(number: float | None) -> str:
         return "" if number is None else bare_percent(number) if score.is_accuracy else figure(number)
 
+    if score.not_run and not score.values:
+        return Cell(NO_NUMBER)
     ends = ""
     if score.interval is not None:
         ends = interval(*score.interval) if score.is_accuracy else f"[{', '.join(map(figure, score.interval))}]"

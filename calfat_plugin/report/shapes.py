@@ -41,17 +41,21 @@ FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 COUNT = Kind("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63)
 NUMBER = Kind("a number", lambda value: _number(value) and abs(value) < 1e15)
 FRACTION = Kind("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
-PER_CLASS = Kind("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
+OPTIONAL_FRACTION = Kind(
+    "a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1)
+)
 METRIC = Kind("a number, or null", lambda value: value is None or _number(value))
 EPS = Kind("a number such as 8/255", _exact)
 
 _WORST = {"accuracy": FRACTION, "ids": [COUNT]}
 _EVALUATION = {
     "label": TEXT,
-    "accuracy": FRACTION,
+    "accuracy": OPTIONAL_FRACTION,  # null where the attack did not run
     "accuracy_release?": FRACTION,
+    "not_run?": TEXT,
+    "guess?": FRACTION,
     "num_examples?": COUNT,
-    "per_class?": [PER_CLASS],
+    "per_class?": [OPTIONAL_FRACTION],
     "settings?": {"eps?": EPS, "norm?": TEXT},
     "seconds?": NUMBER,
     "metrics?": {"*": METRIC},
@@ -112,7 +116,7 @@ SUITE = {
             "source?": TEXT,
             "scores?": {"*": {"reported?": FRACTION}},
             "runs?": [{"directory": TEXT, "status?": TEXT}],
-            "choice?": {"text": TEXT, "tried": TEXT},
+            "choice?": {"text": TEXT, "tried": TEXT, "remarks?": [TEXT]},
         }
     ],
     "choose?": {"how": TEXT},

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import put_in_place, reporting_disk_errors, write_json
+from calfat_plugin.disk import put_in_place, read_json, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.evaluators.evidence_file import read_evidence
@@ -120,7 +120,8 @@ class RunWriter:
         """Write ``results.json``; its presence says that the run is finished."""
         experiment = self.experiment
         model = "global model" if experiment.ema is None else "moving average of the global models"
-        alarms = [*find_alarms(result.evaluations), *alarms_of(self.directory.rounds)]
+        class_names = read_json(self.directory.partition).get("class_names") or ()
+        alarms = [*find_alarms(result.evaluations, class_names), *alarms_of(self.directory.rounds)]
         if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
             text = (
                 f"Aggregator '{experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "

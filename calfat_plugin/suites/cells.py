@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from calfat_plugin.disk import TRY_AGAIN, read_bytes, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
+from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import examples_of, measured
+from calfat_plugin.results import examples_of, measured, why_not_run
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import Setting, Suite
@@ -115,6 +116,15 @@ class SuiteRun:
 
     def num_examples(self, metric: str) -> int | None:
         return examples_of(self.results, metric)
+
+    def not_run(self, metric: str) -> str:
+        """Why the attack of a metric did not run; empty where it ran, and where only a record has the run."""
+        return why_not_run(self.results, metric)
+
+    @property
+    def findings(self) -> tuple[Alarm, ...]:
+        """What the run found about its numbers; none where only a record has it."""
+        return read_alarms(self.results)
 
 
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:

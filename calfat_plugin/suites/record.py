@@ -36,6 +36,7 @@ Key = tuple[str, str, int]
 #: Defaults that are null today and were not: a digest keeps the meaning that it had when rows were recorded.
 _DEFAULTS_THEN = {"calfat.partition.seed": 2021, "calfat.trainer.delta": 1e-6, "calfat.trainer.loss.delta": 1e-6}
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
+GUESS = "guess"  # beside it, what one answer to all images would have had; rows of earlier versions have none
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 _FIRST = 4  # of these; every version of a record begins with them
 
@@ -46,7 +47,7 @@ class Recorded:
 
     state: Literal["finished", "lost"]  # lost: a choice run that failed, and any run whose training diverged
     recipe: str  # digest of what was run (:func:`digest`)
-    values: Mapping[str, float]  # metric to value as measured; of a choice run only CHOICE
+    values: Mapping[str, float]  # metric to value as measured; of a choice run only CHOICE and GUESS
     seconds: str = ""
     processor: str = ""
     calfat_plugin: str = __version__

@@ -26,9 +26,9 @@ from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, read_record
+from calfat_plugin.suites.record import CHOICE, GUESS, Recorded, add_to_record, digest, read_record
 from calfat_plugin.suites.schema import within
-from calfat_plugin.suites.tuning import value_of_try
+from calfat_plugin.suites.tuning import guess_of_try, value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
@@ -281,7 +281,7 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
         if run.recorded is None and run.state in ("finished", "lost"):
             results = read_results(RunDirectory(run.directory).results) if run.state == "finished" else {}
             if run.cell.tried and suite.choose is not None:
-                values = {CHOICE: value_of_try(run, suite.choose)}
+                values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
             else:
                 published = suite.reported.percent.get(run.cell.name)
                 release = () if published is None else map(release_of, published.percent)

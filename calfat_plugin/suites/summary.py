@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.maths.intervals import (
     Difference,
     Score,
@@ -16,6 +17,7 @@ from calfat_plugin.maths.intervals import (
 )
 from calfat_plugin.report.comparability import compared_alike, score_of
 from calfat_plugin.report.reading import read_results
+from calfat_plugin.results import NOT_RUN, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
 from calfat_plugin.suites.parse import Suite
@@ -60,9 +62,9 @@ class CellSummary:
         notes = [] if self.choice is None else choice_notes(self.choice)
         known = [run for run in self.runs if run.recorded is not None and run.state == "finished"]
         for label, score in self.scores.items():  # the suite may have it since, and n of the row is of all metrics
-            if lacking := [str(run.seed) for run in known if run.seed not in score.by_seed]:
-                seeds = f"seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
-                notes.append(f"the record has no {label} of {seeds}: its mean is over the others")
+            if lacking := [run.seed for run in known if run.seed not in score.by_seed]:
+                notes.append(f"the record has no {label} of {_seeds(lacking)}: its mean is over the others")
+        notes += [*self._without_number, *self._findings]
         return notes + [
             f"seed {run.seed} {run.state}"
             + (", which counts as 0 in accuracies" if run.state == "lost" else "")
@@ -70,6 +72,36 @@ class CellSummary:
             for run in self.runs
             if run.state not in ("finished", "new", "unfinished")
         ]
+
+    @property
+    def _without_number(self) -> Iterator[str]:
+        """Attacks that did not run, a note each."""
+        for label, score in self.scores.items():
+            seeds_of: dict[str, list[int]] = {}  # why it did not run, to the seeds
+            for seed, why in score.not_run.items():
+                seeds_of.setdefault(why, []).append(seed)
+            for why, seeds in seeds_of.items():
+                rest = ", and its mean is over the others" if score.values else ""
+                yield f"{label} did not run with {_seeds(seeds)}, so it has no number{rest}: {why}"
+
+    @property
+    def _findings(self) -> Iterator[str]:
+        """What runs found about their numbers, a note for each kind, in the words of the first that found it."""
+        told = {evaluator_of(label) for label, score in self.scores.items() if score.not_run}
+        found: dict[str, list[tuple[int, Alarm]]] = {}  # code to seeds and findings
+        for run in self.runs:
+            for alarm in run.findings:
+                if alarm.code == NOT_RUN and alarm.labels and told.issuperset(alarm.labels):
+                    continue  # the note about a missing number has said it
+                found.setdefault(alarm.code, []).append((run.seed, alarm))
+        for code, alarms in found.items():
+            seeds = list(dict.fromkeys(seed for seed, _ in alarms))
+            yield f"finding {code} ({_seeds(seeds)}): {alarms[0][1].text}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """``seed 0``; ``seeds 0, 1``."""
+    return f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +158,7 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[SuiteRun]) -> Cell
 
 SIGNIFICANT = 0.05
 TOO_FEW = "too few seeds"
+NO_VALUE = "no number"  # an attack did not run, or the record has no number of it
 
 
 @dataclass(frozen=True)
@@ -174,6 +207,12 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
             yield [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
 
 
+def _lacks(suite: Suite, row: CellSummary, metric: str) -> bool:
+    """Whether a finished run of a row has no number of a metric, so that a comparison will never have it."""
+    finished = {run.seed for run in row.runs if run.state == "finished" and run.seed in suite.seeds}
+    return not finished <= row.scores[metric].by_seed.keys()
+
+
 def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
     # With the suite's seeds alone: who may add seeds until a difference is clear finds one that is.
     one, two = (
@@ -184,4 +223,6 @@ def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary,
     p_value = paired_p_value(one, two) if there else None
     level = metric == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
     why_none = TOO_FEW if there and p_value is None else ""
+    if any(_lacks(suite, compared, metric) for compared in (row, other)):
+        why_none = NO_VALUE
     return Compared(other, metric, paired(one, two), p_value, is_level=p_value is not None and level, why_none=why_none)

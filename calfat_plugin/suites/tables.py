@@ -70,7 +70,7 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
     found: dict[str, None] = {}
     for evaluations in (run.results.get("evaluations", ()) for cell in summary.cells for run in cell.runs):
         number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
-        if label in number and number[label] < (most := max(number.values(), default=0)):
+        if 0 < number.get(label, 0) < (most := max(number.values(), default=0)):
             found[f"{number[label]:,} of {most:,}"] = None
     recorded = (cell.cell for cell in summary.cells if any(run.recorded for run in cell.runs))
     picks = [pick for cell in recorded if cell.experiment is not None for pick in cell.experiment.evaluators]
@@ -268,6 +268,7 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
                 "verdict": run.verdict or None,
                 "seconds": run.results.get("seconds"),
                 "evaluations": run.results.get("evaluations", []),
+                "alarms": list(run.results.get("alarms", ())),
             }
             for run in cell.runs
         ],

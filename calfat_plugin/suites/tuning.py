@@ -14,6 +14,7 @@ from urllib.parse import quote
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
+from calfat_plugin.federation.outliers import why_not_run
 from calfat_plugin.options import to_plain, yaml_text
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.registry import Registry
@@ -24,7 +25,7 @@ from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve, why_lost
 from calfat_plugin.suites.parse import Grid, Setting, Suite
-from calfat_plugin.suites.record import CHOICE, add_to_record
+from calfat_plugin.suites.record import CHOICE, GUESS, add_to_record
 from calfat_plugin.suites.schema import MOST_TRIES, Choose
 
 CHOOSE: KeyPath = ("choose",)
@@ -32,6 +33,7 @@ FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
 LOST = 0.0  # what a run that failed counts as: the worst accuracy there is
 _ONLY_THE_LAST = 1_000_000  # rounds between evaluations; the last round is always evaluated
 _LONGEST = 200  # characters of a folder's name
+_ROUNDING = 1e-9  # of means of fractions
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Try:
     point: tuple[Setting, ...]  # a setting a key
     runs: tuple[SuiteRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
     values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
+    guesses: tuple[float | None, ...]  # of each run, what one answer to all these images has; None: not known
 
     @property
     def name(self) -> str:
@@ -50,6 +53,16 @@ class Try:
     @property
     def lost(self) -> int:
         return sum(run.state == "lost" for run in self.runs)
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether all runs have ended, none of them better than one answer to all images would be."""
+        for run, value, guess in zip(self.runs, self.values, self.guesses, strict=True):
+            if value is None:
+                return False
+            if run.state != "lost" and (guess is None or value > guess + _ROUNDING):
+                return False
+        return True
 
     @property
     def mean(self) -> float | None:
@@ -84,10 +97,33 @@ class Tuning:
         return all(run.state == "lost" for run in self.runs)
 
     @property
+    def guessing(self) -> bool:
+        """Whether no run became better than one answer to all images: their order says nothing of the values."""
+        return not self.hopeless and all(tried.is_guessing for tried in self.tries)
+
+    @property
     def best(self) -> Try | None:
-        """The try with the highest mean, of equals the first; None while runs are left, and where all were lost."""
+        """The try with the highest mean, of equals the first.
+
+        None while runs are left, where all were lost, and where none became better than guessing.
+        """
         worth = [each for each in self.tries if each.lost < len(each.runs) == self.seeds]
-        return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
+        if self.open or self.guessing:
+            return None
+        return max(worth, key=lambda each: each.mean or LOST, default=None)
+
+    @property
+    def tied(self) -> tuple[Try, ...]:
+        """The tries that are as good as the best, itself among them; empty where it is better than all others."""
+        best = self.best
+        if best is None or best.mean is None:
+            return ()
+        equal = []
+        for tried in self.tries:
+            as_good = tried.mean is not None and abs(tried.mean - best.mean) < _ROUNDING
+            if as_good and len(tried.runs) == self.seeds:  # one that was no finalist has fewer runs
+                equal.append(tried)
+        return tuple(equal) if len(equal) > 1 else ()
 
 
 def try_again(choice: Tuning, record: Path | None) -> None:
@@ -122,7 +158,8 @@ def choice_of(
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
         runs = [SuiteRun(trying, made, seed, folder / f"seed-{seed}") for seed in choose.seeds]
         found = look_again(suite.record, *runs)
-        return Try(point, found, tuple(value_of_try(run, choose) for run in found))
+        values = tuple(value_of_try(run, choose) for run in found)
+        return Try(point, found, values, tuple(guess_of_try(run, choose) for run in found))
 
     grid: Grid | None = suite.tried
     while grid is not None:
@@ -162,7 +199,7 @@ def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
     known = None not in firsts
     best = sorted(alive, key=lambda index: -(firsts[index] or LOST))[:number] if known else []
     tries = [
-        each if index in best else replace(each, runs=each.runs[:1], values=each.values[:1])
+        each if index in best else replace(each, runs=each.runs[:1], values=each.values[:1], guesses=each.guesses[:1])
         for index, each in enumerate(choice.tries)
     ]
     finals = 0 if known else min(number, len(alive)) * (choice.seeds - 1)
@@ -220,8 +257,15 @@ def value_of_try(run: SuiteRun, choose: Choose) -> float | None:
     if run.recorded is not None:
         return run.recorded.values[CHOICE]
     path = RunDirectory(run.directory).rounds
+    rows = read_rounds(path)
+    for label in choose.metric if rows else ():
+        if why := why_not_run(rows[-1], label):
+            raise RunError(
+                f"{path}: {label} did not run ({why}), so nothing can be chosen by it. Name another attack in the "
+                f"suite's choose.metric, and move {run.directory} away."
+            )
     try:
-        last = read_rounds(path)[-1]
+        last = rows[-1]
         value = math.fsum(float(last[label]) for label in choose.metric) / len(choose.metric)
         if not math.isfinite(value):
             raise ValueError
@@ -229,6 +273,21 @@ def value_of_try(run: SuiteRun, choose: Choose) -> float | None:
     except (IndexError, KeyError, ValueError):
         what = f"there is no value of {' and '.join(choose.metric)} in it"
         raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.") from None
+
+
+def guess_of_try(run: SuiteRun, choose: Choose) -> float | None:
+    """What one answer to all images would have by the metric; None where it is not known.
+
+    An earlier version did not write it, and an evaluator of a plugin need not say it.
+    """
+    if run.state != "finished":
+        return None
+    if run.recorded is not None:
+        return run.recorded.values.get(GUESS)
+    last = read_rounds(RunDirectory(run.directory).rounds)[-1]
+    texts = [last.get(f"{label}_guess") for label in choose.metric]
+    known = [float(text) for text in texts if text]
+    return math.fsum(known) / len(known) if len(known) == len(texts) else None
 
 
 def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
@@ -255,6 +314,8 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
 
 def chosen_text(choice: Tuning) -> str:
     """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
+    if choice.guessing:
+        return "nothing: no value is better than guessing"
     if choice.best is None:
         return "nothing: every run was lost" if choice.hopeless else ""
     parts = []
@@ -284,7 +345,26 @@ def choice_notes(choice: Tuning) -> list[str]:
     lost = [
         f"{run.cell.tried}, seed {run.seed} was lost: {why_lost(run)}" for run in choice.runs if run.state == "lost"
     ]
-    return [f"tried {tries_text(choice)}", *lost]
+    return [f"tried {tries_text(choice)}", *remarks(choice), *lost]
+
+
+def remarks(choice: Tuning) -> list[str]:
+    """What is wrong with a choice, and what to do next: no value learned anything, or several are equally good."""
+    if choice.guessing:
+        guesses = [guess for tried in choice.tries for guess in tried.guesses if guess is not None]
+        return [
+            f"nothing is chosen: every run ended no better than one answer to all images, which has "
+            f"{percent(max(guesses))}. Try other values in choose.grid, or more rounds, and give the same command again"
+        ]
+    if tied := choice.tied:
+        seeds = [run.seed for run in tied[0].runs]
+        names = listing([tried.name for tried in tied])
+        return [
+            f"a tie: {names} have the same mean, {percent(tied[0].mean)}, and the first was taken. To run the tie "
+            f"again, add a seed to choose.seeds, such as {max(seeds) + 1}, and give the same command again: finished "
+            "runs are kept"
+        ]
+    return []
 
 
 def tries_text(choice: Tuning) -> str:
@@ -327,14 +407,23 @@ def as_json(choice: Tuning) -> dict[str, Any]:
         "chosen": None if best is None else _settings(best.point),
         "text": chosen_text(choice),
         "tried": tries_text(choice),
+        "guessing": choice.guessing,
+        "tied": [_settings(tried.point) for tried in choice.tied],
+        "remarks": remarks(choice),
         "tries": [
             {
                 "settings": _settings(each.point),
                 "mean": each.mean,
                 "lost": each.lost,
                 "runs": [
-                    {"seed": run.seed, "directory": str(run.directory), "status": run.state, "value": value}
-                    for run, value in zip(each.runs, each.values, strict=True)
+                    {
+                        "seed": run.seed,
+                        "directory": str(run.directory),
+                        "status": run.state,
+                        "value": value,
+                        "guess": guess,
+                    }
+                    for run, value, guess in zip(each.runs, each.values, each.guesses, strict=True)
                 ],
             }
             for each in choice.tries

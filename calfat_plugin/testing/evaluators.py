@@ -73,6 +73,7 @@ def check_evaluator(
     experiment = tiny_experiment(registry, evaluators=[pick])
     trial = _Trial(experiment, balanced_images().to(where))
     found, x_adv = trial.measured()
+    _require_number(name, found)
     _check_numbers(name, found, trial)
     trial.measured(seed=1)
     _check_same(
@@ -83,9 +84,9 @@ def check_evaluator(
     is_attack = trial.evaluator.has_budget and getattr(experiment.evaluators[0].options, "eps", None) is None
     if is_attack:
         without, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
-        natural = share(trial.clean)
-        right = without.num_examples < len(trial.data) or math.isclose(without.accuracy, natural, abs_tol=_TOLERANCE)
-        require(right, f"{name}: with eps 0 it must find the natural accuracy {natural}; got {without.accuracy}.")
+        natural, accuracy = share(trial.clean), _require_number(name, without)
+        right = without.num_examples < len(trial.data) or math.isclose(accuracy, natural, abs_tol=_TOLERANCE)
+        require(right, f"{name}: with eps 0 it must find the natural accuracy {natural}; got {accuracy}.")
     if found.num_examples == len(trial.data):
         _check_classes(name, found, trial)
     if trial.evaluator.gives_examples:
@@ -188,18 +189,25 @@ class _Trial:
         return results[self.label], x_adv
 
 
+def _require_number(name: str, found: EvaluationResult) -> float:
+    """The accuracy, which an evaluator must have on images and a model that any attack can be run on."""
+    require(found.accuracy is not None, f"{name}: it did not run on the trial's images: {found.not_run}.")
+    return 0.0 if found.accuracy is None else found.accuracy
+
+
 def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
     require(0 < found.num_examples <= len(trial.data), f"{name}: num_examples must be those that it counted.")
     for kind in ("accuracy", "accuracy_release"):
         accuracy, total = getattr(found, kind), found.num_examples
         whole = math.isclose(accuracy * total, round(accuracy * total), abs_tol=_TOLERANCE)
         require(whole, f"{name}: {kind} must be a share of its {total} examples; got {accuracy}.")
-    above = {"accuracy_release": found.accuracy_release}
+    above: dict[str, float] = {"accuracy_release": found.accuracy_release or 0.0}
     if found.num_examples == len(trial.data):
         above["the natural accuracy"] = share(trial.clean)
     for what, most in above.items():
-        at_most = found.accuracy <= most + _TOLERANCE
-        require(at_most, f"{name}: accuracy must be at most {what}; got {found.accuracy} and {most}.")
+        accuracy = _require_number(name, found)
+        at_most = accuracy <= most + _TOLERANCE
+        require(at_most, f"{name}: accuracy must be at most {what}; got {accuracy} and {most}.")
     classes = len(found.per_class) == len(found.per_class_release) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_release must have values for each of the {NUM_CLASSES} classes.")
 

@@ -84,7 +84,10 @@ def test_rounds_are_numbers_with_none_where_nothing_was_measured(done: calfat.Ru
 def test_a_run_shows_its_results(done: calfat.Run) -> None:
     share = f"{100 * done.results['natural'].accuracy:.1f} %"
     assert repr(done).startswith(f"<Run {done.directory}: natural {share}, pgd20 ")
-    assert f"<tr><td>natural</td><td>{share}</td><td>{share}</td><td>359</td></tr>" in done._repr_html_()
+    # The column of the release's accuracy is there where it is another one in some row.
+    release_shown = any(result.accuracy_release != result.accuracy for result in done.results.values())
+    cells = f"<td>{share}</td>" * (2 if release_shown else 1)
+    assert f"<tr><td>natural</td>{cells}<td>359</td></tr>" in done._repr_html_()
     assert done.report.is_file()
     assert done.results["pgd20"].num_examples == 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -47,6 +48,10 @@ def autoattack(accuracy: float, **more: Any) -> EvaluationResult:
     return result("autoattack", "autoattack", accuracy, **more)
 
 
+def classes(one: EvaluationResult, *per_class: float | None) -> EvaluationResult:
+    return dataclasses.replace(one, per_class=per_class)
+
+
 def sweep(*points: tuple[str, float]) -> tuple[EvaluationResult, ...]:
     return tuple(result("fgsm", "fgsm", accuracy, eps=eps) for eps, accuracy in points)
 
@@ -60,6 +65,10 @@ ALARMS: dict[str, tuple[EvaluationResult, ...]] = {
     "rises-with-eps": (natural(), *sweep(("16/255", 0.45), ("2/255", 0.7), ("8/255", 0.4))),
     "zero-gradients": (pgd(0.4, details={"zero_gradients": 11}, logit_scale=1.0),),
     "zero-gradients, scaled": (pgd(0.4, details={"zero_gradients": 11}, logit_scale=10.0),),
+    "not-run": (natural(), EvaluationResult.without_number("apgd-t", "it needs more", settings={}, implementation="")),
+    "one-answer": (classes(natural(0.612), 0.0, 1.0, 0.0), pgd(0.612)),
+    "one-answer, under attack alone": (classes(pgd(0.612), 1.0, None, 0.0),),
+    "guessing": (dataclasses.replace(classes(natural(0.1), 0.2, 0.1, 0.0), guess=0.1), pgd(0.1)),
     "probabilities": (pgd(0.4, details=SAID), result("bim", "bim", 0.4, details=SAID)),  # each is passed on once
 }
 
@@ -95,12 +104,24 @@ def test_autoattack_should_beat_every_other_attack(attack: str) -> None:
         *((pgd(0.4), result(**{"label": "pgd20", "attack": "pgd", "accuracy": 0.45, "eps": "16/255", **changes}))
           for changes in ({"norm": "l2"}, {"label": "other"}, {"accuracy": 0.404})),
         (pgd(0.4, details={"zero_gradients": 10}),),
+        (classes(natural(0.612), 0.0, 1.0, 0.001), pgd(0.612)),  # another class is right now and then
+        (classes(natural(0.6), 0.0, 0.99, 0.0),),
+        (classes(natural(1.0), None, 1.0, None),),  # images of one class alone
+        (dataclasses.replace(classes(natural(0.101), 0.2, 0.1), guess=0.1),),
+        (dataclasses.replace(classes(pgd(0.05), 0.1, 0.0), guess=0.1),),  # an attack may leave less than guessing
+        (classes(natural(), 0.9, 0.9), classes(pgd(0.5), 0.0, 1.0)),  # clean answers are not one
         (natural(0.8), result("fgsm", "fgsm", 0.5), pgd(0.45), result("cw", "cw", 0.44), autoattack(0.43)),
         (),
     ],
 )  # fmt: skip
 def test_what_is_near_or_elsewhere_is_silent(results: tuple[EvaluationResult, ...]) -> None:
     assert told(*results) == []
+
+
+def test_the_one_answer_has_the_name_of_its_class() -> None:
+    (alarm,) = find_alarms([classes(natural(0.612), 0.0, 1.0, 0.0)], ("cat", "dog", "owl"))
+    assert alarm.text.startswith("natural gets class dog right for all images and every other class for none")
+    assert "Its 61.2 % is the share of that class" in alarm.text
 
 
 # --- on the console ---------------------------------------------------------------------------------------------------

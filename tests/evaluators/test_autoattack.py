@@ -22,9 +22,12 @@ from calfat_plugin import disk
 from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, RunError
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState, AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
+from calfat_plugin.report.evaluations import evaluations_table
+from calfat_plugin.results import evaluation_as_json
 from calfat_plugin.threat import ThreatModel
 
 SEED = 5
@@ -52,6 +55,16 @@ def by_hand(
     x_adv, _ = attack.run_standard_evaluation(data.x, data.y, batch_size=batch_size)
     with torch.no_grad():
         return (model(x_adv).argmax(1) == data.y).tolist()
+
+
+def linear(classes: int) -> tuple[nn.Module, ImageData]:
+    """A model that adds up each class's pixels of 4 x 4, and images that it gets right by a hair."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, classes, bias=False)).eval()
+    of_class = torch.arange(16)[None] % classes == torch.arange(classes)[:, None]
+    with torch.no_grad():
+        model[1].weight.copy_(of_class.float())
+    y = torch.arange(12) % classes
+    return model, ImageData(0.4 + 0.1 * of_class[y].float().reshape(12, 1, 4, 4), y)
 
 
 def through_us(task, scratch: Path, **options: Any):
@@ -269,6 +282,60 @@ def test_fewer_classes_than_targets(classes, ran, told, make_task, snapshot):
         snapshot(found["not-run"])
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "norm", "why"),
+    [
+        ("apgd-dlr", 2, "linf", "its loss needs 3 classes, and there are 2"),
+        ("apgd-t", 2, "linf", "its loss needs 4 classes, and there are 2"),
+        ("apgd-t", 3, "linf", "its loss needs 4 classes, and there are 3"),
+        ("square", 3, "l2", "in L2 it needs images of 5 pixels a side, and these have 4"),
+        ("square", 3, "l1", "in L1 it needs images of 5 pixels a side, and these have 4"),
+    ],
+)
+def test_an_attack_that_cannot_run_has_no_number(name, classes, norm, why, make_task):
+    """Clean accuracy would pass for robustness."""
+    model, data = linear(classes)
+    task = make_task(model, data, num_classes=classes, threat=ThreatModel(norm, "0.1"))
+    entry = ENTRIES[name]
+    result = entry.build(entry.config()).evaluate(task, name)
+    assert (result.accuracy, result.accuracy_release, result.not_run) == (None, None, why)
+    assert (result.num_examples, result.per_class, result.per_class_release) == (0, (), ())
+    assert (result.interval, result.worst_class, result.guess) == (None, None, None)
+    assert [(alarm.code, alarm.text) for alarm in find_alarms([result])] == [
+        ("not-run", f"{name} did not run, so it has no number: {why}.")
+    ]
+
+
+def test_autoattack_of_parts_that_cannot_run_has_no_number_and_names_them_all(make_task):
+    model, data = linear(2)
+    options = AutoAttackOptions(version="custom", attacks="apgd-t, apgd-dlr")
+    result = AutoAttack(options).evaluate(make_task(model, data, num_classes=2), "aa")
+    assert result.accuracy is None
+    assert result.not_run == (
+        "apgd-t: its loss needs 4 classes, and there are 2; apgd-dlr: its loss needs 3 classes, and there are 2"
+    )
+
+
+def test_autoattack_without_some_parts_has_a_number_and_says_which_did_not_run(make_task):
+    model, data = linear(2)
+    options = AutoAttackOptions(version="custom", attacks="apgd-ce, apgd-t", **QUICK)
+    result = AutoAttack(options).evaluate(make_task(model, data, num_classes=2), "aa")
+    assert 0 <= result.accuracy < 1
+    assert result.not_run == ""
+    assert result.details["not_run"] == {"apgd-t": "its loss needs 4 classes, and there are 2"}
+    (row,) = evaluations_table("", [evaluation_as_json(result)]).rows
+    assert row[0].beside == ["linf, eps 0.1", "without apgd-t"]
+
+
+def test_within_eps_0_nothing_needs_to_run(make_task):
+    """The clean image is the only point, so clean accuracy is the number."""
+    model, data = linear(3)
+    result = AutoAttack(AutoAttackOptions()).evaluate(
+        make_task(model, data, num_classes=3, threat=ThreatModel("linf", 0)), "aa"
+    )
+    assert (result.accuracy, result.not_run) == (1.0, "")
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -481,4 +548,5 @@ def test_apgd_t_has_the_published_targets_of_the_norm(norm, targets, digits_mode
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_square_needs_images_of_five_pixels(norm):
     names, reasons = playable(("apgd-ce", "square"), ThreatModel(norm, 1), 10, 4)
-    assert (names, reasons) == (("apgd-ce",), {"square": f"in {norm.upper()} it needs images of 5 pixels; they have 4"})
+    why = f"in {norm.upper()} it needs images of 5 pixels a side, and these have 4"
+    assert (names, reasons) == (("apgd-ce",), {"square": why})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.evaluators.evidence import Collector, Evidence
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
@@ -180,3 +181,34 @@ def test_a_journal_of_other_weights_or_data_is_not_read(model: nn.Module, data: 
         next(model.parameters()).add_(0.01)
     clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
     assert Collector(model, data, clean, THREAT, 10**6, tmp_path).evidence().attacks == ()
+
+
+class Idle(Evaluator):
+    """An attack that cannot run here."""
+
+    gives_examples = True
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        return EvaluationResult.without_number(label, "it wants more", settings={}, implementation="idle")
+
+
+def test_an_attack_that_did_not_run_has_no_part_in_the_worst_case_which_names_it(
+    model: nn.Module, data: ImageData
+) -> None:
+    collector, results = collected(model, data, [("idle", Idle()), ("pgd", pgd())])
+    evidence = collector.evidence()
+    assert [*evidence.tried] == ["pgd"]
+    worst = evidence.worst_case(3, collector.not_run)
+    assert worst is not None
+    assert worst.accuracy == results["pgd"].accuracy
+    assert worst.settings["attacks"] == ["pgd"]
+    assert [alarm.text for alarm in find_alarms([worst])] == ["worst-case is of pgd alone, because idle did not run."]
+
+
+def test_where_no_attack_ran_the_worst_case_has_no_number(model: nn.Module, data: ImageData) -> None:
+    collector, _ = collected(model, data, [("idle", Idle()), ("lazy", Idle())])
+    worst = collector.evidence().worst_case(3, collector.not_run)
+    assert worst is not None
+    assert (worst.accuracy, worst.not_run) == (None, "none of its attacks ran (idle, lazy)")
+    alone, _ = collected(model, data, [("idle", Idle())])
+    assert alone.evidence().worst_case(3, alone.not_run) is None  # of a single attack

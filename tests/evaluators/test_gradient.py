@@ -112,6 +112,17 @@ def test_a_saturated_softmax_is_undone_by_a_logit_scale(factor, scale, make_task
     assert (stuck == [0.5, 0.5]) == (factor == -1e4)
 
 
+def test_a_gradient_that_is_no_number_moves_nothing_and_is_counted(make_task):
+    class Undefined(Scripted):
+        """Answers are numbers; the slope of the root of 0, 0 times infinity, is none."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 0 * (0 * x).sqrt().sum()
+
+    task = make_task(Undefined(1.0).eval(), ImageData(X.repeat(7, 1, 1, 1), Y.repeat(7)), num_classes=2)
+    assert PGD(PGDOptions(start="x")).evaluate(task, "pgd20").details == {"zero_gradients": 7}
+
+
 def test_zero_gradients_at_the_start_are_counted(make_task):
     task = make_task(Scripted(-1e4).eval(), ImageData(X.repeat(7, 1, 1, 1), Y.repeat(7)), num_classes=2)
     assert PGD(PGDOptions(restarts=2)).evaluate(task, "pgd20").details == {"zero_gradients": 7}

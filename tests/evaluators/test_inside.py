@@ -41,6 +41,13 @@ class Pixel(nn.Module):
         return torch.cat([logit, -logit], dim=1)
 
 
+class NoGradient(Pixel):
+    """Finite answers on clean images, and no number of a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (torch.nan if x.requires_grad else 1.0)
+
+
 @dataclasses.dataclass
 class Clients:
     """Those with these models; fine-tuning gives the second of each pair."""
@@ -127,11 +134,21 @@ def test_a_client_of_nan_is_left_out_and_named(make_task: MakeTask) -> None:
     assert "warnings" not in found.details
 
 
-def test_where_no_client_has_a_usable_model_the_natural_accuracy_is_said_to_be_it(make_task: MakeTask) -> None:
+def test_where_no_client_has_a_usable_model_there_is_no_number(make_task: MakeTask) -> None:
     broken = Pixel(float("nan"), 0.5)
     found, _ = attacked(make_task, Clients({0: (broken, broken), 7: (broken, broken)}), on_examples=lambda *_: None)
-    assert found.accuracy == 4 / 6
-    assert [alarm.code for alarm in find_alarms([found])] == ["no-clients"]
+    assert (found.accuracy, found.metrics) == (None, {})
+    assert found.not_run == "no client's model gave finite answers on clean images, so there was nothing to attack with"
+    assert list(found.details["unusable"]) == [0, 7]
+    assert [alarm.code for alarm in find_alarms([found])] == ["not-run"]
+
+
+def test_where_no_client_gives_a_finite_point_there_is_no_number(make_task: MakeTask) -> None:
+    blind = NoGradient(1, 0.4)
+    threat = dataclasses.replace(ONE_STEP, norm="l2")
+    found, _ = attacked(make_task, Clients({0: (blind, blind)}), threat=threat)
+    assert found.accuracy is None
+    assert found.not_run == "no client's model gave a finite point for any image, so there was nothing to attack with"
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])  # the sign of nan is 0, its unit vector nan

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ from torch import nn
 
 import calfat_plugin
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
+from calfat_plugin.evaluators.gradient import PGDOptions
+from calfat_plugin.evaluators.transfer import FromModel
+from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.models.base import ImageClassifier
 from calfat_plugin.seeds import generator
 from calfat_plugin.testing import check_evaluator
 from calfat_plugin.testing.evaluators import balanced_model
-from calfat_plugin.testing.tiny import TinyModel, answered, balanced_images
+from calfat_plugin.testing.tiny import NUM_CLASSES, TinyModel, answered, balanced_images
 from calfat_plugin.threat import ThreatModel
 from tests.cli.runner import calfat
 from tests.snapshot import TextSnapshot
@@ -206,3 +211,18 @@ def test_a_run_goes_on_with_the_source_that_it_was_started_with(
 
 def _stopped(*arguments: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_source_without_a_finite_point_gives_no_number(make_task: Callable[..., EvaluationTask]) -> None:
+    """Its images are the clean ones, on which accuracy is the natural one."""
+    source, model, data = balanced_model().eval(), balanced_model().eval(), balanced_images()
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.fill_(float("nan"))
+    task = make_task(model, data, num_classes=NUM_CLASSES)
+    result = FromModel(PGDOptions(steps=2, norm="l2", eps=Fraction("0.3"), restarts=2), source).evaluate(
+        task, "outside"
+    )
+    assert (result.accuracy, result.num_examples) == (None, 0)
+    assert result.not_run == "its source gave no finite point for any image, so there was nothing to attack with"
+    assert "usable points" not in result.details

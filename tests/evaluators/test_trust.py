@@ -26,8 +26,9 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
-from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
+from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.exact import exact_text
+from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging import surrogate
@@ -41,6 +42,7 @@ from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.report import charts, write_run_report
+from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from tests.cli import runner
@@ -598,7 +600,7 @@ def test_every_check_attacks_in_the_norm_of_the_budget(
 def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subattacks, "_SQUARE_LEAST_HEIGHT", 9)
     code, out, err = call(*own("Honest", "plain", eps="3", examples=20), "--norm", "l2")
-    said = "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels; they have 8.\n"
+    said = "warning: AutoAttack runs without square: in L2 it needs images of 9 pixels a side, and these have 8.\n"
     assert (code, err, out.startswith("check 1 of 11: ")) == (0, said, True)
     assert "attack without gradients" not in out
 
@@ -674,3 +676,15 @@ def test_a_damaged_record_is_refused(folder: Path) -> None:
         code, _, err = call(*words)
         assert code == 2
         assert err.startswith(f"error: plain-trust.json: the file is damaged ({said}")
+
+
+def test_an_attack_that_does_not_run_is_no_evidence() -> None:
+    """Else all images would seem to withstand it."""
+
+    class Idle(PGD):
+        def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+            return EvaluationResult.without_number(label, "it wants more", settings={}, implementation="idle")
+
+    trial = on_trial(CNNSmall(1, (8, 8), 10).eval(), 8)
+    with pytest.raises(RunError, match=r"calfat trust: idle did not run \(it wants more\), so nothing can be judged"):
+        trial.attack("idle", Idle(PGDOptions()))

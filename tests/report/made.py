@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from calfat_plugin.disk import write_json
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.outliers import not_run_alarms
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.report import charts
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
@@ -89,8 +90,25 @@ def evaluation(label: str, accuracy: float, *, num_classes: int = 10) -> Evaluat
     )
 
 
-def record(round: int, monitored: Mapping[str, float], *, clients: int = 2, heterogeneity: float = 0.5) -> RoundRecord:
-    """A finished round; each client's loss is 1 / round plus its number."""
+def _evaluations(accuracies: Mapping[str, float | None]) -> dict[str, EvaluationResult]:
+    return {
+        label: idle(label) if accuracy is None else evaluation(label, accuracy)
+        for label, accuracy in accuracies.items()
+    }
+
+
+def idle(label: str) -> EvaluationResult:
+    """The result of an attack that did not run."""
+    why = "its loss needs 4 classes, and there are 3"
+    settings = {"norm": "linf", "eps": "1/10"}
+    return EvaluationResult.without_number(label, why, settings=settings, implementation="pyautoattack 0.3.0")
+
+
+def record(
+    round: int, monitored: Mapping[str, float | None], *, clients: int = 2, heterogeneity: float = 0.5
+) -> RoundRecord:
+    """A finished round; each client's loss is 1 / round plus its number. Without an accuracy an attack did not run."""
+    evaluations = _evaluations(monitored)
     return RoundRecord(
         round=round,
         clients=tuple(range(clients)),
@@ -98,7 +116,8 @@ def record(round: int, monitored: Mapping[str, float], *, clients: int = 2, hete
         losses={client: 1 / round + client for client in range(clients)},
         update_norms={client: 0.1 * (client + 1) for client in range(clients)},
         heterogeneity=heterogeneity / round,
-        evaluations={label: evaluation(label, accuracy) for label, accuracy in monitored.items()},
+        evaluations=evaluations,
+        alarms=not_run_alarms(evaluations),
         seconds=2.0,
         bytes_down=1000,
         bytes_up=1100,
@@ -109,8 +128,8 @@ def record(round: int, monitored: Mapping[str, float], *, clients: int = 2, hete
 def made_run(
     path: Path,
     *overrides: str,
-    final: Mapping[str, float] | None = None,
-    rounds: Sequence[Mapping[str, float]] = (),
+    final: Mapping[str, float | None] | None = None,
+    rounds: Sequence[Mapping[str, float | None]] = (),
     name: str = "made.yaml",
     counts: Sequence[Sequence[int]] = COUNTS,
     classes: Sequence[str] = CLASSES,
@@ -121,8 +140,8 @@ def made_run(
     Args:
         path: where to.
         overrides: ``--set`` values.
-        final: label to final accuracy; None: not finished.
-        rounds: label to monitored accuracy, a mapping a round; empty: four rounds that get better.
+        final: label to final accuracy, None for an attack that did not run; None: not finished.
+        rounds: label to monitored accuracy, likewise, a mapping a round; empty: four rounds that get better.
         name: the recipe's file name.
         counts: training examples, a row a client.
         classes: names of the classes.
@@ -156,7 +175,7 @@ def made_run(
         },
     )
     if final is not None:
-        evaluations = tuple(evaluation(label, accuracy).with_worst_clients(counts) for label, accuracy in final.items())
+        evaluations = tuple(one.with_worst_clients(counts) for one in _evaluations(final).values())
         writer.run_finished(RunResult(evaluations, len(values), 12.5))
     return path
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from calfat_plugin.errors import PluginError
-from calfat_plugin.loggers.base import public_recipe, public_recipe_text, round_scalars
+from calfat_plugin.loggers.base import final_scalars, public_recipe, public_recipe_text, round_scalars
 from calfat_plugin.loggers.tensorboard import TensorBoard, TensorBoardOptions
 from calfat_plugin.loggers.wandb import Wandb, WandbOptions
 from calfat_plugin.results import RunInfo, RunResult
-from tests.report.made import evaluation, record
+from tests.report.made import evaluation, idle, record
 from tests.report.real import RealRun
 from tests.snapshot import TextSnapshot
 
@@ -232,3 +232,10 @@ def test_sections_that_may_hold_secrets_are_not_public() -> None:
     }
     assert public_recipe(recipe) == {"train_args": {"epochs": 1}, "calfat": {"trainer": "calfat"}}
     assert public_recipe_text(recipe) == "train_args:\n  epochs: 1\ncalfat:\n  trainer: calfat\n"
+
+
+def test_an_attack_that_did_not_run_is_no_scalar() -> None:
+    assert final_scalars(idle("apgd-t")) == {}
+    numbers = round_scalars(record(1, {"natural": 0.5, "apgd-t": None}))
+    assert [name for name in numbers if "apgd-t" in name] == []
+    assert numbers["accuracy/natural"] == 0.5

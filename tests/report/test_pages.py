@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from calfat_plugin.report import charts, write_comparison, write_run_report
-from tests.report.made import FINAL, draw_nothing, drawn, full_run, made_run
+from tests.report.made import FINAL, REPORTED, change_json, draw_nothing, drawn, full_run, made_run
 from tests.report.pages import Page
 
 
@@ -275,3 +275,32 @@ def test_a_page_is_the_same_twice(run_page: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})
     again = shutil.copytree(run_page.parent, tmp_path / run_page.parent.name)
     assert write_run_report(again).read_bytes() == run_page.read_bytes()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_attack_that_did_not_run_has_no_number_on_any_page(tmp_path: Path) -> None:
+    rounds = [{"natural": 0.5, "pgd20": None}, {"natural": 0.6, "pgd20": None}]
+    run = made_run(tmp_path / "suite/a/seed-0", rounds=rounds, final={"natural": 0.64, "fgsm": 0.3, "pgd20": None})
+    text = Page.read(write_run_report(run)).text
+    why = "its loss needs 4 classes, and there are 3"
+    assert "64.0 % natural 30.0 % fgsm not run pgd20" in text  # the tiles
+    assert "pgd20 linf, eps 1/10 not run \N{EN DASH} \N{EN DASH} 0 0.0" in text
+    assert f"pgd20 did not run: {why}." in text
+    assert f"not-run: pgd20 did not run, so it has no number: {why}." in text
+    compared = Page.read(write_comparison([run])).text
+    assert f"seed 0: pgd20 did not run ({why}), so it has no number." in compared
+    assert "natural fgsm pgd20 calfat.trainer calfat 1 64.00 [58.9, 68.8] 30.00 [25.5, 34.9] not run" in compared
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_accuracy_as_the_release_counts_has_a_column_where_it_is_another_one(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", REPORTED, final=FINAL)
+    results = json.loads((run / "results.json").read_text())
+    for evaluation in results["evaluations"]:
+        evaluation["accuracy_release"] = evaluation["accuracy"]
+    change_json(run / "results.json", evaluations=results["evaluations"])
+    text = Page.read(write_run_report(run)).text
+    assert "evaluator accuracy % 95 % interval reported % difference examples seconds" in text
+    assert "natural 64.31 [59.2, 69.1] 64.69 \N{MINUS SIGN}0.38 359 1.5" in text
+    assert "and gives the same numbers here" in text
+    assert "difference: accuracy minus reported, in percentage points." in text

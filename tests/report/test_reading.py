@@ -157,8 +157,13 @@ def test_null_stands_for_a_key_that_may_be_missing_alone(tmp_path: Path) -> None
     change_json(path / "results.json", evaluations=[{**evaluation, "seconds": None}])
     assert read_run(path).evaluations[0]["accuracy"] == 0.9
     change_json(path / "results.json", evaluations=[{**evaluation, "accuracy": None}])
-    with pytest.raises(RunError, match=r"results\.json: evaluations\[0\]\.accuracy is nothing"):
+    with pytest.raises(RunError, match=r"results\.json: evaluations\[0\]\.accuracy is nothing, and no 'not_run' says"):
         read_run(path)
+    idle = {**evaluation, "accuracy": None, "accuracy_release": None, "not_run": "it wants more"}
+    change_json(path / "results.json", evaluations=[idle])
+    run = read_run(path)
+    assert (run.value("natural"), run.value("natural:release"), run.not_run("natural")) == (None, None, "it wants more")
+    assert (run.not_run("natural:tail"), run.not_run("pgd20")) == ("it wants more", "")
 
 
 @pytest.mark.usefixtures("no_figures")

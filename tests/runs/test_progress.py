@@ -23,7 +23,8 @@ from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
-from tests.report.made import experiment
+from tests.report import made
+from tests.report.made import experiment, idle
 from tests.snapshot import TextSnapshot
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -265,3 +266,43 @@ def test_a_final_evaluation_shows_its_table_the_worst_classes_and_clients_and_wh
     stream.truncate(stream.seek(0))
     show_final(console, [], [])  # such as of a choice run of a suite, which must never see the test split
     assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"
+
+
+def test_the_accuracy_as_the_release_counts_is_shown_where_it_is_another_one() -> None:
+    alike = dataclasses.replace(result("natural", 0.5), accuracy_release=0.5)
+    other = result("pgd20", 0.25)
+    for results, shown in (([alike], False), ([alike, other], True)):
+        stream = io.StringIO()
+        show_evaluations(Console(file=stream, width=100, _environ={}), results)
+        assert ("release %" in stream.getvalue()) is shown
+        assert stream.getvalue().count("50.00") == 1 + shown
+
+
+def test_an_attack_that_did_not_run_has_a_word_and_no_number() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, _environ={})
+    results = [result("natural", 0.9, attack="none"), idle("apgd-t")]
+    show_final(console, results, find_alarms(results))
+    shown = stream.getvalue()
+    row = next(line for line in shown.splitlines() if line.startswith("apgd-t"))
+    assert re.split(r"\s*│\s*", row.strip()) == ["apgd-t", "not run", "", "\N{EN DASH}", "0", "0.0"]
+    assert "  not-run: apgd-t did not run, so it has no number: its loss needs 4 classes, and there are 3.\n" in shown
+
+
+def test_the_worst_class_has_its_name() -> None:
+    stream = io.StringIO()
+    natural = dataclasses.replace(result("natural", 0.5), per_class=(0.75, 0.25))
+    show_final(Console(file=stream, width=100, _environ={}), [natural], (), ("cat", "dog"))
+    line = [line for line in stream.getvalue().splitlines() if line.startswith("natural")][-1]
+    assert re.split(r"\s*│\s*", line.strip())[:4] == ["natural", "50.00", "25.00", "dog"]
+
+
+def test_a_monitored_attack_that_does_not_run_is_a_warning_once(seconds: FakeTime) -> None:
+    out = io.StringIO()
+    with ShownProgress(Lines(out, out)) as progress:
+        progress.run_started(info(num_rounds=2))
+        for number in (1, 2):
+            progress.round_finished(made.record(number, {"natural": 0.5, "apgd-t": None}))
+    shown = out.getvalue()
+    assert shown.count("apgd-t did not run: its loss needs 4 classes, and there are 3") == 1
+    assert shown.count("natural 50.0 %  apgd-t not run  loss") == 2

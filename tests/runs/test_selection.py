@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.entries import AggregatorEntry
+from calfat_plugin.federation.outliers import why_not_run
 from calfat_plugin.report import write_run_report
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.report.made import made_run
 
@@ -78,3 +80,35 @@ def test_an_aggregator_that_looks_at_validation_images_has_not_seen_the_test(
     for share, codes in (("0", ["test-images-used"]), ("0.1", [])):
         run = made_run(tmp_path / share, f"data_args.validation_share={share}", final={"natural": 0.6})
         assert [alarm["code"] for alarm in json.loads((run / "results.json").read_text())["alarms"]] == codes
+
+
+def test_without_a_number_no_round_is_the_best_and_the_results_say_so(tmp_path: Path) -> None:
+    seen: list[dict[str, float | None]] = [{"natural": 0.5, "apgd-t": None}, {"natural": 0.4, "apgd-t": None}]
+    run = made_run(tmp_path / "run", "calfat.monitor.evaluators=[natural, apgd-t]", rounds=seen, final={"natural": 0.6})
+    results = json.loads((run / "results.json").read_text())
+    assert list(results["test_selected"]) == ["best-natural"]
+    assert not (run / "checkpoints/best-robust.safetensors").exists()
+    assert results["alarms"] == [
+        {
+            "code": "not-run",
+            "text": "2 rounds, the last of them 2: apgd-t did not run: its loss needs 4 classes, and there are 3. "
+            "There is no number of it in these rounds, and no checkpoint best-robust where it is the last attack of "
+            "calfat.monitor.evaluators. Monitor another attack.",
+            "labels": [],
+        }
+    ]
+    rows = read_rounds(run / "rounds.csv")
+    assert [(row["natural"], row["apgd-t"], row["apgd-t_release"]) for row in rows] == [
+        ("0.5", "", ""),
+        ("0.4", "", ""),
+    ]
+    assert [why_not_run(row, "apgd-t") for row in rows] == ["its loss needs 4 classes, and there are 3"] * 2
+    assert why_not_run(rows[0], "natural") == ""
+
+
+def test_an_attack_without_a_number_in_some_rounds_is_judged_by_the_others(tmp_path: Path) -> None:
+    seen: list[dict[str, float | None]] = [{"natural": 0.5, "internal": 0.1}, {"natural": 0.4, "internal": None}]
+    run = made_run(tmp_path / "run", "calfat.monitor.evaluators=[natural, internal]", rounds=seen, final={"natural": 1})
+    results = json.loads((run / "results.json").read_text())
+    assert results["test_selected"]["best-robust"]["round"] == 1
+    assert results["alarms"][-1]["text"].startswith("round 2: internal did not run: ")

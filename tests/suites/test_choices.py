@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.report.reading import read_suite
 from calfat_plugin.report.scores import INTERVALS
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import mark_lost
-from calfat_plugin.suites.plan import SuitePlan, seconds_left
-from calfat_plugin.suites.runner import command
+from calfat_plugin.suites.plan import SuitePlan, make_plan, seconds_left
+from calfat_plugin.suites.record import read_record
+from calfat_plugin.suites.runner import command, record_runs
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown, write_tables
 from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.files import CHOOSING, begun
 
@@ -199,6 +204,7 @@ def test_json_has_the_choices_and_the_values_of_all_choice_runs(plan_of):
         "directory": "runs/suites/tiny/calfat/choose/learning_rate=0.02/seed-101",
         "status": "finished",
         "value": pytest.approx(0.61),
+        "guess": None,
     }
     assert content["cells"][0]["settings"]["train_args.learning_rate"] == 0.02
 
@@ -285,3 +291,107 @@ def test_choice_runs_alone_have_what_the_choice_sets(plan_of):
     words = command(plan, plan.choosing.runs[-1])
     assert words[words.index("train_args.comm_round=3") - 1] == "--set"
     assert "Only these runs have train_args.comm_round=3." in markdown(summarise(plan))
+
+
+def at_chance(plan: SuitePlan, *values: float, guess: float | None = 0.612) -> None:
+    """Finish all choice runs, of the three values that are tried; what one answer to all images has."""
+    for run in plan.choosing.runs:
+        value = dict(zip((0.02, 0.05, 0.1), values, strict=True))[run.experiment.train.learning_rate]
+        finish(run, {"pgd20": value} if guess is None else {"pgd20": value, "pgd20_guess": guess})
+
+
+CHANCE = (
+    "nothing is chosen: every run ended no better than one answer to all images, which has 61.20. Try other values in "
+    "choose.grid, or more rounds, and give the same command again"
+)
+
+
+def test_values_that_all_ended_at_chance_are_no_choice(plan_of):
+    """A tie of models that give one answer to everything says nothing of the values."""
+    at_chance(plan_of(), 0.612, 0.612, 0.3)
+    plan = plan_of()
+    assert (plan.left, plan.waiting, plan.choosing.left) == ((), (), ())
+    choice = plan.choices["CalFAT"]
+    assert (choice.best, choice.guessing, choice.tied) == (None, True, ())
+    summary = summarise(plan)
+    assert f"- CalFAT: {CHANCE}\n" in markdown(summary)
+    assert "| CalFAT | nothing: no value is better than guessing |   0 |" in markdown(summary)
+    assert f"% CalFAT: {CHANCE}\n" in latex(summary)
+    assert CHANCE in as_csv(summary)
+    told = as_json(summary)["cells"][0]["choice"]
+    assert (told["chosen"], told["guessing"], told["remarks"]) == (None, True, [CHANCE])
+    assert told["tries"][0]["runs"][0]["guess"] == 0.612
+
+
+@pytest.mark.parametrize("values", [(0.612, 0.612, 0.613), (0.1, 0.613, 0.1)])
+def test_one_value_above_chance_is_chosen(values, plan_of):
+    at_chance(plan_of(), *values)
+    choice = plan_of().choices["CalFAT"]
+    assert choice.best.mean == pytest.approx(0.613)
+    assert not choice.guessing
+
+
+def test_where_chance_is_not_known_values_are_chosen(plan_of):
+    """Runs of an earlier version do not say what one answer has."""
+    at_chance(plan_of(), 0.612, 0.612, 0.612, guess=None)
+    choice = plan_of().choices["CalFAT"]
+    assert (choice.guessing, choice.best.name) == (False, "learning_rate 0.02")
+
+
+def test_a_lost_run_is_no_better_than_chance_and_lost_runs_alone_are_another_case(plan_of):
+    at_chance(plan_of(), 0.612, 0.612, 0.612)
+    for run in plan_of().choosing.runs:
+        if run.experiment.train.learning_rate == 0.1:
+            shutil.rmtree(run.directory)
+            mark_lost(run, "round 1: it diverged")
+    assert plan_of().choices["CalFAT"].guessing
+    for run in plan_of().choosing.runs:
+        if run.state != "lost":
+            shutil.rmtree(run.directory)
+            mark_lost(run, "round 1: it diverged")
+    choice = plan_of().choices["CalFAT"]
+    assert (choice.guessing, choice.hopeless) == (False, True)
+
+
+def test_what_chance_was_is_in_the_record(plan_of, tmp_path):
+    """So that another machine says the same."""
+    plan = plan_of()
+    at_chance(plan, 0.612, 0.612, 0.612)
+    suite = load_suite(plan.suite.document.file, record=Path("runs.csv"))
+    record_runs(suite, plan.choosing.runs)
+    shutil.rmtree(tmp_path / "runs")
+    rows = read_record(Path("runs.csv"))
+    assert {(row.values["choice"], row.values["guess"]) for row in rows.values()} == {(0.612, 0.612)}
+    assert make_plan(suite, Registry.load(entry_points=False)).choices["CalFAT"].guessing
+
+
+def test_a_tie_says_how_to_run_it_again(plan_of):
+    at_chance(plan_of(), 0.7, 0.65, 0.7)
+    plan = plan_of()
+    tie = (
+        "a tie: learning_rate 0.02 and learning_rate 0.1 have the same mean, 70.00, and the first was taken. To run "
+        "the tie again, add a seed to choose.seeds, such as 102, and give the same command again: finished runs are "
+        "kept"
+    )
+    assert plan.choices["CalFAT"].best.name == "learning_rate 0.02"
+    assert f"- CalFAT: {tie}\n" in markdown(summarise(plan))
+    told = as_json(summarise(plan))["cells"][0]["choice"]
+    assert told["tied"] == [{"train_args.learning_rate": 0.02}, {"train_args.learning_rate": 0.1}]
+    assert told["remarks"] == [tie]
+
+
+def test_the_page_has_the_remarks_of_a_choice(plan_of, tmp_path):
+    at_chance(plan_of(), 0.612, 0.612, 0.612)
+    folder = write_tables(summarise(plan_of()))
+    assert f"CalFAT: {CHANCE}" in read_suite(folder).notes
+
+
+def test_nothing_is_chosen_by_an_attack_that_did_not_run(plan_of):
+    run = plan_of().choosing.runs[0]
+    finish(run, {"pgd20": 0.5})
+    rounds = Path(run.directory, "rounds.csv")
+    rounds.write_text(
+        "round,pgd20,clients,refused,seconds,alarms\n1,,0 1,,2.0,not-run: pgd20 did not run: it wants more classes\n"
+    )
+    with pytest.raises(RunError, match=r"rounds\.csv: pgd20 did not run \(it wants more classes\), so nothing can be"):
+        plan_of()

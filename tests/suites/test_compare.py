@@ -216,3 +216,22 @@ def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     ]
     assert found[0]["difference"]["mean"] == pytest.approx(0.3525)
     assert 0.003 < found[0]["p_value"] < found[0]["adjusted"] < 0.012
+
+
+def test_a_row_without_a_number_says_so_and_not_that_seeds_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry
+) -> None:
+    """All seeds of FedMART have finished, and their attack did not run."""
+    monkeypatch.chdir(tmp_path)
+
+    def row(run: SuiteRun) -> Recorded | None:
+        of = VALUES["0.1/CalFAT"]
+        measured = {metric: each[run.seed - 1] for metric, each in zip(METRICS, of, strict=True)}
+        if run.cell.labels[1] == "FedMART":
+            del measured["pgd20"]
+        return Recorded("finished", digest(run.experiment), measured)
+
+    found = families(recorded(tmp_path, STUDY, registry, row))[0]
+    assert found["0.1/FedMART", "pgd20"].word == "no number"
+    assert found["0.1/FedPGD", "pgd20"].word != "no number"
+    assert found["0.1/FedMART", "natural:worst-class"].word != "no number"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -211,3 +212,70 @@ def test_scores_by_hand():
 def test_a_difference_of_just_the_tolerance_passes(mean, beyond):
     """0.3112 - 0.2912 is 0.020000000000000018 in floating point."""
     assert Score({0: 0.0}, reported=0.3112, release=(mean,), tolerance=0.02).beyond is beyond
+
+
+def with_results(tmp_path, monkeypatch, results):
+    """The summary of two methods and two seeds; (cell, seed) to evaluations and alarms of a finished run."""
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(load_suite(write_suite(tmp_path, SUITE)), Registry.load(entry_points=False))
+    outcomes = []
+    for run in plan.runs:
+        if (run.cell.name, run.seed) in results:
+            evaluations, alarms = results[run.cell.name, run.seed]
+            run.directory.mkdir(parents=True)
+            content = {"format": 2, "seconds": 9.5, "evaluations": evaluations, "alarms": alarms}
+            (run.directory / "results.json").write_text(json.dumps(content))
+            outcomes.append(run.ended("finished"))
+    return summarise(plan, outcomes)
+
+
+def measured(label, accuracy):
+    return {"label": label, "accuracy": accuracy, "num_examples": 100}
+
+
+IDLE = {"label": "pgd20", "accuracy": None, "accuracy_release": None, "num_examples": 0, "not_run": "it wants more"}
+SAID = {"code": "not-run", "text": "pgd20 did not run, so it has no number: it wants more.", "labels": ["pgd20"]}
+FLAT = {"code": "zero-gradients", "text": "pgd20 began at nothing.", "labels": ["pgd20"]}
+
+
+def test_an_attack_that_did_not_run_has_no_number_in_any_table(tmp_path, monkeypatch):
+    both = {("CalFAT", seed): ([measured("natural", 0.9), IDLE], [SAID]) for seed in (0, 1)}
+    summary = with_results(tmp_path, monkeypatch, both)
+    note = "pgd20 did not run with seeds 0, 1, so it has no number: it wants more"
+    assert f"- CalFAT: {note}\n" in markdown(summary)
+    assert "| not run |" in markdown(summary)
+    assert "finding" not in markdown(summary)  # the note has said it
+    assert f"% CalFAT: {note}\n" in latex(summary)
+    assert "& not run \\\\" in latex(summary)
+    row = next(csv.DictReader(as_csv(summary).splitlines()[:1] + as_csv(summary).splitlines()[2:3]))
+    assert (row["metric"], row["n"], row["mean_percent"], row["note"]) == ("pgd20", "0", "", note)
+    cell = as_json(summary)["cells"][0]
+    assert (cell["scores"]["pgd20"]["mean"], cell["scores"]["pgd20"]["n"], cell["notes"]) == (None, 0, [note])
+    assert cell["runs"][0]["alarms"] == [SAID]
+
+
+def test_an_attack_that_ran_with_some_seeds_has_their_mean(tmp_path, monkeypatch):
+    some = {
+        ("CalFAT", 0): ([measured("natural", 0.9), IDLE], [SAID]),
+        ("CalFAT", 1): ([measured("natural", 0.9), measured("pgd20", 0.4)], []),
+    }
+    summary = with_results(tmp_path, monkeypatch, some)
+    assert summary.cells[0].scores["pgd20"].values == (0.4,)
+    assert summary.cells[0].notes == [
+        "pgd20 did not run with seed 0, so it has no number, and its mean is over the others: it wants more"
+    ]
+
+
+def test_a_suite_shows_what_its_runs_found(tmp_path, monkeypatch):
+    whole = [measured("natural", 0.9), measured("pgd20", 0.4)]
+    summary = with_results(
+        tmp_path,
+        monkeypatch,
+        {("CalFAT", 0): (whole, [FLAT]), ("CalFAT", 1): (whole, [FLAT]), ("FedPGD", 0): (whole, [])},
+    )
+    note = "finding zero-gradients (seeds 0, 1): pgd20 began at nothing."
+    assert [cell.notes for cell in summary.cells] == [[note], []]
+    assert f"- CalFAT: {note}\n" in markdown(summary)
+    assert note in as_csv(summary)
+    assert f"% CalFAT: {note}\n" in latex(summary)
+    assert [run["alarms"] for run in as_json(summary)["cells"][0]["runs"]] == [[FLAT], [FLAT]]

@@ -31,7 +31,7 @@ from calfat_plugin.evaluators.base import (
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.options import option
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import NOT_RUN, EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class AutoAttack(Evaluator):
             "counting": _COUNTING,
         }
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
+        # Within eps 0 nothing needs to run: the clean image is the only point, so clean accuracy is the number.
+        if not names and threat.eps > 0:
+            why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()).removeprefix(f"{label}: ")
+            return EvaluationResult.without_number(label, why, settings=settings, implementation=implementation)
         digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
         path = task.scratch and task.scratch / f"autoattack-{digest[:16]}.json"  # the file holds the whole digest
         state = AttackState.load(path, digest, task.clean_correct.cpu())
@@ -143,6 +147,7 @@ class AutoAttack(Evaluator):
             seconds=state.seconds,
             details={
                 "sub_attacks": state.finished,
+                **({"not_run": left_out} if left_out else {}),
                 "warnings": [*_warnings(settings, left_out, task.num_classes), *state.warnings],
             },
         )
@@ -156,7 +161,7 @@ def _warnings(settings: Mapping[str, Any], left_out: Mapping[str, str], num_clas
         yield finding("not-published", f"{each}: this is not the published attack.")
     if left_out:
         each = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        yield finding("not-run", f"some sub-attacks were left out, so this is not the published attack. {each}.")
+        yield finding(NOT_RUN, f"some sub-attacks were left out, so this is not the published attack. {each}.")
     targets, published = settings["target_classes"], PUBLISHED["targets"]
     if targets < published and set(settings["sub_attacks"]) & set(subattacks.TARGETED):
         text = f"with {num_classes} classes the targeted sub-attacks aim at {targets} classes instead of {published}."

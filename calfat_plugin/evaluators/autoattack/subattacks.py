@@ -40,16 +40,20 @@ _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 def playable(
     names: Sequence[str], threat: ThreatModel, num_classes: int, image_height: int
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Which sub-attacks can run at all: (names in order, the others with the reason)."""
+    """Which sub-attacks can run at all: (names in order, the others with the reason, as part of a sentence).
+
+    A reason has no semicolon, which separates findings in ``rounds.csv``.
+    """
     reasons = {}
     for name in names:
         if threat.eps == 0:
             reasons[name] = "nothing can be changed within eps 0"
         elif num_classes < _LEAST_CLASSES.get(name, 2):
-            reasons[name] = f"its loss needs {_LEAST_CLASSES[name]} classes; there are {num_classes}"
+            reasons[name] = f"its loss needs {_LEAST_CLASSES[name]} classes, and there are {num_classes}"
         elif name == "square" and threat.norm != "linf" and image_height < _SQUARE_LEAST_HEIGHT:
             norm = _NORMS[threat.norm]
-            reasons[name] = f"in {norm} it needs images of {_SQUARE_LEAST_HEIGHT} pixels; they have {image_height}"
+            least = f"{_SQUARE_LEAST_HEIGHT} pixels a side"
+            reasons[name] = f"in {norm} it needs images of {least}, and these have {image_height}"
     return tuple(name for name in names if name not in reasons), reasons
 
 
