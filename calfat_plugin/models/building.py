@@ -11,6 +11,7 @@ from torch import nn
 
 from calfat_plugin.errors import ModelError, did_you_mean
 from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.maths.tied import refuse_overlaps
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -68,6 +69,7 @@ def built_model(
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
+    refuse_overlaps(model, who)
     return model
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from calfat_plugin import hookspecs
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
+from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.models.building import built_model, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
@@ -71,6 +72,8 @@ def check_model(
 
     It gives raw logits, (N, num_classes), that depend on nothing but its image; leaves images alone; has the same
     initial weights for the same seed; both images and all parameters get a gradient; its memory layout does not matter.
+    Its state dict says what its logits are: another copy that loads it gives the same ones. Layers may have one tensor
+    together, which is then one after loading, too; tensors that only overlap are refused.
 
     Args:
         name: as recipes name it, or ``module:factory``.
@@ -97,11 +100,16 @@ def check_model(
         return built_model(pick.entry.load(), experiment.who(pick), **shape, **asdict(pick.options))
 
     model, again = seeded(build, 0), seeded(build, 0)
+    tensors = all(isinstance(tensor, torch.Tensor) for tensor in model.state_dict().values())
+    require(tensors, f"{name}: its state dict must hold nothing but tensors.")
     same = same_bits(model.state_dict(), again.state_dict())
     require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
     images = torch.rand(4, in_channels, *image_size, generator=torch.Generator().manual_seed(0)).to(where)
-    _check_gradients(name, model.to(where), images.clone().requires_grad_())
-    return _check_evaluation(name, again.to(where).eval(), images)
+    model, again = moved(model, where), moved(again, where)
+    _check_gradients(name, model, images.clone().requires_grad_())
+    found = _check_evaluation(name, again.eval(), images)
+    _check_loading(name, model.eval(), moved(seeded(build, 0), where).eval(), images)
+    return found
 
 
 def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
@@ -111,6 +119,19 @@ def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
     require(x.grad is not None and bool(x.grad.any()), f"{name}: images must get a gradient; attacks need it.")
     without = [key for key, value in model.named_parameters() if value.requires_grad and value.grad is None]
     require(not without, f"{name}: these parameters take no part in the logits: {', '.join(without)}.")
+
+
+def _check_loading(name: str, model: nn.Module, copy: nn.Module, x: torch.Tensor) -> None:
+    """A copy that loads what the model has stored is the model."""
+    stored = state_of(model)
+    changed = {key: tensor * 1.01 if tensor.is_floating_point() else tensor for key, tensor in stored.items()}
+    for network in (model, copy):
+        load_state(network, changed)
+        taken = same_bits(state_of(network), changed)
+        require(taken, f"{name}: after load_state_dict its tensors must be those that it was given.")
+    with torch.no_grad():
+        same = torch.allclose(model(x), copy(x), atol=_ABSOLUTE, rtol=_RELATIVE)
+    require(same, f"{name}: its state dict must hold all that logits depend on; a copy that loads it gives others.")
 
 
 def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module:
