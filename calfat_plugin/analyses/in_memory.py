@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Number = float | str | Fraction
 
 
+@fresh_torch_state()
 def evaluate(
     model: nn.Module,
     x: Images,
@@ -80,10 +82,11 @@ def evaluate(
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
     found = _measure(experiment, model, images_of(x, y), on_progress=on_progress or _ignore)
     for alarm in find_alarms(found.values()):
-        warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=2)
+        warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=3)  # the caller, outside of the decorator
     return found
 
 
+@fresh_torch_state()
 def attack(
     name: str | Mapping[str, Any],
     model: nn.Module,

@@ -14,6 +14,7 @@ from calfat_plugin import hookspecs
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
 from calfat_plugin.maths.tied import load_state, moved, state_of
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.models.building import built_model, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
@@ -24,6 +25,7 @@ from calfat_plugin.testing.tiny import NUM_CLASSES, numpy_state, require, same_b
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
+@fresh_torch_state()
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
     """Hold a data set to its contract.
 
@@ -58,6 +60,7 @@ def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **
     return found
 
 
+@fresh_torch_state()
 def check_model(
     name: str,
     *,
@@ -149,6 +152,7 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
     return model
 
 
+@fresh_torch_state()
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
     """Hold a partition to its contract.
 
@@ -181,6 +185,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
     require(numpy_state() == state, f"{name}: draw from a generator of the seed, not from numpy's global one.")
 
 
+@fresh_torch_state()
 def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:
     """Hold a logger to its contract: it hears of a run that finishes and of one that is stopped, and never fails.
 

@@ -20,6 +20,7 @@ from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.tied import each_once, load_state, state_of
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.compute import named_device
@@ -46,6 +47,7 @@ _PARTS = ("state", "extras", "client_state")
 _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)
 
 
+@fresh_torch_state()
 def check_trainer(
     name: str,
     *,
