@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import calfat_plugin
 from calfat_plugin.errors import ModelError, UpdateError
 from calfat_plugin.maths.tied import each_once, further_names, load_state, moved, refuse_overlaps, state_of
 from tests.methods.tied_models import Tied
@@ -57,6 +60,27 @@ def test_a_buffer_that_is_not_stored_takes_no_name_away() -> None:
     model[0].register_buffer("hidden", shared, persistent=False)
     model[1].register_buffer("stored", shared)
     assert "1.stored" in state_of(model)
+
+
+PLACES = {  # that read or load a state dict of torch's, with the reason
+    "maths/tied.py": "what the others call",
+    "experiment/building.py": "personal names may be any of a tensor's",
+    "models/linearised.py": "from a network to its copy",
+    "trainers/fedrbn.py": "names of one layer; and a few statistics that are loaded",
+    "testing/federation.py": "of TinyModel, where nothing is tied",
+    "testing/inputs.py": "also checks that it holds tensors",
+    "testing/trainers.py": "writes over each tensor",
+}
+
+
+def test_nobody_else_reads_or_loads_a_state_dict() -> None:
+    package = Path(calfat_plugin.__file__).parent
+    found = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"\.(load_)?state_dict\(", file.read_text(encoding="utf-8"))
+    }
+    assert found == set(PLACES)
 
 
 def test_tied_tensors_are_tied_after_loading() -> None:

@@ -13,8 +13,10 @@ from torch import nn
 
 from calfat_plugin import entries
 from calfat_plugin.errors import ModelError, UpdateError
-from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.maths.tied import state_of
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.loaded_run import LoadedRun
@@ -22,7 +24,7 @@ from calfat_plugin.testing import builtin_registry, same_bits, tiny_dataset
 from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import CPU, tiny_experiment
 from calfat_plugin.trainers.fedpgd import FedPGD
-from tests.methods.tied_models import Tied
+from tests.methods.tied_models import Tied, TiedBuffers
 from tests.plugins import offering
 
 REGISTRY = builtin_registry()
@@ -110,6 +112,27 @@ def test_a_message_has_a_tensor_once() -> None:
     model = Tied(1, (4, 4), 4)
     assert tied.worker.model_bytes == sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     assert list(tied.server.downlink()) == list(federation("Once").server.downlink())
+
+
+def test_tied_buffers_stay_tied_where_a_party_computes(tmp_path: Path) -> None:
+    """Torch copies a buffer to another device once for each of its names."""
+    experiment = tiny_experiment(REGISTRY, model_args={"model": "tests.methods.tied_models:TiedBuffers"})
+    torch.save(TiedBuffers(1, (4, 4), 4).state_dict(), tmp_path / "weights.pt")
+    there = torch.device("meta")
+    models: list[Any] = [
+        Server(experiment, tiny_dataset(), there, RunObserver())._model,
+        Worker(experiment, tiny_dataset(), {}, there, RunObserver())._model,
+        LoadedRun(experiment, tmp_path / "weights.pt", None, there).model(tiny_dataset()),
+    ]
+    for model in models:
+        assert model.norm.running_mean.device == there
+        assert model.again_norm.running_mean is model.norm.running_mean
+
+
+def test_tied_buffers_go_through_rounds() -> None:
+    tied, _ = played("TiedBuffers")
+    assert "again_norm.running_mean" not in tied.server.state
+    assert float(tied.server.state["norm.running_mean"].abs().max()) > 0
 
 
 def loaded(path: Path) -> nn.Module:
