@@ -99,7 +99,7 @@ def _switches_of_backends() -> Iterator[None]:
     """Which libraries multiply, and how precisely: ``calfat.runtime.precision`` decides on that."""
     import torch
 
-    backends = torch.backends
+    backends: Any = torch.backends  # whose types leave some of these out
     switches: list[tuple[Any, str, Any]] = [
         (backends.cudnn, "enabled", True),
         (backends.cudnn, "benchmark", False),

@@ -50,10 +50,10 @@ class Linearised(nn.Module):
         expanded: Tensor = both[0] + both[1]  # f and its slope along the change
         return expanded
 
-    def _at_origin(self, x: Tensor) -> Callable[[dict[str, nn.Parameter]], Tensor]:
+    def _at_origin(self, x: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
         """The logits of x as a function of the weights, by the statistics of w0."""
 
-        def logits(weights: dict[str, nn.Parameter]) -> Tensor:
+        def logits(weights: dict[str, Tensor]) -> Tensor:
             # With tie_weights torch would leave the weights of this call in a layer that is in two places.
             found: Tensor = functional_call(self.origin, weights, (x,), tie_weights=False)
             return found
@@ -68,7 +68,7 @@ class Linearised(nn.Module):
         self.linear = bool(state)
 
 
-def _parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+def _parameters(network: nn.Module) -> dict[str, Tensor]:
     """Of each layer once, and of each of its parameters, also where another layer has the same one."""
     return {
         f"{layer}.{name}" if layer else name: parameter

@@ -274,6 +274,15 @@ def test_numbers_and_examples_of_a_model_in_memory() -> None:
     assert torch.equal(again, x_adv)
 
 
+def test_a_model_that_was_made_in_inference_mode_is_measured_and_not_attacked() -> None:
+    with torch.inference_mode():
+        model = network()
+    assert calfat.evaluate(model, images(), evaluators="natural")["natural"].num_examples == 8
+    text = r"^evaluator 'pgd20' needs gradients, and the model's tensor '0\.weight' was made inside torch\."
+    with pytest.raises(calfat.ModelError, match=text):
+        calfat.evaluate(model, images(), evaluators="pgd20", eps=0.1)
+
+
 def test_a_verdict_on_a_model_in_memory() -> None:
     model = network()
     outside = calfat.trust(model, images(), eps=0.1, examples=6)
