@@ -30,6 +30,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
@@ -115,6 +116,7 @@ class Run:
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
 
 
+@fresh_torch_state()
 def run(
     recipe: str | Path | Mapping[str, Any],
     *,
@@ -206,6 +208,7 @@ def run(
     return load_run(directory.path)
 
 
+@fresh_torch_state()
 def trust(
     target: str | Path | nn.Module | None = None,
     x: Images | None = None,
@@ -314,7 +317,7 @@ def trust(
         trust=lambda file: trust_plugins,
     )
     for message in plan.experiments[0].warnings:
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message, stacklevel=3)  # the caller, outside of the decorator
     return examine(plan, _paths(transfer), output=_path(output), **how).verdict
 
 
@@ -332,6 +335,7 @@ def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
     return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given or ()))
 
 
+@fresh_torch_state()
 def load_dataset(
     name: str | None = None,
     *,
@@ -408,6 +412,7 @@ def load_run(directory: str | Path) -> Run:
     )
 
 
+@fresh_torch_state()
 def load_model(
     path: str | Path,
     *,
@@ -436,6 +441,7 @@ def load_model(
     return LoadedRun(assemble(document, Registry.for_recipe(document)), weights, run, where).model()
 
 
+@fresh_torch_state()
 def replay(
     path: str | Path,
     *,

@@ -49,7 +49,8 @@ class LocalUpdate:
     """What one client returns after its local training.
 
     Attributes:
-        state: the trained model's tensors, named as in its ``state_dict``.
+        state: the trained model's tensors, named as in its ``state_dict``. A tensor that the model has under several
+            names counts once; aggregators see it under the first.
         num_examples: training examples on this client, >= 1.
         extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/change/...``).
         metrics: numbers for the record: ``loss`` (mean training loss of the last local epoch), and what the trainer's

@@ -12,6 +12,7 @@ from calfat_plugin.datasets.findings import image_findings
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Number = float | str | Fraction
 
 
+@fresh_torch_state()
 def evaluate(
     model: nn.Module,
     x: Images,
@@ -85,10 +87,11 @@ def evaluate(
         warnings.warn(text, stacklevel=2)
     found = _measure(experiment, model, data, on_progress=on_progress or _ignore)
     for alarm in find_alarms(found.values()):
-        warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=2)
+        warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=3)  # the caller, outside of the decorator
     return found
 
 
+@fresh_torch_state()
 def attack(
     name: str | Mapping[str, Any],
     model: nn.Module,

@@ -181,11 +181,12 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
     import torch
 
     from calfat_plugin.evaluators.base import fixed_subset
+    from calfat_plugin.maths.tied import state_of
     from calfat_plugin.tensor_files import digest_of
 
     for name, tensors, what in (
         ("data", {"x": data.x, "y": data.y}, f"test images than {run.dataset.name} has here"),
-        ("weights", model.state_dict(), f"weights than {run.weights} has"),
+        ("weights", state_of(model), f"weights than {run.weights} has"),
     ):
         if evidence.facts.get(name) != (now := digest_of(tensors)):
             raise RunError(

@@ -19,6 +19,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors
 from calfat_plugin.errors import BudgetError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
+from calfat_plugin.maths.tied import state_of
 from calfat_plugin.results import WORST_CASE, EvaluationResult
 from calfat_plugin.tensor_files import digest_of
 from calfat_plugin.threat import ThreatModel
@@ -138,7 +139,7 @@ class Collector:
     ) -> None:
         self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
         self._label = data.y.cpu()
-        self._about = {"weights": digest_of(model.state_dict()), "data": digest_of({"x": data.x, "y": data.y})}
+        self._about = {"weights": digest_of(state_of(model)), "data": digest_of({"x": data.x, "y": data.y})}
         self._journals = "evidence-" + "".join(digest[:12] for digest in self._about.values())
         self._covered = _chosen(len(data), max_bytes // (4 * data.x[0].numel()))
         self._attacks: list[str] = []

@@ -68,6 +68,8 @@ def measure(
     sample = pixels(data.x[:PROBED].to(device))
     with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
+            if evaluator.has_budget:
+                _refuse_inference_tensors(model, label)
             collecting = collector if evaluator.gives_examples and evaluator.has_budget else None
             first = _FirstExamples(collecting.listener(label) if collecting else on_examples)
             task = EvaluationTask(
@@ -120,6 +122,16 @@ def on_model(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]
             on_progress=lambda done, total, correct: None,
             on_examples=lambda where, x_adv: None,
         )
+
+
+def _refuse_inference_tensors(model: nn.Module, label: str) -> None:
+    """Refuse to attack a model through whose weights torch lets no gradient pass."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_inference():
+            raise ModelError(
+                f"evaluator '{label}' needs gradients, and the model's tensor '{name}' was made inside "
+                "torch.inference_mode(). Build the model outside of that block."
+            )
 
 
 class _FirstExamples:

@@ -213,6 +213,14 @@ def _update(entry: TrainerEntry, fitted: Any, task: LocalTask) -> LocalUpdate:
     return dataclasses.replace(found, metrics=metrics)
 
 
+def _personal_names(entry: TrainerEntry, found: Any, model: nn.Module) -> frozenset[str]:
+    from calfat_plugin.maths.tied import further_names
+
+    names = returned.names(found, model.state_dict(), "personal_names returned")
+    further = further_names(model)
+    return frozenset(further.get(name, name) for name in names)
+
+
 def _evaluated_personal(
     entry: TrainerEntry, found: Any, updates: Mapping[int, LocalUpdate], names: Sequence[str]
 ) -> dict[str, Tensor]:
@@ -258,9 +266,7 @@ _RETURNS: dict[type, dict[str, Callable[..., Any]]] = {
     LocalTrainer: {
         "fit": _update,
         "among": lambda entry, trainer, others: returned.instance(trainer, LocalTrainer, "among returned"),
-        "personal_names": lambda entry, found, model: returned.names(
-            found, model.state_dict(), "personal_names returned"
-        ),
+        "personal_names": _personal_names,
         "evaluated_personal": _evaluated_personal,
         "broadcast": lambda entry, extras, updates: returned.tensors(extras, "broadcast returned", on="cpu"),
     },

@@ -274,6 +274,7 @@ class Experiment(Recipe):
         """The global model with its initial weights, a function of the seed alone unless others follow; on the CPU."""
         from torch import nn
 
+        from calfat_plugin.maths.tied import refuse_overlaps
         from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 
         def build() -> nn.Module:
@@ -288,7 +289,9 @@ class Experiment(Recipe):
             if not weights_follow:  # it will be trained
                 refuse_other_training_mode(model, self.who(self.model), images)
             with self.attribute_errors_to(self.trainer):
-                return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
+                adapted = returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
+            refuse_overlaps(adapted, f"{self.who(self.trainer)}, adapt_model")
+            return adapted
 
         with self._complaints_at(("model_args", "model")):
             return seeded(build, derive_seed(self.seed, "weights"), weights_follow=weights_follow)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from calfat_plugin.errors import PluginError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import State
+from calfat_plugin.maths.tied import load_state
 
 
 def no_worker() -> Worker:
@@ -55,5 +56,5 @@ class ClientsOfRound:
 
     def _holding(self, state: State) -> nn.Module:
         model = deepcopy(self.template)
-        model.load_state_dict(dict(state))
+        load_state(model, state)
         return model

@@ -21,6 +21,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import Evaluator, SetUpTask, State
+from calfat_plugin.maths.tied import load_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EVIDENCE, EvaluationResult
@@ -107,7 +108,7 @@ class Measurements:
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
         observer = RunObserver() if quiet else self._observer
-        self._model.load_state_dict(dict(state))
+        load_state(self._model, state)
         with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
             sizes = {"num_classes": self._task.num_classes, "batch_size": experiment.evaluation.batch_size}
             collector, room = None, experiment.evaluation.evidence_mb * 10**6
@@ -148,7 +149,7 @@ class Monitored:
     batch_size: int
 
     def logits(self, state: State) -> Tensor:
-        self.model.load_state_dict(dict(state))
+        load_state(self.model, state)
         with torch.no_grad():
             parts = [self.model(x).cpu() for x, *_ in batches(self.data, self.batch_size, self.data.y.device)]
         return torch.cat(parts)

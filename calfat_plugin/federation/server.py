@@ -50,6 +50,7 @@ from calfat_plugin.maths.averaging import (
     weighted_average,
 )
 from calfat_plugin.maths.metrics import plausible_losses
+from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -118,12 +119,12 @@ class Server:
         self._worker = no_worker if worker is None else cache(worker)
         self._client_models: Mapping[int, State] = {}
         self._reported: set[str] = set()
-        self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        self.state: State = {name: tensor.detach().clone() for name, tensor in state_of(self._model).items()}
         self.average: State = {}
         self.server_state: State = {}
         self.broadcast: State = {}
         self.round = 0
-        self._model.to(device).eval()
+        moved(self._model, device).eval()
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
     def begin(self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = ()) -> None:
@@ -196,9 +197,9 @@ class Server:
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
-        moved = drift([update.state for update in usable.values()], previous, names, self.state)
-        norms = dict(zip(usable, moved.norms, strict=True))
-        cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
+        drifted = drift([update.state for update in usable.values()], previous, names, self.state)
+        norms = dict(zip(usable, drifted.norms, strict=True))
+        cosines = {client: cosine for client, cosine in zip(usable, drifted.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
         alignments = _sent(ALIGNMENT, usable)
@@ -207,7 +208,7 @@ class Server:
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
             *self._alignments.add(alignments),
-            *step_alarms(moved, remembers=bool(aggregate.server_state)),
+            *step_alarms(drifted, remembers=bool(aggregate.server_state)),
         )
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
@@ -217,7 +218,7 @@ class Server:
             refused=dict(sorted(refused.items())),
             losses=losses,
             update_norms=norms,
-            heterogeneity=moved.heterogeneity,
+            heterogeneity=drifted.heterogeneity,
             evaluations={},
             seconds=0.0,
             bytes_down=bytes_down,
@@ -396,7 +397,7 @@ class Server:
 
     def _logits_problem(self, state: State) -> str:
         """What makes the logits of a model useless, in words; an empty text where they are finite."""
-        self._model.load_state_dict(dict(state))
+        load_state(self._model, state)
         with torch.no_grad():
             logits = logits_of(self._model, pixels(self._measurements.subset.x[:_PROBED]))
         return value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words

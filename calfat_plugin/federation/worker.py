@@ -24,6 +24,7 @@ from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_up
 from calfat_plugin.interfaces import LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
+from calfat_plugin.maths.tied import each_once, load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.schema import ClientGroup
@@ -61,7 +62,7 @@ class Worker:
         self._inner = experiment.build_inner()
         self._inners = {name: each.build_inner() for name, each in groups.items()}
         self._correction = experiment.build_aggregator().correction()
-        self._model = experiment.build_model(dataset, self._trainer).to(device)
+        self._model = moved(experiment.build_model(dataset, self._trainer), device)
         self._personal = self._trainer.personal_names(self._model)
         self._precision = chosen(experiment.runtime.precision, device)
         log.info("clients train in %s on %s", self._precision, device)
@@ -77,10 +78,10 @@ class Worker:
 
     @property
     def model_bytes(self) -> int:
-        return num_bytes(self._model.state_dict())
+        return num_bytes(state_of(self._model))
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
+        check_update(unpack_downlink(downlink)[0], state_of(self._model), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
         """Train one client from the global model and return its message.
@@ -111,7 +112,7 @@ class Worker:
         received, broadcast = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})
         own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
-        self._model.load_state_dict({**received, **own})
+        load_state(self._model, {**received, **own})
         group = self._groups.get(client)
         experiment = self.experiment.trained_by(group)
         data = self._poisoned(client, group)
@@ -140,6 +141,8 @@ class Worker:
         )
         with seeded_global_rng(derive_seed(seed, "ambient", round=round, client=client)), timed("training"):
             update = self._trained(task, group)
+        # A trainer with a loop of its own may give torch's state dict.
+        update = replace(update, state=each_once(update.state, self._model, who=f"client {client}"))
         check_update(update.state, received, who=f"client {client}")
         return update
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.wire import Wire
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import BatchProgress, RunObserver
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def train_client(
                 "calfat.runtime.executor: this one trains in threads of the leading process, whose random generators "
                 "serve one thread at a time. Take an executor that has processes of its own."
             )
-        with _TRAINING:
+        with _TRAINING, fresh_torch_state():
             worker, observer = started(start), _Last()
             worker.observer = observer
             worker.client_states[client] = tensors_in(state)

@@ -372,6 +372,8 @@ class LocalTrainer(ABC):
     def personal_names(self, model: nn.Module) -> frozenset[str]:
         """Names in ``model``'s state dict that every client keeps for itself from round to round.
 
+        A tensor that ``model`` has under several names is personal if one of them is here.
+
         The runtime stores and restores them per client. Clients send them along with the rest, and
         ``evaluated_personal`` makes from them what the global model is evaluated with.
         """

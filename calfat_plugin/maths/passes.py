@@ -41,7 +41,12 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
     import torch  # here, not above: recipes are checked without torch
 
     keep_freed_memory()
-    moved = [weight for weight in model.parameters() if weight.dim() == 4 and weight.is_contiguous()]
+    moved = [
+        weight
+        for weight in model.parameters()
+        # One that was made in inference mode has no version counter, which its new memory would need.
+        if weight.dim() == 4 and weight.is_contiguous() and not weight.is_inference()
+    ]
     try:
         for weight in moved:
             weight.data = _channels_last(weight.data)

@@ -12,6 +12,7 @@ from torch import nn
 
 from calfat_plugin.errors import ModelError, did_you_mean
 from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.maths.tied import refuse_overlaps
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -71,6 +72,7 @@ def built_model(
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
     refuse_changed(asked, black, who)
+    refuse_overlaps(model, who)
     return model
 
 

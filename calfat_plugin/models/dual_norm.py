@@ -36,8 +36,9 @@ class DualNorm(nn.Module):
             type(norm)(norm.num_features, norm.eps, norm.momentum, affine=False) for _ in range(2)
         )
         ones = torch.ones_like(norm.running_mean)
-        self.weight = nn.Parameter(norm.weight.detach().clone() if norm.affine else ones)
-        self.bias = nn.Parameter(norm.bias.detach().clone() if norm.affine else ones - 1)
+        # The very parameters: they may be another layer's, too.
+        self.weight = norm.weight if norm.affine else nn.Parameter(ones)
+        self.bias = norm.bias if norm.affine else nn.Parameter(ones - 1)
         self.branch: Branch = "noise"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,12 +96,21 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:
-    """Replace every descendant of ``kind`` by what ``make`` builds around it; returns how many there were."""
-    count = 0
-    for name, child in list(model.named_children()):
-        if isinstance(child, kind):
-            setattr(model, name, make(child))
-            count += 1
-        else:
-            count += _replace(child, kind, make)
-    return count
+    """Replace every descendant of ``kind`` by what ``make`` builds around it; returns how many there were.
+
+    One that the model has in several places is one again in all of them.
+    """
+    replacements: dict[nn.Module, nn.Module] = {}
+    seen = {model}
+    waiting = [model]
+    while waiting:
+        parent = waiting.pop()
+        for name, child in list(parent._modules.items()):  # named_children leaves out a child's second name
+            if isinstance(child, kind):
+                if child not in replacements:
+                    replacements[child] = make(child)
+                setattr(parent, name, replacements[child])
+            elif child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return len(replacements)

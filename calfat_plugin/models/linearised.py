@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import torch
@@ -42,12 +43,22 @@ class Linearised(nn.Module):
         if not self.linear:
             logits: Tensor = self.network(x)
             return logits
-        origin = dict(self.origin.named_parameters())
-        change = {name: weight - origin[name] for name, weight in self.network.named_parameters()}
+        origin = _parameters(self.origin)
+        change = {name: weight - origin[name] for name, weight in _parameters(self.network).items()}
         with torch.autocast(x.device.type, enabled=False):  # it gives group normalisation's derivative another type
-            both = jvp(lambda weights: functional_call(self.origin, weights, (x,)), (origin,), (change,))
+            both = jvp(self._at_origin(x), (origin,), (change,))
         expanded: Tensor = both[0] + both[1]  # f and its slope along the change
         return expanded
+
+    def _at_origin(self, x: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
+        """The logits of x as a function of the weights, by the statistics of w0."""
+
+        def logits(weights: dict[str, Tensor]) -> Tensor:
+            # With tie_weights torch would leave the weights of this call in a layer that is in two places.
+            found: Tensor = functional_call(self.origin, weights, (x,), tie_weights=False)
+            return found
+
+        return logits
 
     def get_extra_state(self) -> Tensor:
         """``linear`` as a tensor, which checkpoints and messages hold and aggregators average."""
@@ -55,3 +66,12 @@ class Linearised(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.linear = bool(state)
+
+
+def _parameters(network: nn.Module) -> dict[str, Tensor]:
+    """Of each layer once, and of each of its parameters, also where another layer has the same one."""
+    return {
+        f"{layer}.{name}" if layer else name: parameter
+        for layer, module in network.named_modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    }

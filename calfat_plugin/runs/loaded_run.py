@@ -147,6 +147,7 @@ class LoadedRun:
 
     def model(self, images: ImageShape | None = None) -> nn.Module:
         from calfat_plugin.maths.averaging import check_update
+        from calfat_plugin.maths.tied import each_once, load_state, moved, state_of
 
         trainer = self.experiment.build_trainer()
         model = self.experiment.build_model(images or self.images, trainer, weights_follow=True)
@@ -154,16 +155,17 @@ class LoadedRun:
         if self.run is None:
             state = _without_wrappers(state, model.state_dict())
         try:
-            check_update(state, dict(model.state_dict()), who="the file")
+            state = each_once(state, model, who="the file")  # of one's own it may have all names of a tied tensor
+            check_update(state, state_of(model), who="the file")
         except UpdateError as error:
             end = "" if str(error).endswith("?") else "."
-            if not set(state) & set(model.state_dict()):
+            if not set(state) & set(state_of(model)):
                 end += f" It holds {one_line(list(state))}: save the state dict among them alone, if there is one."
             raise ModelError(
                 f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {error}{end}"
             ) from None
-        model.load_state_dict(dict(state))
-        return model.to(self.device).eval()
+        load_state(model, state)
+        return moved(model, self.device).eval()
 
 
 def model_loader(

@@ -32,6 +32,7 @@ from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.host.tasks import ClientTask
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document
@@ -101,6 +102,7 @@ class _States:
         return self._folder / f"round-{round}.safetensors"
 
 
+@fresh_torch_state()
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     """Be one client until the server says that the run is over, in a new directory or the one to resume."""
     experiment, runtime = request.experiment, runtime_of(request.experiment)
@@ -166,6 +168,7 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 
 
+@fresh_torch_state()
 def train_round(
     request: Request, rank: int, folder: Path, round: int, used: int, downlink: Mapping[str, Tensor]
 ) -> tuple[int, Wire]:

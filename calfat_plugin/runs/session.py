@@ -23,6 +23,7 @@ from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.host.tasks import ServerTask
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
@@ -40,6 +41,7 @@ from calfat_plugin.runs.writer import RunWriter
 log = logging.getLogger(__name__)
 
 
+@fresh_torch_state()
 def run(request: Request, directory: RunDirectory, observer: RunObserver, runtime: Runtime | None = None) -> RunResult:
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)

@@ -22,6 +22,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import SetUpTask
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.compute import named_device
@@ -42,6 +43,7 @@ _NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_cl
 _TOLERANCE = 1e-6  # of a share, or of a number of examples: a mean in float32 is right
 
 
+@fresh_torch_state()
 def check_evaluator(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

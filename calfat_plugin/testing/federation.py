@@ -16,6 +16,7 @@ from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord
@@ -87,6 +88,7 @@ def check_federation(experiment: Experiment, device: torch.device = CPU) -> None
 _TOLERANCE = 1e-6  # of a parameter
 
 
+@fresh_torch_state()
 def check_aggregator(
     name: str,
     *,
@@ -175,6 +177,7 @@ def _combined(server: Server, task: AggregationTask) -> Aggregate:
         return server.combined(task)
 
 
+@fresh_torch_state()
 def check_attacker(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

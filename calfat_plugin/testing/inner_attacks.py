@@ -16,6 +16,7 @@ from calfat_plugin.datasets.batches import Examples, batch_bounds
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import InnerTask
 from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.modifiers.plain import ENTRY as PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device
@@ -41,6 +42,7 @@ _SMALL = 20  # the budget's part in which a step uphill ends higher up
 _TOLERANCE = 1e-6
 
 
+@fresh_torch_state()
 def check_inner_attack(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

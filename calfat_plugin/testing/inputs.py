@@ -14,6 +14,8 @@ from calfat_plugin import hookspecs
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
 from calfat_plugin.interfaces import SetUpTask
+from calfat_plugin.maths.tied import load_state, moved, state_of
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
@@ -24,6 +26,7 @@ from calfat_plugin.testing.tiny import NUM_CLASSES, numpy_state, require, same_b
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
+@fresh_torch_state()
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
     """Hold a data set to its contract.
 
@@ -58,6 +61,7 @@ def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **
     return found
 
 
+@fresh_torch_state()
 def check_model(
     name: str,
     *,
@@ -72,6 +76,8 @@ def check_model(
 
     It gives raw logits, (N, num_classes), that depend on nothing but its image; leaves images alone; has the same
     initial weights for the same seed; both images and all parameters get a gradient; its memory layout does not matter.
+    Its state dict says what its logits are: another copy that loads it gives the same ones. Layers may have one tensor
+    together, which is then one after loading, too; tensors that only overlap are refused.
 
     Args:
         name: as recipes name it, or ``module:factory``.
@@ -100,11 +106,16 @@ def check_model(
         return model
 
     model, again = seeded(build, 0), seeded(build, 0)
+    tensors = all(isinstance(tensor, torch.Tensor) for tensor in model.state_dict().values())
+    require(tensors, f"{name}: its state dict must hold nothing but tensors.")
     same = same_bits(model.state_dict(), again.state_dict())
     require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
     images = torch.rand(4, in_channels, *image_size, generator=torch.Generator().manual_seed(0)).to(where)
-    _check_gradients(name, model.to(where), images.clone().requires_grad_())
-    return _check_evaluation(name, again.to(where).eval(), images)
+    model, again = moved(model, where), moved(again, where)
+    _check_gradients(name, model, images.clone().requires_grad_())
+    found = _check_evaluation(name, again.eval(), images)
+    _check_loading(name, model.eval(), moved(seeded(build, 0), where).eval(), images)
+    return found
 
 
 def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
@@ -114,6 +125,19 @@ def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
     require(x.grad is not None and bool(x.grad.any()), f"{name}: images must get a gradient; attacks need it.")
     without = [key for key, value in model.named_parameters() if value.requires_grad and value.grad is None]
     require(not without, f"{name}: these parameters take no part in the logits: {', '.join(without)}.")
+
+
+def _check_loading(name: str, model: nn.Module, copy: nn.Module, x: torch.Tensor) -> None:
+    """A copy that loads what the model has stored is the model."""
+    stored = state_of(model)
+    changed = {key: tensor * 1.01 if tensor.is_floating_point() else tensor for key, tensor in stored.items()}
+    for network in (model, copy):
+        load_state(network, changed)
+        taken = same_bits(state_of(network), changed)
+        require(taken, f"{name}: after load_state_dict its tensors must be those that it was given.")
+    with torch.no_grad():
+        same = torch.allclose(model(x), copy(x), atol=_ABSOLUTE, rtol=_RELATIVE)
+    require(same, f"{name}: its state dict must hold all that logits depend on; a copy that loads it gives others.")
 
 
 def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module:
@@ -131,6 +155,7 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
     return model
 
 
+@fresh_torch_state()
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
     """Hold a partition to its contract.
 
@@ -163,6 +188,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
     require(numpy_state() == state, f"{name}: draw from a generator of the seed, not from numpy's global one.")
 
 
+@fresh_torch_state()
 def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:
     """Hold a logger to its contract: it hears of a run that finishes and of one that is stopped, and never fails.
 

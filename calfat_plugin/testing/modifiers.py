@@ -9,6 +9,7 @@ from torch import Tensor
 
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.testing.tiny import NUM_CLASSES, SIDE, TinyModel, require, tiny_experiment, unchanged
@@ -18,6 +19,7 @@ _LOGITS = ("attack_logits", "kl_logits", "margin_logits")
 _TOLERANCE = 1e-6
 
 
+@fresh_torch_state()
 def check_modifier(
     name: str,
     *,

@@ -14,6 +14,7 @@ from calfat_plugin.datasets import NO_AUGMENTATION, Dataset, ImageData
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.interfaces import LocalTask, TrainSettings
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.models.base import ImageClassifier
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
@@ -59,6 +60,7 @@ class TinyModel(ImageClassifier):
         norm: whether batch normalisation follows the convolution.
     """
 
+    @fresh_torch_state()
     def __init__(
         self, seed: int = 0, channels: int = 3, side: int = SIDE, classes: int = NUM_CLASSES, norm: bool = False
     ) -> None:
@@ -80,6 +82,7 @@ def build_tiny_model(in_channels: int, image_size: tuple[int, int], num_classes:
     return model
 
 
+@fresh_torch_state()
 def tiny_images(seed: int = 0, count: int = 10, classes: int = NUM_CLASSES, side: int = SIDE) -> ImageData:
     """Random grey images with random labels: (count, 1, side, side) float32 in [0, 1], (count,) int64.
 
@@ -94,6 +97,7 @@ def tiny_images(seed: int = 0, count: int = 10, classes: int = NUM_CLASSES, side
     return ImageData(images, torch.randint(classes, (count,), generator=stream))
 
 
+@fresh_torch_state()
 def tiny_dataset() -> Dataset:
     """Thirty training and twelve test images of ``tiny_images``."""
     names = tuple(f"class {number}" for number in range(NUM_CLASSES))
@@ -117,6 +121,7 @@ def answered(model: nn.Module) -> ImageData:
         return ImageData(images.x, model.eval()(images.x).argmax(dim=1))
 
 
+@fresh_torch_state()
 def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **others: Any) -> LocalTask:
     """One client's work in round 1.
 

@@ -19,6 +19,8 @@ from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.maths.tied import each_once, load_state, state_of
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.compute import named_device
@@ -45,6 +47,7 @@ _PARTS = ("state", "extras", "client_state")
 _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)
 
 
+@fresh_torch_state()
 def check_trainer(
     name: str,
     *,
@@ -95,7 +98,7 @@ def _check(recipe: dict[str, Any], registry: Registry, device: torch.device, who
     for other in in_each_norm(registry, trainer=recipe) if isinstance(trainer, AdversarialTrainer) else ():
         _check_attack(other, device, who)
     one = trained(trainer, tiny_task(data=tiny_images(2, 1), device=device))
-    check_update(one.state, adapted(trainer).state_dict(), who=f"{who}, a client with one example")
+    check_update(one.state, state_of(adapted(trainer)), who=f"{who}, a client with one example")
     check_federation(experiment, device)
 
 
@@ -104,9 +107,9 @@ def _check_update(trainer: LocalTrainer, device: torch.device, who: str) -> Loca
     task = tiny_task(device=device)
     with unchanged("the client's data", task.data.x, task.data.y, task.class_counts):
         update = trained(trainer, task)
-    check_update(update.state, adapted(trainer).state_dict(), who=who)
+    check_update(update.state, state_of(adapted(trainer)), who=who)
     require(update.num_examples == len(task.data), f"{who}: num_examples must be {len(task.data)}, the client's.")
-    moved = any(not torch.equal(update.state[key], tensor) for key, tensor in adapted(trainer).state_dict().items())
+    moved = any(not torch.equal(update.state[key], tensor) for key, tensor in state_of(adapted(trainer)).items())
     require(moved, f"{who}: a round of training must change the model; no tensor changed.")
     metrics = dict(update.metrics)
     numbers = "loss" in metrics and all(map(math.isfinite, metrics.values()))
@@ -142,7 +145,7 @@ def _check_learning(trainer: LocalTrainer, device: torch.device, who: str) -> No
             return float(cross_entropy(model.eval()(data.x), data.y))
 
     before = loss()
-    model.load_state_dict(trained(trainer, tiny_task(data=data, settings=_LEARNING, device=device)).state)
+    load_state(model, trained(trainer, tiny_task(data=data, settings=_LEARNING, device=device)).state)
     after = loss()
     require(
         after < before,
@@ -177,6 +180,7 @@ def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
     model = adapted(trainer, task.model.cpu()).to(task.device)  # in this order, as in a run
     with seeded_global_rng(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
         update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
+    update = dataclasses.replace(update, state=each_once(update.state, model, who="the update"))
     kept = [tensor for part in _PARTS for tensor in getattr(update, part).values()]
     with (
         unchanged(  # the next client is trained in it

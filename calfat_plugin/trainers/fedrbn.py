@@ -112,8 +112,10 @@ class FedRBN(AdversarialTrainer):
 
     def begin_round(self, task: LocalTask) -> None:
         """Give an ``st`` client the noise statistics that it borrows."""
+        from calfat_plugin.maths.tied import state_of
+
         if not self.options.trains_adversarially(task.client):
-            own = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
+            own = {name: tensor.cpu() for name, tensor in state_of(task.model).items()}
             task.model.load_state_dict(_lent(own, _received(task.broadcast), self.options), strict=False)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:

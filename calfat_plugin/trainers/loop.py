@@ -23,6 +23,7 @@ from calfat_plugin.maths.attacks import attack_mode, buffers_kept, cosine
 from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
+from calfat_plugin.maths.tied import state_of
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
@@ -134,7 +135,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     own = {_KEPT + name: tensor for name, tensor in returned.tensors(end.state, "end_round's state holds").items()}
     own |= {_REMEMBERED + name: tensor for name, tensor in task.inner.end_round(memory).items()}
     return LocalUpdate(
-        state=_copied(model.state_dict()),
+        state=_copied(state_of(model)),
         num_examples=len(task.data),
         extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
         metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics, PASSES: float(count.images)},

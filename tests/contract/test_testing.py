@@ -28,6 +28,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
 from calfat_plugin.trainers.fedtrades import FedTRADES, FedTRADESOptions
+from tests.methods.tied_models import Overlapping, Tied
 from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
@@ -594,7 +595,52 @@ def layout_bound(inner: Any, x: torch.Tensor) -> Any:
     return inner(x) * (1 + x.is_contiguous(memory_format=torch.channels_last))
 
 
+class Forgetful(Batch):
+    """Scales its logits by what is in no state dict."""
+
+    def __init__(self, **shape: Any) -> None:
+        super().__init__(lambda inner, x: inner(x) * self.scale, **shape)
+        self.scale = torch.ones(())
+
+    def forward(self, x):
+        if self.training:
+            self.scale = self.scale * 2
+        return super().forward(x)
+
+
+class OwnLoading(Batch):
+    """Its state dict is read as if it held the square roots."""
+
+    def __init__(self, **shape: Any) -> None:
+        super().__init__(lambda inner, x: inner(x), **shape)
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        return super().load_state_dict({name: tensor.square() for name, tensor in state.items()}, strict, assign)
+
+
+class Unties(Tied):
+    def load_state_dict(self, state, strict=True, assign=False):
+        self.b.weight = nn.Parameter(state["b.weight"].clone())
+        return super().load_state_dict(state, strict, assign)
+
+
+class WithWords(Batch):
+    def __init__(self, **shape: Any) -> None:
+        super().__init__(lambda inner, x: inner(x), **shape)
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
 MODELS = [
+    (Forgetful, "x: its state dict must hold all that logits depend on; a copy that loads it gives others."),
+    (OwnLoading, "x: after load_state_dict its tensors must be those that it was given."),
+    (Unties, "model Unties: its tensors 'a.weight' and 'b.weight' are one, but after load_state_dict they are not."),
+    (Overlapping, "model 'x' (passed in Plugin): its tensors 'a.weight' and 'b.weight' share memory, but are not one."),
+    (WithWords, "x: its state dict must hold nothing but tensors."),
     (seeded_elsewhere, "x: initial weights must come from torch's generator alone, so that a seed says what they are."),
     (model(lambda inner, x: inner(x).softmax(1)), "x must give raw logits; every row is a probability distribution."),
     (model(lambda inner, x: inner(x.detach())), "x: images must get a gradient; attacks need it."),
@@ -610,6 +656,11 @@ def test_a_model(build: Any, text: str) -> None:
     grey = {"in_channels": 1} if build in (seeded_elsewhere, with_spare) else {}
     said = complaint(testing.check_model, entries.ModelEntry("x", build=build), **grey)
     assert said.startswith(text)
+
+
+def test_a_model_whose_layers_have_one_weight_together() -> None:
+    found = testing.check_model("x", registry=registry(entries.ModelEntry("x", build=Tied)))
+    assert found.b.weight is found.a.weight
 
 
 def test_a_modifier_that_a_method_does_not_compose_with_is_no_check() -> None:

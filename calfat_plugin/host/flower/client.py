@@ -14,6 +14,7 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.executors import started
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, content, fields_of, tensors_of, trouble, update
+from calfat_plugin.maths.torch_state import fresh_torch_state
 
 Trains = Callable[[Message, Context], Answer]
 Says = Callable[[Context], Mapping[str, Any]]
@@ -50,6 +51,7 @@ def any_client_app(start: Callable[[], Worker]) -> ClientApp:
     return app_that(lambda message, context: any_client(pickled, message))
 
 
+@fresh_torch_state()
 def any_client(start: bytes, message: Message) -> Answer:
     """Train the client that a message names, from the state that it brings."""
     worker = started(start)
