@@ -35,8 +35,9 @@ from studies.records import (
 HERE = Path(__file__).parent
 PAGE, README = HERE / "results.md", pages.ROOT / "README.md"
 NAMES = {"digits": "digits", "fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-PAPER, RELEASE, REFERENCE, STANDARD = (
-    "CalFAT, the paper's constants",
+FLOOR, PAPER, RELEASE, REFERENCE, STANDARD = (
+    "CalFAT, floor of one example",
+    "CalFAT, the paper's constants",  # with the former floor, 1e-6
     "CalFAT, the release's constants",
     "FedPGD",
     "standard FL",
@@ -50,6 +51,7 @@ HYPOTHESES = {
     "it collapses less often": FELL,
     "its lead in natural accuracy is larger under skew": LEAD,
 }
+SEEN = range(4001, 4009)  # pairs of the pilot with another form of this floor, before the row was planned
 ANCHORED = (4001, 4002, 4003, 4004, 4005)  # pairs of other than the main rows; of one-step attacks, too
 #: What the paper says of CalFAT and each baseline, on CIFAR-10.
 STATEMENTS = {"more natural accuracy": "natural", "more under PGD-20": "pgd20", "more under AutoAttack": "autoattack"}
@@ -80,37 +82,49 @@ class Study:
         """The name of a row."""
         return method if self.is_skewed_alone else f"{beta}/{method}"
 
+    @property
+    def main(self) -> str:
+        """The row of CalFAT that the hypotheses are about."""
+        return FLOOR if FLOOR in self.suite["axes"]["method"] else PAPER
+
     def values(self, cell: str, metric: str) -> pd.Series:
         """Of a row, by seed; empty where it was not run."""
         return self.runs.loc[cell, metric] if cell in self.runs.index else pd.Series(dtype=float)
 
-    def gain(self, method: str, metric: str) -> pd.Series:
-        """CalFAT with the paper's constants minus another row under skew, by seed, of the pairs that both have."""
-        return (self.values(self.cell(PAPER), metric) - self.values(self.cell(method), metric)).dropna()
+    def gain(self, method: str, metric: str, row: str | None = None) -> pd.Series:
+        """A row of CalFAT, or its main one, minus another row under skew, by seed, of the pairs that both have."""
+        return (self.values(self.cell(row or self.main), metric) - self.values(self.cell(method), metric)).dropna()
 
-    def at_equal(self) -> pd.Series:
+    def at_equal(self, row: str | None = None) -> pd.Series:
         """Natural accuracy at equal AutoAttack, by seed; infinite or NaN in a pair that has no rate of exchange."""
         cells = [self.cell(method) for method in (REFERENCE, STANDARD)]
         natural, robust = ([self.values(cell, metric) for cell in cells] for metric in ("natural", "autoattack"))
         given_up = robust[0] - robust[1]
         rate = ((natural[1] - natural[0]) / given_up).where(given_up > 0)
-        gains = pd.DataFrame({metric: self.gain(REFERENCE, metric) for metric in ("natural", "autoattack")})
+        gains = pd.DataFrame({metric: self.gain(REFERENCE, metric, row) for metric in ("natural", "autoattack")})
         finished = gains.loc[gains.index.intersection(given_up.dropna().index)]
         return finished["natural"] + rate.reindex(finished.index) * finished["autoattack"]
 
-    def comparisons(self) -> list[Compared]:
-        """The planned tests that have values, corrected for all of them."""
+    def comparisons(self, row: str | None = None) -> list[Compared]:
+        """The planned tests of a row of CalFAT, or of its main one, that have values, corrected for all of them.
+
+        The row with the floor of one example is compared with FedPGD, and in three endpoints with the former floor.
+        """
+        row = row or self.main
         leads = [
-            (self.values(self.cell(PAPER, beta), "natural") - self.values(self.cell(REFERENCE, beta), "natural"))
+            (self.values(self.cell(row, beta), "natural") - self.values(self.cell(REFERENCE, beta), "natural"))
             for beta in (SKEWED, EVEN)
         ]
-        fell = [(self.values(self.cell(row), "natural") <= COLLAPSED).astype(float) for row in (PAPER, REFERENCE)]
-        gains = {endpoint: self.gain(REFERENCE, endpoint) for endpoint in list(HYPOTHESES.values())[:3]}
-        gains |= {AT_EQUAL: self.at_equal(), FELL: (fell[0] - fell[1]).dropna()}
+        fell = [(self.values(self.cell(name), "natural") <= COLLAPSED).astype(float) for name in (row, REFERENCE)]
+        endpoints = list(HYPOTHESES.values())[:3]
+        gains = {endpoint: self.gain(REFERENCE, endpoint, row) for endpoint in endpoints}
+        gains |= {AT_EQUAL: self.at_equal(row), FELL: (fell[0] - fell[1]).dropna()}
         if EVEN in self.suite["axes"].get("beta", ()):
             gains[LEAD] = (leads[0] - leads[1]).dropna()
-        cell = self.cell(REFERENCE)
-        return family([(cell, endpoint, gain) for endpoint, gain in gains.items()], len(self.suite["seeds"]))
+        planned = [(self.cell(REFERENCE), endpoint, gain) for endpoint, gain in gains.items()]
+        if row == FLOOR and PAPER in self.suite["axes"]["method"]:
+            planned += [(self.cell(PAPER), endpoint, self.gain(PAPER, endpoint, row)) for endpoint in endpoints]
+        return family(planned, len(self.suite["seeds"]))
 
     def claim(self, endpoint: str) -> str:
         """CalFAT's difference to FedPGD under skew, with the word that it may have, and which way."""
@@ -118,12 +132,14 @@ class Study:
             return "not planned"
         found = self.comparisons()
         if self.stops_early:
-            pairs = next((each.difference.pairs for each in found if each.endpoint == endpoint), 0)
+            reference = self.cell(REFERENCE)
+            with_it = (each for each in found if (each.cell, each.endpoint) == (reference, endpoint))
+            pairs = next((each.difference.pairs for each in with_it), 0)
             return f"{pairs} pairs, not trained to the end" if pairs else "not run yet"
         without = int(self.at_equal().isna().sum()) if endpoint == AT_EQUAL else 0
         word = f"not tested: {without} pairs without a rate of exchange" if without else ""
         for each in found:
-            if (each.endpoint, each.word) == (endpoint, "clear"):
+            if (each.cell, each.endpoint, each.word) == (self.cell(REFERENCE), endpoint, "clear"):
                 if endpoint == "autoattack":
                     word = "clear: level all the same" if each.is_level else "clear: not level"
                 elif (each.difference.mean < 0) != (endpoint == FELL):
@@ -143,7 +159,7 @@ class Study:
     @property
     def stops_early(self) -> bool:
         """Whether a main row is not trained to the end, so that its runs are no result."""
-        trained = (self.training(self.cell(row)) for row in (PAPER, REFERENCE))
+        trained = (self.training(self.cell(row)) for row in (self.main, REFERENCE))
         return any(each is not None and each[1] >= ROSE for each in trained)
 
 
@@ -187,10 +203,36 @@ def skewed(name: str) -> pages.Table:
 
 def comparisons(name: str) -> pages.Table:
     """The planned tests that have values."""
-    table = [["endpoint", "n", "difference", "p", "p, corrected", "result"]]
     of = study(name)
     assert of is not None
-    return 1, table + [each.row for each in of.comparisons()]
+    return _compared(of.comparisons())
+
+
+def former(name: str) -> pages.Table:
+    """The same of CalFAT with the former floor, as they were published first."""
+    of = study(name)
+    assert of is not None
+    return _compared(of.comparisons(PAPER))
+
+
+def _compared(compared: list[Compared]) -> pages.Table:
+    table = [["against", "endpoint", "n", "difference", "p", "p, corrected", "result"]]
+    return 2, table + [[each.cell.removeprefix(f"{SKEWED}/"), *each.row] for each in compared]
+
+
+def unseen(name: str) -> pages.Table:
+    """The differences of the pairs that no pilot had seen: described, not tested."""
+    of = study(name)
+    assert of is not None
+    table = [["against", "endpoint", "n", "difference"]]
+    for method in (REFERENCE, PAPER):
+        for endpoint in list(HYPOTHESES.values())[:3]:
+            gain = of.gain(method, endpoint)
+            gain = gain[~gain.index.isin(SEEN)]
+            if len(gain):
+                found = difference(gain)
+                table.append([method, endpoint, str(found.pairs), found.text(2)])
+    return 2, table
 
 
 def hypotheses(_: str) -> pages.Table:
@@ -209,7 +251,7 @@ def agreements(name: str) -> pages.Table:
     assert of is not None
     table = [["CalFAT against", "statement", "n", "difference", "result"]]
     for method in of.suite["axes"]["method"]:
-        for words, metric in STATEMENTS.items() if method not in (PAPER, RELEASE, STANDARD) else ():
+        for words, metric in STATEMENTS.items() if method not in (FLOOR, PAPER, RELEASE, STANDARD) else ():
             gain = of.gain(method, metric)
             if len(gain):
                 found, word = difference(gain), "not all pairs yet"
@@ -252,6 +294,8 @@ TABLES: pages.Tables = {
     "accuracies": accuracies,
     "skewed": skewed,
     "comparisons": comparisons,
+    "former": former,
+    "unseen": unseen,
     "agreements": agreements,
     "anchor": anchor,
     "fresh": after_publication,
