@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin import __version__
-from calfat_plugin.board.tracks import NAME, NAMED, Board, Track, sha256_of
-from calfat_plugin.disk import TRY_AGAIN, read_json, write_json
+from calfat_plugin.board.tracks import NAME, NAMED, Board, Track
+from calfat_plugin.disk import TRY_AGAIN, read_json, sha256_of, write_json
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.experiment.differences import FREE, flat
 from calfat_plugin.judging.examine import FILE as TRUST

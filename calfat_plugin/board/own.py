@@ -88,7 +88,7 @@ def own_run(entry: Entry, seed: int, means: Means, temporary: Path) -> tuple[Pat
     experiment = own_experiment(own_recipe(entry, seed, means))
     run = RunDirectory(temporary / f"seed-{seed}")
     run.last_checkpoint.parent.mkdir(parents=True)
-    run.write_recipe(experiment)
+    run.write_recipe(experiment, RunDirectory(entry.of(seed)).recipe_digest)
     for file in ("results.json", EVIDENCE, TRUST, TRUST_EVIDENCE, LAST):
         if (entry.of(seed) / file).is_file():
             shutil.copyfile(entry.of(seed) / file, run.path / file)
@@ -103,7 +103,7 @@ def again(entry: Entry, seed: int, means: Means, temporary: Path, *, from_start:
     experiment = own_experiment(document)
     run = RunDirectory(temporary / f"again-{seed}")
     run.last_checkpoint.parent.mkdir(parents=True)
-    run.write_recipe(experiment)
+    run.write_recipe(experiment, RunDirectory(entry.of(seed)).recipe_digest)
     shutil.copyfile(entry.of(seed) / "partition.json", run.partition)
     if not from_start:
         shutil.copyfile(entry.of(seed) / BEFORE, run.last_checkpoint)
@@ -112,6 +112,7 @@ def again(entry: Entry, seed: int, means: Means, temporary: Path, *, from_start:
                 shutil.copyfile(entry.of(seed) / name, run.path / name)
         if (states := entry.of(seed) / "checkpoints" / CLIENTS).is_dir():
             shutil.copytree(states, run.client_states)
+        run.begin(experiment.num_rounds - 2, experiment)  # without the rows of the rounds that are trained again
     return experiment, run.path
 
 

@@ -16,7 +16,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import write_new_folder
+from calfat_plugin.disk import sha256_of, write_new_folder
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment.differences import flat
@@ -196,15 +196,6 @@ def make_board(path: Path, run: Path, track: str) -> None:
         ".gitignore": "verified/\nindex.html\n",
     }
     write_new_folder(path, files, f"Add an entry: calfat board add {shlex.quote(str(path))} RUN...")
-
-
-def sha256_of(path: Path) -> str:
-    """Of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _same(found: Any, wanted: Any) -> bool:

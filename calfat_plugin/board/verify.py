@@ -19,8 +19,8 @@ from calfat_plugin.analyses.replay import look, replay
 from calfat_plugin.board.entry import BEFORE, CHALLENGES, LAST, TRUST_EVIDENCE, Entry, entry_errors, misfits, read_entry
 from calfat_plugin.board.own import Means, again, own_experiment, own_recipe, own_run
 from calfat_plugin.board.standing import Standing, of_model, standing, table
-from calfat_plugin.board.tracks import Board, sha256_of
-from calfat_plugin.disk import TRY_AGAIN, DiskError, read_json, write_json
+from calfat_plugin.board.tracks import Board
+from calfat_plugin.disk import TRY_AGAIN, DiskError, read_json, sha256_of, write_json
 from calfat_plugin.errors import CalfatError, HostError, RunError, one_line
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
