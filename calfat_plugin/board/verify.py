@@ -268,13 +268,14 @@ def _trained_again(
     from calfat_plugin.runs.request import Request
 
     before, last = (load_checkpoint(entry.of(seed) / file)[0] for file in (BEFORE, LAST))
-    experiment, path = again(entry, seed, means, temporary, from_start=from_start)
-    rounds, rows = experiment.num_rounds, read_rounds(entry.of(seed) / "rounds.csv")
+    rounds = entry.recipe(seed).get(("train_args", "comm_round"))
+    rows = read_rounds(entry.of(seed) / "rounds.csv")
     there = [row.get("round") for row in rows]
     if (before.round, last.round, there) != (rounds - 2, rounds, [str(number + 1) for number in range(rounds)]):
         which = f"the rounds {before.round} and {last.round}, and rounds.csv has {len(rows)} rows"
         yield Line(f"its models are of {which}; its recipe has {rounds} rounds", against=True)
         return
+    experiment, path = again(entry, seed, means, temporary, from_start=from_start)
     request = Request(experiment, path, resume=not from_start, command=_COMMAND, page=False)
     session.run(request, RunDirectory(path), RunObserver())
     mine, _ = load_checkpoint(RunDirectory(path).last_checkpoint)

@@ -203,13 +203,16 @@ class RunDirectory:
         line = re.search(rf"^{re.escape(_DIGEST)} ([0-9a-f]{{64}})$", read_text(self.recipe, "recipe"), re.MULTILINE)
         return None if line is None else line[1]
 
-    def check_own(self, checkpoint: Path, round: int, notes: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another run, and one of a round that this run has not finished."""
+    def check_own(self, checkpoint: Path, notes: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another run, by its notes."""
         if notes.get(RECIPE) != self.recipe_digest:
             raise RunError(
                 f"{checkpoint}: is of another run: it was made with another recipe or seed than {self.recipe} has. "
                 "Restore this run's own checkpoint from a copy, or start the run again in another directory."
             )
+
+    def check_finished(self, checkpoint: Path, round: int) -> None:
+        """Refuse a checkpoint of a round that this run has not finished."""
         rows = number_of_rows(self.rounds)
         if 0 < rows < round:  # who was given a model alone has no rows at all
             raise RunError(
@@ -217,12 +220,13 @@ class RunDirectory:
             )
 
     def check_latest(self, round: int) -> None:
-        """Refuse to continue after a round that is not the last of this run, or the one before it.
+        """Refuse to continue after a round that is neither the last of this run nor the one before it.
 
-        A crash leaves at most one row without its checkpoint. Any other round was changed, or is of an older copy.
+        A crash leaves at most one row without its checkpoint. Any earlier round was changed, or is of an older copy.
+        Whether all rows up to the round are there, :meth:`begin` finds.
         """
         rows = number_of_rows(self.rounds)
-        if not round <= rows <= round + 1:
+        if rows > round + 1:
             raise RunError(
                 f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rows} rounds; expected {round}, "
                 f"or {round + 1} after a crash. Restore both from one copy, or start the run again in another "

@@ -138,7 +138,8 @@ class LoadedRun:
 
         if self.run is not None:
             snapshot, notes = load_checkpoint(self.weights)
-            RunDirectory(self.run).check_own(self.weights, snapshot.round, notes)
+            RunDirectory(self.run).check_own(self.weights, notes)
+            RunDirectory(self.run).check_finished(self.weights, snapshot.round)
             return snapshot, notes
         return Snapshot(0, _read_weights(self.weights)), {}
 

@@ -155,7 +155,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
             )
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
-    directory.check_own(directory.last_checkpoint, snapshot.round, notes)
+    directory.check_own(directory.last_checkpoint, notes)
     directory.check_latest(snapshot.round)
     if isinstance(snapshot.client_states, ClientStateFiles):
         snapshot.client_states.check_complete()
