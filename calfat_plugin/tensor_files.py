@@ -75,8 +75,13 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def refuse_endless(path: Path) -> None:
     """Refuse a device, a pipe, and a file that this machine's memory cannot hold: they would hang or kill us."""
-    with opened_regular(path) as handle:
-        size = os.fstat(handle).st_size
+    if not path.exists():
+        return  # whoever opens it says so
+    try:
+        with opened_regular(path) as handle:
+            size = os.fstat(handle).st_size
+    except OSError as error:
+        raise ValueError(error.strerror) from None
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise ValueError(f"its {size:,} bytes are more than this machine's memory of {memory:,}")
