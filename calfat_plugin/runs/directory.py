@@ -42,8 +42,7 @@ from calfat_plugin.runs.request import Request
 D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
-TWO_LEFT = "two-rounds-left"  # from which anybody trains the last two rounds again
-CHECKPOINTS = ("last", "best-natural", "best-robust", TWO_LEFT)
+CHECKPOINTS = ("last", "best-natural", "best-robust")
 CLIENTS = "clients"  # folder beside the checkpoints
 RECIPE = "recipe"  # in a checkpoint's notes: the digest that recipe.yaml has, too
 _DIGEST = "# SHA-256 of what no resumed run may change:"

@@ -16,7 +16,6 @@ from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.plugin_files import PluginFile
-from calfat_plugin.report.write import refuse_no_page
 from calfat_plugin.rounds_csv import number_of_rows, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
@@ -97,7 +96,6 @@ def test_no_reader_of_a_run_directory_waits_for_what_is_no_file(tmp_path: Path, 
         read_evidence,
         read_document,
         lambda path: PluginFile(path, "").read(),
-        refuse_no_page,
     ]
     for read in readers:
         with pytest.raises((CalfatError, OSError), match="it is a device or a pipe, not a regular file"):
