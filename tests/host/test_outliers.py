@@ -139,7 +139,7 @@ def test_norms_that_vanish_make_nobody_large() -> None:
 
 def test_what_is_usual_falls_with_the_learning_rate() -> None:
     """After a step to a tenth, a tenth of the norms is usual, and who keeps moving as before is not."""
-    schedule = {"lr_schedule": "step", "lr_step_size": 10, "lr_decay_rate": 0.1}
+    schedule: dict[str, Any] = {"lr_schedule": "step", "lr_step_size": 10, "lr_decay_rate": 0.1}
     seen = history(**{f"train_args__{key}": value for key, value in schedule.items()})
     assert rounds(seen, 10, [0.2, 0.21, 0.19, 0.22, 0.2]) == ()
     assert named(rounds(seen, 1, [0.02, 0.021, 0.019, 0.022, 0.2]), "large-update") == [4]
