@@ -147,8 +147,11 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 def sha256_of(path: Path) -> str:
     """Of a regular file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
     with opened_regular(path) as handle, os.fdopen(os.dup(handle), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @contextmanager
