@@ -1,13 +1,14 @@
-"""Reference pages made from recipe schema, entries and commands, so that they cannot disagree with the parser.
+"""Reference pages made from recipe schema, entries, commands and docstrings: they cannot disagree with the code.
 
 ``python reference_pages.py docs`` writes them; a test compares.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from inspect import cleandoc
 from pathlib import Path
@@ -17,12 +18,13 @@ import click
 from calfat_plugin.cli.entry_page import WHERE, cell, facts_of, meaning_of, option_table, page_of
 from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.entries import KINDS, Entry, TrainerEntry
-from calfat_plugin.options import describe_options, yaml_text
+from calfat_plugin.options import OptionInfo, describe_options, yaml_text
 from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.clients import BESIDE, GroupOptions
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import Registry
+from reference_python import python_pages
 
 _MADE_BY = "<!-- Made by `python reference_pages.py docs`; change the code it is made from, not this. -->"
 
@@ -46,8 +48,16 @@ Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator
 _PLUGINS_HEAD = """\
 # Plugins
 
-The plugins of this package, by kind. `calfat plugins` also lists other installed plugins. Options that several plugins
-of a kind share are in the table above them; each plugin lists those that it has, with the default unless that is null.
+The plugins of this package. Each kind has a page with its plugins, their options and their papers. `calfat plugins`
+lists these and other installed plugins; `calfat plugins NAME` explains one. [hooks.md](hooks.md) shows how to write
+one.
+
+| kind | in a recipe | plugins |
+| --- | --- | --- |
+"""
+
+_SHARED = """\
+Several of them share these options. Each lists those that it has, with the default, unless that is null.
 """
 
 _COMMANDS = """\
@@ -64,33 +74,65 @@ def pages() -> Mapping[str, str]:
     registry, group = Registry.load(entry_points=False), click.Context(main, info_name="calfat")
     parts = {
         "recipes.md": [_RECIPE_HEAD, *(text for name, config in sections.items() for text in _sections(name, config))],
-        "plugins.md": [_PLUGINS_HEAD, *(_kind_section(registry, kind) for kind in KINDS)],
+        "plugins.md": [_PLUGINS_HEAD + "".join(_kind_row(registry, kind) for kind in KINDS)],
+        **{_page_of_kind(kind): [_kind_page(registry, kind)] for kind in KINDS},
         "reference/cli.md": [_COMMANDS, *(text for name in COMMANDS for text in _command(group, main, name))],
     }
-    return {name: "\n".join([_MADE_BY, *texts]) for name, texts in parts.items()}
+    made_here = {name: "\n".join(texts) for name, texts in parts.items()}
+    return {name: f"{_MADE_BY}\n{text}" for name, text in {**made_here, **python_pages()}.items()}
 
 
-def _kind_section(registry: Registry, kind: type[Entry]) -> str:
+def _page_of_kind(kind: type[Entry]) -> str:
+    return f"plugins/{kind.hook.removeprefix('calfat_')}.md"
+
+
+def _kind_row(registry: Registry, kind: type[Entry]) -> str:
+    """The row of a kind in the index."""
+    names = ", ".join(f"`{entry.shown_name}`" for entry, _ in registry.offers(kind))
+    return f"| [{kind.kind.capitalize()}s]({_page_of_kind(kind)}) | {_in_recipe(kind)} | {names} |\n"
+
+
+def _in_recipe(kind: type[Entry]) -> str:
+    """Where a recipe names a plugin, with the keys as code."""
+    return re.sub(r"[\w.\[\]]*\.[\w.\[\]]*\w\b", r"`\g<0>`", WHERE[kind])
+
+
+def _kind_page(registry: Registry, kind: type[Entry]) -> str:
     """Every entry of a kind: as ``entry_page``, but what several of them share is said once, above them."""
     offered = [(entry, describe_options(entry.config)) for entry, _ in registry.offers(kind)]
-    counts = Counter(meaning_of(info) for _, options in offered for info in options)
-    shared: dict[str, tuple[str, str, str]] = {}
-    for meaning, count in counts.most_common():
-        if count > 1:
-            shared.setdefault(meaning[0], meaning)
-    parts = [f"## {kind.kind.capitalize()}s\n", f"In recipes: {WHERE[kind]}.\n"]
+    shared = _shared_options([options for _, options in offered])
+    parts = [f"# {kind.kind.capitalize()}s\n"]
+    parts.append(f"In recipes: {_in_recipe(kind)}. [hooks.md](../hooks.md#{kind.hook}) shows how to write one.\n")
+    parts += ["| name | what it is |", "| --- | --- |"]
+    parts += [f"| [`{entry.shown_name}`](#{entry.name}) | {cell(entry.summary)} |" for entry, _ in offered]
+    parts.append("")
     if shared:
+        parts.append(_SHARED)
         parts += ["| shared option | expected | meaning |", "| --- | --- | --- |"]
         parts += [f"| `{name}` | {cell(expected)} | {cell(help)} |" for name, expected, help in shared.values()]
         parts.append("")
     for entry, options in offered:
         above = [info for info in options if shared.get(info.name) == meaning_of(info)]
         facts = list(facts_of(registry, entry))
-        named = (f"`{i.name}`" if i.default is None else f"`{i.name}: {yaml_text(i.default)}`" for i in above)
-        facts += [f"Shared options: {', '.join(named)}"] if above else []
+        if above:
+            facts.append(f"Shared options: {', '.join(map(_with_default, above))}")
         page = page_of(entry, facts, [info for info in options if info not in above])
-        parts.append(f"### `{entry.shown_name}`\n\n{page}")
+        parts.append(f"## `{entry.name}`\n\n{page}")
     return "\n".join(parts)
+
+
+def _shared_options(options_of_entries: Sequence[Sequence[OptionInfo]]) -> dict[str, tuple[str, str, str]]:
+    """Name to meaning of each option that two entries or more have; of two meanings the more frequent one."""
+    counts = Counter(meaning_of(info) for options in options_of_entries for info in options)
+    shared: dict[str, tuple[str, str, str]] = {}
+    for meaning, count in counts.most_common():
+        if count > 1:
+            shared.setdefault(meaning[0], meaning)
+    return shared
+
+
+def _with_default(info: OptionInfo) -> str:
+    return f"`{info.name}`" if info.default is None else f"`{info.name}: {yaml_text(info.default)}`"
 
 
 def _command(parent: click.Context, group: click.Group, name: str) -> Iterator[str]:
@@ -159,6 +201,7 @@ def _row(name: str, what: Key) -> str:
 def write_reference(folder: Path) -> None:
     """Write the pages into ``folder``."""
     for name, content in pages().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
 
 

@@ -5,7 +5,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.compat import make_torchvision_importable
+
 __version__ = "0.1.0"
+"""The version of this package, a text."""
 
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.in_memory import attack as attack
@@ -93,6 +96,8 @@ _HOME = {
     if isinstance(node, ast.ImportFrom) and str(node.module).startswith("calfat_plugin.")
     for alias in node.names
 }
+make_torchvision_importable()  # networks and plugins of users import it, and so does FedML
+
 __all__ = ["__version__", *sorted(_HOME)]
 
 

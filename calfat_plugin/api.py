@@ -22,6 +22,7 @@ from calfat_plugin.analyses.replay import replay as check_evidence
 from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
+from calfat_plugin.datasets.findings import dataset_findings, image_findings
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.exact import exact_text, scalar
@@ -270,11 +271,14 @@ def trust(
         if x is None or eps is None:
             raise OptionError(f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget.")
         batch_size = 500 if batch_size is None else batch_size
+        data = images_of(x, y)
+        for text in image_findings(data, "images"):
+            warnings.warn(text, stacklevel=2)
         experiment = experiment_of([], eps, norm or "linf", step_size, batch_size, seed or 0)
         with TemporaryDirectory() as folder:
             return examine_module(
                 target,
-                images_of(x, y),
+                data,
                 x.train if isinstance(x, Dataset) else None,
                 _paths(transfer),
                 experiment,
@@ -347,6 +351,10 @@ def load_dataset(
     Raises:
         CalfatError: there is no such data set or option, its files are missing or damaged, or images and labels do not
             fit.
+
+    Warns:
+        UserWarning: what looks wrong: images nearly black or of one colour, a class without test images, test images
+            that are training images.
     """
     if train is not None or test is not None:
         splits: dict[str, ImageData] = {}
@@ -363,16 +371,20 @@ def load_dataset(
         if root is not None or plugins or options:
             raise OptionError("root, plugins and options are of a data set on disk; calfat.Dataset takes others.")
         num_classes = 1 + max(int(data.y.max()) for data in splits.values())
-        return Dataset(MEMORY if name is None else name, splits["train"], splits["test"], num_classes)
-    if name is None:
+        loaded = Dataset(MEMORY if name is None else name, splits["train"], splits["test"], num_classes)
+    elif name is None:
         raise OptionError("there is no data set: give its name, or train=(x, y) and test=(x, y).")
-    document = with_plugins(Document("load_dataset", {"calfat": {}}), _paths(plugins))
-    document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
-    if root is not None:
-        document = document.with_value(("data_args", "data_cache_dir"), str(root), f"root={str(root)!r}")
-    for key, value in from_python(options).items():
-        document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
-    return assemble(document, Registry.for_recipe(document)).load_dataset()
+    else:
+        document = with_plugins(Document("load_dataset", {"calfat": {}}), _paths(plugins))
+        document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
+        if root is not None:
+            document = document.with_value(("data_args", "data_cache_dir"), str(root), f"root={str(root)!r}")
+        for key, value in from_python(options).items():
+            document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
+        loaded = assemble(document, Registry.for_recipe(document)).load_dataset()
+    for text in dataset_findings(loaded):
+        warnings.warn(f"data set {loaded.name}: {text}", stacklevel=2)
+    return loaded
 
 
 def load_run(directory: str | Path) -> Run:

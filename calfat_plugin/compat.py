@@ -16,8 +16,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
+_PACKAGE = "torchvision"
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -26,16 +29,40 @@ _library: object | None = None  # torch drops the schemas when the library objec
 
 
 def make_torchvision_importable() -> None:
-    """Define torchvision's missing operator schemas if, and only if, its compiled operators cannot load.
+    """Let the first import of torchvision, whoever asks for it, define the missing schemas before.
 
-    Call it before the first import of torchvision or fedml.
+    Importing this package calls it, and so before any file of a user is imported. It imports nothing by itself.
     """
+    if _PACKAGE in sys.modules or any(isinstance(finder, _FindsTorchvision) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _FindsTorchvision())
+
+
+class _FindsTorchvision:
+    """A finder of Python's import system for torchvision alone. That it is looked for imports nothing yet."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        spec = _spec_of_torchvision() if name == _PACKAGE else None
+        if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            return None  # the other finders do the rest, or say that it is missing
+        spec.loader = _LoadsTorchvision(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _LoadsTorchvision(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        _define_missing_operators()
+        super().exec_module(module)
+
+
+def _define_missing_operators() -> None:
+    """Define the schemas if, and only if, torchvision's compiled operators cannot load."""
     global _library
-    if _library is not None or "torchvision" in sys.modules or _compiled_operators_load():
+    if _library is not None or _compiled_operators_load():
         return
     import torch
 
-    _library = torch.library.Library("torchvision", "DEF")
+    _library = torch.library.Library(_PACKAGE, "DEF")
     for schema in _SCHEMAS:
         _library.define(schema)
 
@@ -53,8 +80,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def _compiled_operators_load() -> bool:
-    # Asked of the path itself: import hooks, such as wandb's, answer find_spec without saying where the package lies.
-    spec = importlib.machinery.PathFinder.find_spec("torchvision")
+    spec = _spec_of_torchvision()
     if spec is None or spec.origin is None:
         return True  # nothing to fix: the import itself will say that torchvision is missing
     extension = next(Path(spec.origin).parent.glob("_C*.so"), None)
@@ -67,6 +93,11 @@ def _compiled_operators_load() -> bool:
     except OSError:
         return False
     return True
+
+
+def _spec_of_torchvision() -> ModuleSpec | None:
+    """Asked of the path itself: import hooks such as wandb's answer without saying where the package lies."""
+    return importlib.machinery.PathFinder.find_spec(_PACKAGE)
 
 
 def num_cores() -> int:

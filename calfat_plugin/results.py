@@ -133,7 +133,7 @@ class RoundRecord:
         losses: client id to the mean training loss that it claims.
         update_norms: client id to the L2 norm of (local - global) over trainable parameters.
         update_cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
-        alignments: client id to :data:`ALIGNMENT`, of those that say so.
+        alignments: client id to its ``alignment_<k>`` of ``rounds.csv``, of those that say so.
         attackers_named: share of the run's attackers that a finding about updates has named so far, in [0, 1]; None
             where there are none.
         others_named: likewise, of all other clients.

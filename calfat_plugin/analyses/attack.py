@@ -18,6 +18,7 @@ from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_link, refuse_unwrita
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
+from calfat_plugin.experiment.implausible import implausible_data
 from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.report.numbers import percent
@@ -121,6 +122,8 @@ def loaded(plan: AttackPlan, observer: Observer) -> LoadedRun:
             "partition.json), so these numbers do not compare with the run's own. Put it back, or say where it is with "
             "--data-dir."
         )
+    for finding in implausible_data(experiment, run.dataset):
+        observer.warn(finding)
     return run
 
 

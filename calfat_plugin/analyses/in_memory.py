@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from calfat_plugin.datasets.findings import image_findings
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
@@ -66,7 +67,8 @@ def evaluate(
         CalfatError: something does not fit; the text says what.
 
     Warns:
-        UserWarning: a finding about these numbers, as ``calfat attack`` prints it (masked gradients and the like).
+        UserWarning: a finding about the images (nearly black, of one colour) or about these numbers, as ``calfat
+            attack`` prints it (masked gradients and the like).
     """
     third = [y] if isinstance(y, (str, Mapping)) else y
     if not evaluators and isinstance(third, (list, tuple)) and any(isinstance(each, (str, Mapping)) for each in third):
@@ -78,7 +80,10 @@ def evaluate(
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
-    found = _measure(experiment, model, images_of(x, y), on_progress=on_progress or _ignore)
+    data = images_of(x, y)
+    for text in image_findings(data, "images"):
+        warnings.warn(text, stacklevel=2)
+    found = _measure(experiment, model, data, on_progress=on_progress or _ignore)
     for alarm in find_alarms(found.values()):
         warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=2)
     return found
@@ -117,6 +122,9 @@ def attack(
 
     Raises:
         CalfatError: something does not fit, or the evaluator makes no adversarial examples (``natural``).
+
+    Warns:
+        UserWarning: a finding about the images (nearly black, of one colour).
     """
     from calfat_plugin.datasets import pixels
 
@@ -125,6 +133,8 @@ def attack(
     if not evaluator.gives_examples:
         raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
     data = images_of(x, y, keeps_order=True)
+    for text in image_findings(data, "images"):
+        warnings.warn(text, stacklevel=2)
     found = pixels(data.x).clone()
 
     def keep(where: Tensor, x_adv: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""One plugin as Markdown: what ``calfat plugins NAME`` prints and ``docs/plugins.md`` is made of."""
+"""One plugin as Markdown: what ``calfat plugins NAME`` prints and ``docs/plugins/`` is made of."""
 
 from __future__ import annotations
 

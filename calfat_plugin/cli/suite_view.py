@@ -28,6 +28,7 @@ class SuiteProgress(SuiteObserver):
         console.patience -= 5  # a run's own lines come as seldom, and none of them shall come just too early
         self._ended = 0
         self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
+        self._data_findings: set[str] = set()  # texts; most runs of a suite have the same data
 
     def run_started(self, run: SuiteRun) -> None:
         resumed = run.state == "unfinished"
@@ -40,6 +41,10 @@ class SuiteProgress(SuiteObserver):
         self._show_whole()
 
     def run_said(self, run: SuiteRun, line: str) -> None:
+        _, _, finding = line.partition(": data_args.dataset: ")
+        if line.startswith("warning: ") and finding and finding not in self._data_findings:
+            self._data_findings.add(finding)
+            self._console.warn(f"{run.name}: data_args.dataset: {finding}")
         done, total = self._rounds.get(run.name, (0, None))
         self._console.at(run.name, done, total, lambda: line)
 

@@ -35,6 +35,8 @@ class Augmentation:
 
 
 NO_AUGMENTATION = Augmentation()
+#: Classes that a data set without names for them may have, however few its images: as many as ImageNet has.
+MOST_EMPTY_CLASSES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +115,8 @@ class Dataset:
         validation: what no client trains on, for choices during training; None where the recipe asks for none.
 
     Raises:
-        DataError: splits differ in shape, a pixel is outside [0, 1], a label is not below ``num_classes``, or a class
-            name cannot be printed.
+        DataError: splits differ in shape, a pixel is outside [0, 1], a label is not below ``num_classes``, a class
+            name cannot be printed, or classes without names are more than 1,000 and more than images.
     """
 
     name: str
@@ -126,9 +128,17 @@ class Dataset:
     validation: ImageData | None = None
 
     def __post_init__(self) -> None:
-        if not self.class_names:
-            object.__setattr__(self, "class_names", tuple(map(str, range(self.num_classes))))
         who, shapes = f"data set {self.name}", (tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:]))
+        if not self.class_names:
+            images = len(self.train) + len(self.test)
+            most = max(images, MOST_EMPTY_CLASSES)
+            if self.num_classes > most:  # before a list of them, or a model with an output for each, fills the memory
+                raise DataError(
+                    f"{who}: {self.num_classes:,} classes for {images:,} images; expected at most {most:,} where "
+                    "classes have no names. Labels are numbers from 0 without gaps: numpy.unique(y, "
+                    "return_inverse=True)[1] makes them so."
+                )
+            object.__setattr__(self, "class_names", tuple(map(str, range(self.num_classes))))
         if shapes[0] != shapes[1]:
             raise DataError(
                 f"{who}: training images are {shapes[0]}, test images {shapes[1]}; expected one shape (C, H, W)."

@@ -43,7 +43,11 @@ IMAGENET_SUBSET = {
     "n03888257": "parachute",
 }
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
+#: What Pillow may take a file for, whatever its ending: of other formats it drops what lies beyond 8 bits or one image.
+_FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_TURNED = (5, 6, 7, 8)  # orientations of EXIF that exchange height and width
 _GREY = ("1", "L", "LA", "La")  # Pillow's modes without colours; a palette has colours
+_LARGEST_BYTE = 255
 _OF_SYSTEMS = ("thumbs.db", "desktop.ini")  # what file managers leave in folders, beside hidden files
 
 
@@ -166,10 +170,17 @@ def _listed(name: str, parent: Path, folders: Iterable[str]) -> list[tuple[Path,
 
 def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int | None) -> tuple[int, int, int]:
     """(channels, height, width) of all images, by their headers; ``size`` and ``channels`` where they are given."""
+    from PIL import ExifTags
 
     def header(path: Path) -> tuple[int, int, int]:
         with _opened(name, path) as image:
-            return channels or (1 if image.mode in _GREY else 3), size or image.height, size or image.width
+            own_channels = 1 if image.mode in _GREY else 3
+            height, width = image.height, image.width
+            # Pillow has turned a TIFF already. For the EXIF of a PNG it reads the whole file, so only where it matters.
+            may_be_turned = height != width and size is None and image.format != "TIFF"
+            if may_be_turned and image.getexif().get(ExifTags.Base.Orientation) in _TURNED:
+                height, width = width, height
+            return channels or own_channels, size or height, size or width
 
     shapes = list(_in_threads(header, paths))
     if len(set(shapes)) > 1:
@@ -186,6 +197,7 @@ def _read_split(
 ) -> ImageData:
     """Images, resized to ``size`` if there is one, as (channels, height, width) of ``shape``."""
     import torch
+    from PIL import ImageOps
     from PIL.Image import Resampling
 
     try:
@@ -199,6 +211,7 @@ def _read_split(
 
     def read(position: int) -> None:
         with _opened(name, listed[position][0]) as file:
+            ImageOps.exif_transpose(file, in_place=True)  # as whoever labelled it saw it
             image = file.convert("RGB" if shape[0] == 3 else "L")
         if size is not None:
             width, height = (max(size, round(side * size / min(image.size))) for side in image.size)
@@ -224,11 +237,35 @@ def _opened(name: str, path: Path) -> Iterator[Image.Image]:
     """An image of which Pillow has read the header; whatever goes wrong inside names the file."""
     from PIL import Image
 
-    with naming_file(name, path), Image.open(path) as image:
-        # Pillow would cut 16 bits off without a word, those of colours as it opens the file.
-        if image.mode[0] in "IF" or any(";16" in str(part) for part in getattr(image, "tile", ())):
-            raise DataError(
-                f"{path} has more than 8 bits a channel (mode {image.mode}). Convert it to 8 bits "
-                "first: how to scale its values is your decision."
-            )
+    with naming_file(name, path), Image.open(path, formats=_FORMATS) as image:
+        _refuse_more_than_8_bits(path, image)
+        _refuse_several_images(path, image)
         yield image
+
+
+def _refuse_more_than_8_bits(path: Path, image: Image.Image) -> None:
+    """Pillow would cut what is beyond 8 bits off without a word, of colours as it opens the file."""
+    tiles = getattr(image, "tile", ())
+    is_deep = image.mode[0] in "IF" or any(";16" in str(tile) for tile in tiles)
+    largest = ""
+    if image.format == "PPM" and image.mode == "RGB":
+        # Of colours Pillow keeps the largest value alone, in (mode, maxval); bytes as they are have no such pair.
+        for tile in tiles:
+            arguments = tile[3]
+            if isinstance(arguments, tuple) and arguments[1] > _LARGEST_BYTE:
+                is_deep, largest = True, f", values up to {arguments[1]}"
+    if is_deep:
+        raise DataError(
+            f"{path} has more than 8 bits a channel (mode {image.mode}{largest}). Convert it to 8 bits "
+            "first: how to scale its values is your decision."
+        )
+
+
+def _refuse_several_images(path: Path, image: Image.Image) -> None:
+    """Refuse pages of a TIFF and frames of an animation; what cameras put behind the photograph of a JPEG is left."""
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":
+        raise DataError(
+            f"{path} holds {frames} images (pages of a {image.format}, or frames of an animation), and an example is "
+            "one. Save each that is an example as a file of its own."
+        )

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
 from calfat_plugin.datasets.files import PublishedFiles, naming_file, uncompressed
 
@@ -105,7 +104,6 @@ load_fmnist = partial(_load_idx, "fmnist")  # Xiao et al. 2017: 60,000 + 10,000 
 
 def _reader(name: str) -> Any:
     """torchvision's class for the data set ``name``."""
-    make_torchvision_importable()
     from torchvision import datasets
 
     return getattr(datasets, _READERS[name])

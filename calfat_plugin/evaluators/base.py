@@ -285,8 +285,12 @@ def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes
 def refuse_training_mode(model: nn.Module) -> None:
     """Refuse a model in which anything is in training mode: its numbers would depend on the batch."""
     for name, module in model.named_modules():
-        if module.training:
+        if getattr(module, "training", False):  # TorchScript that was frozen has no mode
+            todo = "Call model.eval() first."
+            if "eval" in vars(model):  # torch.export replaces the method of what it makes by one that refuses
+                todo = "Its code is that of one mode: if it was exported in evaluation mode, set `training = False` "
+                todo += "of each of its modules()."
             raise ModelError(
                 f"the model is in training mode (module '{name or type(module).__name__}'), so dropout and batch "
-                "statistics would blur the evaluation. Call model.eval() first."
+                f"statistics would blur the evaluation. {todo}"
             )

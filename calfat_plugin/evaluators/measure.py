@@ -18,9 +18,11 @@ from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
+from calfat_plugin.maths.attacks import modes_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
+from calfat_plugin.models.building import refuse_changed
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
@@ -192,9 +194,10 @@ def clean_predictions(
 
 
 def logits_of(model: nn.Module, x: Tensor) -> object:
-    """What the model returns for images of which it is not yet known whether they fit it."""
+    """What the model returns for images of which it is not yet known whether they fit it; a copy of them is asked."""
+    asked = x.clone()
     try:
-        return model(x)
+        answer = model(asked)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"{x.device} has no memory for a batch of {len(x)} images; take a smaller batch size "
@@ -207,6 +210,8 @@ def logits_of(model: nn.Module, x: Tensor) -> object:
         raise ModelError(
             f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {first}). {hint}"
         ) from error
+    refuse_changed(asked, x, "the model")
+    return answer
 
 
 def _cause_of_nan(model: nn.Module) -> str:
@@ -224,4 +229,4 @@ def _versions(model: nn.Module) -> list[object]:
     """Changes when a tensor of the model is written to or replaced, or a module changes mode."""
     tensors = (*model.parameters(), *model.buffers())
     versions = ((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
-    return [*versions, *(module.training for module in model.modules())]
+    return [*versions, *(mode for _, mode in modes_of(model))]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
 from calfat_plugin.datasets import Dataset
+from calfat_plugin.datasets.findings import BOTH_SPLITS
 from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
@@ -220,6 +221,12 @@ class Experiment(Recipe):
                 evaluator.set_up(task)
         return made
 
+    def splits_of(self, rank: int | None) -> tuple[str, ...]:
+        """The splits of the data set that a party reads; with ``partition_method: silo`` it is one."""
+        if rank is None or self.partition.entry.name != SILO:
+            return BOTH_SPLITS
+        return ("train",) if rank else ("test",)
+
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
 
@@ -228,7 +235,8 @@ class Experiment(Recipe):
         """
         root, options = self.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
-            root, options["only"] = for_rank(root, rank), "train" if rank else "test"
+            root = for_rank(root, rank)
+            options["only"] = self.splits_of(rank)[0]
         with self.attribute_errors_to(self.dataset):
             read = build_plugin(self.dataset.entry.load(), Dataset, expanded(root), names="root", **options)
         if read.num_classes < 2:
@@ -266,7 +274,7 @@ class Experiment(Recipe):
         """The global model with its initial weights, a function of the seed alone unless others follow; on the CPU."""
         from torch import nn
 
-        from calfat_plugin.models.building import built_model, seeded
+        from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 
         def build() -> nn.Module:
             model = built_model(
@@ -277,6 +285,8 @@ class Experiment(Recipe):
                 num_classes=images.num_classes,
                 **asdict(self.model.options),
             )
+            if not weights_follow:  # it will be trained
+                refuse_other_training_mode(model, self.who(self.model), images)
             with self.attribute_errors_to(self.trainer):
                 return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 

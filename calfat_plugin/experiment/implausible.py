@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from calfat_plugin import returned
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.datasets.findings import dataset_findings, image_findings, some_of
 from calfat_plugin.entries import InnerAttackEntry
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.evaluators.base import BudgetOptions
@@ -48,13 +50,24 @@ def classes_not_trained(experiment: Experiment, names: Sequence[str], class_coun
     missing = [name for name, *counts in zip(names, *class_counts, strict=True) if not any(counts)]
     if not missing:
         return ""
-    some = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
     return _at(
         experiment,
         ("data_args", "dataset"),
-        f"no client has a training example of {len(missing)} of {len(names)} classes ({some}), so no model learns what "
-        "they are. Number the labels from 0 without gaps, or add examples, unless that is meant.",
+        f"no client has a training example of {len(missing)} of {len(names)} classes ({some_of(missing)}), so no model "
+        "learns what they are. Number the labels from 0 without gaps, or add examples, unless that is meant.",
     )
+
+
+def implausible_data(experiment: Experiment, dataset: Dataset, rank: int | None = None) -> Iterator[str]:
+    """What looks wrong in the data set that a run, or a finished model, is measured on; ``rank``: of a party."""
+    for text in dataset_findings(dataset, experiment.splits_of(rank)):
+        yield _at(experiment, ("data_args", "dataset"), text)
+
+
+def implausible_images(experiment: Experiment, data: ImageData) -> Iterator[str]:
+    """What looks wrong in the images that a client trains on."""
+    for text in image_findings(data, "training images"):
+        yield _at(experiment, ("data_args", "dataset"), text)
 
 
 def _at(experiment: Experiment, path: KeyPath, text: str) -> str:

@@ -7,9 +7,6 @@ import warnings
 
 def main() -> None:
     """Run the host's ``fedml`` with this process's arguments."""
-    from calfat_plugin.compat import make_torchvision_importable
-
-    make_torchvision_importable()
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
     from fedml.cli.cli import cli
 

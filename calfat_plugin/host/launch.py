@@ -15,21 +15,19 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from calfat_plugin.compat import make_torchvision_importable, quick_imports
+from calfat_plugin.compat import quick_imports
 
 with quick_imports():
     import torch
-
-make_torchvision_importable()  # before fedml, which imports torchvision
 
 with warnings.catch_warnings(), quick_imports():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
-from calfat_plugin.disk import expanded  # noqa: E402
-from calfat_plugin.errors import HostError  # noqa: E402
-from calfat_plugin.federation.global_rng import generators_kept  # noqa: E402
-from calfat_plugin.host.installed import TESTED_FEDML  # noqa: E402
+from calfat_plugin.disk import expanded
+from calfat_plugin.errors import HostError
+from calfat_plugin.federation.global_rng import generators_kept
+from calfat_plugin.host.installed import TESTED_FEDML
 
 if TYPE_CHECKING:
     from calfat_plugin.experiment import Experiment

@@ -63,7 +63,7 @@ class RoundClients(Protocol):
             epochs: instead of the recipe's, >= 1.
 
         Raises:
-            PluginError: as :meth:`class_counts`.
+            PluginError: as ``class_counts``.
             UpdateError: the training diverged.
         """
         ...

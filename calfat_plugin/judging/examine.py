@@ -117,8 +117,8 @@ def examine_module(
 
     _refuse_no_budget(experiment)
     try:
-        pristine = deepcopy(model)
-        task = set_up_task_of(deepcopy(pristine), data, trust)
+        pristine = _copy(model)
+        task = set_up_task_of(_copy(pristine), data, trust)
     except CalfatError:
         raise
     except Exception as error:  # somebody else's model may fail in any way
@@ -131,7 +131,7 @@ def examine_module(
         more = data.subset(np.setdiff1d(np.arange(available), where.numpy())) if more is None else more
         data = data.subset(where.numpy())
     trial = Trial(
-        deepcopy(pristine),
+        _copy(pristine),
         data,
         num_classes=task.num_classes,
         threat=experiment.threat,
@@ -139,11 +139,19 @@ def examine_module(
         device=task.device,
         seed=experiment.seed,
         surrogates={str(target): task.load_model(str(target), None) for target in dict.fromkeys(transfer)},
-        fresh=lambda: deepcopy(pristine),
+        fresh=lambda: _copy(pristine),
         more=more,
     )
     facts = {"model": type(model).__name__, "seed": experiment.seed}
     return _judge(trial, experiment, facts, output, available, full, command, observer)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """Without gradients: TorchScript would else make parameters that are computed from the first ones."""
+    import torch
+
+    with torch.no_grad():
+        return deepcopy(model)
 
 
 def _refuse_no_budget(experiment: Experiment) -> None:

@@ -97,19 +97,25 @@ def momentum(decay: float) -> Steering:
     return steer
 
 
+def modes_of(model: nn.Module) -> list[tuple[nn.Module, bool]]:
+    """Each submodule that has a mode, and whether it trains; TorchScript that was frozen has none."""
+    return [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+
+
 @contextmanager
 def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
     """Evaluation mode for every submodule and no parameter gradients; on leaving, each module's own mode is back."""
-    training = [(module, module.training) for module in model.modules()]
+    training = modes_of(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        model.eval()
+        if any(mode for _, mode in training):  # else nothing is asked of a module whose mode cannot change
+            model.eval()
         for parameter in trainable:
             parameter.requires_grad_(False)
         yield model
     finally:
-        for module, flag in training:
-            module.training = flag
+        for module, mode in training:
+            module.training = mode
         for parameter in trainable:
             parameter.requires_grad_(True)
 

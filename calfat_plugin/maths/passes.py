@@ -101,11 +101,13 @@ def _largest_map(model: nn.Module, x: Tensor) -> int | None:
         if isinstance(output, torch.Tensor):
             sizes.append(output.nbytes // len(x))
 
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    # TorchScript takes no hooks: its maps do not count, so that its batches stay whole.
+    eager = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    hooks = [module.register_forward_hook(note) for module in eager]
     devices = [x.device] if x.device.type == "cuda" else []
     try:
         with attack_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
-            model(x)
+            model(x.clone())  # a network that changes its input must not reach the caller's
     except Exception:  # somebody else's model may fail in any way; the pass that counts says how
         return None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -59,15 +60,63 @@ def built_model(
     if not isinstance(model, nn.Module):
         raise ModelError(f"{who}: it returned {type(model).__name__}; expected a torch.nn.Module.")
     shape = (2, in_channels, *image_size)
+    black, asked = torch.zeros(shape), torch.zeros(shape)
     try:
         with torch.no_grad(), attack_mode(model), torch.random.fork_rng(devices=[]):
-            logits = model(torch.zeros(shape))
+            logits = model(asked)
     except Exception as error:  # somebody else's code may fail in any way
         raise ModelError(f"{who}: a forward pass on images of shape {shape} failed ({error_text(error)}).") from error
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
+    refuse_changed(asked, black, who)
     return model
+
+
+def refuse_changed(asked: torch.Tensor, images: torch.Tensor, who: str) -> None:
+    """Refuse a network that wrote into its input: attacks would climb from there, and count what they did not do.
+
+    Args:
+        asked: a fresh copy of ``images``, which was the input.
+        who: as a message names the network.
+    """
+    if asked._version or not torch.equal(asked, images):  # what writes through .data or numpy has no version
+        raise ModelError(
+            f"{who} changes its input in place, so an attack would begin at other images than it was given. Let it "
+            "work on a copy: x = x - mean in place of x -= mean, x.clamp in place of x.clamp_, and a first layer that "
+            "is not inplace=True."
+        )
+
+
+def refuse_other_training_mode(model: nn.Module, who: str, images: ImageShape) -> None:
+    """Try, on a copy, whether a network also gives logits while it trains: some give auxiliary ones beside them."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{who}: it returned a TorchScript module, which takes no hooks and so cannot be trained here. Return the "
+            "torch.nn.Module that it was made of; `calfat.evaluate`, `attack` and `trust` take TorchScript."
+        )
+    try:
+        trial = copy.deepcopy(model).train()
+    except Exception:  # not every network can be copied; its first mini-batch then says what is wrong
+        return
+    shape = (2, images.in_channels, *images.image_size)
+    black, asked = torch.zeros(shape), torch.zeros(shape)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = trial(asked)
+    except Exception as error:  # somebody else's code may fail in any way
+        raise ModelError(
+            f"{who}: a forward pass in training mode on images of shape {shape} failed ({type(error).__name__}: "
+            f"{error}); in evaluation mode it does not."
+        ) from error
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, images.num_classes):
+        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        raise ModelError(
+            f"{who}: in training mode, images of shape {shape} gave {found}; expected logits of shape "
+            f"{(2, images.num_classes)}, as in evaluation mode. Return the logits alone, or build it without auxiliary "
+            "outputs (torchvision: aux_logits=False)."
+        )
+    refuse_changed(asked, black, f"{who}: in training mode, it")
 
 
 def factory_at(path: str) -> Callable[..., object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.disk import expanded, read_json
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
 from calfat_plugin.registry import Registry
@@ -32,8 +34,11 @@ _OTHERWISE = (
     "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
 )
 _TRUST = "add --trust-plugins (from Python: trust_plugins=True)."
-_NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
-_PARALLEL = "module."  # what DataParallel puts in front of every name
+_NESTED = ("state_dict", "model_state_dict", "model_state", "model", "net")  # where training scripts put the weights
+#: What wrappers put in front of every name: DataParallel, torch.compile, and modules that hold the network (Lightning).
+_WRAPPERS = ("module.", "_orig_mod.", "model.", "net.")
+_AVERAGED = "n_averaged"  # the count that torch's AveragedModel has beside the weights
+_REFUSED = re.compile(r"GLOBAL (\S+) was not an allowed global")  # torch's words
 
 
 def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str = _OTHERWISE) -> tuple[Path, Path]:
@@ -149,6 +154,8 @@ class LoadedRun:
         trainer = self.experiment.build_trainer()
         model = self.experiment.build_model(images or self.images, trainer, weights_follow=True)
         state = self.checkpoint[0].global_state
+        if self.run is None:
+            state = _without_wrappers(state, model.state_dict())
         try:
             check_update(state, dict(model.state_dict()), who="the file")
         except UpdateError as error:
@@ -216,14 +223,41 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
     except RunError:
         raise
     except Exception as error:  # a damaged file may fail in any way; torch's text would advise to trust the file
-        raise RunError(
-            f"{path}: the weights cannot be read ({type(error).__name__}). Expected a safetensors file, or a state "
-            "dict written by torch.save that holds tensors and nothing else."
-        ) from None
+        raise RunError(f"{path}: {_why_unreadable(path, error)}") from None
     for key in _NESTED:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise RunError(f"{path}: holds a {type(content).__name__}; expected a state dict, tensors by name.")
-    parallel = all(isinstance(name, str) and name.startswith(_PARALLEL) for name in content)
-    return {name.removeprefix(_PARALLEL) if parallel else name: tensor for name, tensor in content.items()}
+    return content
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    refused = _REFUSED.search(str(error))
+    if "TorchScript" in str(error):
+        return (
+            "this is a TorchScript archive, which is a network and not a state dict. Save its weights, "
+            f"torch.save(torch.jit.load('{path}').state_dict(), 'weights.pt'), or load it in Python and give it to "
+            "calfat.evaluate, attack or trust."
+        )
+    if refused:
+        return (
+            f"the file holds an object of {printable(refused[1])}, and reading such may run code. Where you trust "
+            "the file, load it and save the state dict alone: torch.save(model.state_dict(), 'weights.pt')."
+        )
+    return (
+        f"the weights cannot be read ({type(error).__name__}). Expected a safetensors file, or a state "
+        "dict written by torch.save that holds tensors and nothing else."
+    )
+
+
+def _without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict under the names of the model, ``wanted``, if what wrappers add to names is all that differs."""
+    found = {name: tensor for name, tensor in state.items() if name != _AVERAGED or name in wanted}
+    while not found.keys() & wanted.keys():
+        names = [str(name) for name in found]
+        prefixes = [prefix for prefix in _WRAPPERS if all(name.startswith(prefix) for name in names)]
+        if not prefixes:
+            return state  # it is of another model: the error shows the names as they are
+        found = {name.removeprefix(prefixes[0]): tensor for name, tensor in found.items()}
+    return found

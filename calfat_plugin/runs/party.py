@@ -26,6 +26,7 @@ from torch import Tensor
 from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import going_further
+from calfat_plugin.experiment.implausible import implausible_images
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -170,6 +171,8 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     data = dataset.train
     if experiment.partition.entry.name != SILO:
         data = data.subset(experiment.split(data.y.numpy())[client])
+    for finding in implausible_images(experiment, data):
+        warn(finding)
     write_json(directory.environment, environment_of(experiment, device, request.command))
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 

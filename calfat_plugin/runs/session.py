@@ -19,7 +19,7 @@ from calfat_plugin.disk import read_json, staying_here, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
-from calfat_plugin.experiment.implausible import classes_not_trained, too_large_batches
+from calfat_plugin.experiment.implausible import classes_not_trained, implausible_data, too_large_batches
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import Runtime, runtime_of
@@ -62,7 +62,12 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         sizes = {client: len(shard) for client, shard in shards.items()}
         if shards and (finding := too_large_batches(experiment, groups, sizes)):
             warn(finding)
-        if shards and (finding := classes_not_trained(experiment, dataset.class_names, data["class_counts"])):
+        class_counts = data.get("class_counts", ())
+        if not shards and "train" in experiment.splits_of(0):  # of silos that share a data set, by its labels
+            class_counts = [dataset.train.y.bincount(minlength=dataset.num_classes).tolist()]
+        if class_counts and (finding := classes_not_trained(experiment, dataset.class_names, class_counts)):
+            warn(finding)
+        for finding in implausible_data(experiment, dataset, rank=0):
             warn(finding)
         counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
         members: dict[str, list[int]] = {}

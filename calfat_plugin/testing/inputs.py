@@ -13,7 +13,8 @@ from torch import nn
 from calfat_plugin import hookspecs
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
-from calfat_plugin.models.building import built_model, seeded
+from calfat_plugin.interfaces import SetUpTask
+from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.compute import named_device
@@ -94,7 +95,9 @@ def check_model(
 
     def build() -> nn.Module:
         pick = experiment.model
-        return built_model(pick.entry.load(), experiment.who(pick), **shape, **asdict(pick.options))
+        model = built_model(pick.entry.load(), experiment.who(pick), **shape, **asdict(pick.options))
+        refuse_other_training_mode(model, experiment.who(pick), SetUpTask(**shape, device=where))
+        return model
 
     model, again = seeded(build, 0), seeded(build, 0)
     same = same_bits(model.state_dict(), again.state_dict())

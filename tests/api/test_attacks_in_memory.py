@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,86 @@ def test_evaluators_in_the_place_of_labels(model: nn.Module, third: Any, snapsho
             calfat.evaluate(model, images, third, eps=0.1)
 
 
+def convolutions() -> nn.Module:
+    """With batch normalisation, so that modes matter, and a weight whose layout is changed for speed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        return nn.Sequential(*layers).eval()
+
+
+COMPILED = {
+    "script": torch.jit.script,
+    "trace": lambda model: torch.jit.trace(model, X[:2]),
+    "frozen": lambda model: torch.jit.freeze(torch.jit.script(model)),
+    "in part": lambda model: nn.Sequential(torch.jit.script(model[:3]), model[3:]).eval(),
+}
+
+
+@pytest.mark.parametrize("how", COMPILED)
+def test_compiled_networks_are_measured_as_those_they_were_made_of(how: str) -> None:
+    plain, made = convolutions(), COMPILED[how](convolutions())
+    weights = [each.clone() for each in made.parameters()]
+    arguments: dict[str, Any] = {"eps": 0.1, "step_size": "eps", "seed": 3}
+    expected, found = (calfat.evaluate(each, X, Y, ["natural", "fgsm", "pgd2"], **arguments) for each in (plain, made))
+    assert [each.per_class for each in found.values()] == [each.per_class for each in expected.values()]
+    x_adv, as_plain = (calfat.attack("pgd2", each, X, Y, **arguments) for each in (made, plain))
+    assert float(((x_adv - as_plain).abs() < 1e-5).float().mean()) > 0.99  # a sign of a gradient near 0 may differ
+    assert all(map(torch.equal, weights, made.parameters()))
+
+
+def test_of_a_module_whose_mode_is_fixed_it_is_said_how_to_set_it() -> None:
+    """As torch.export makes them, whose import takes long."""
+    network = convolutions().train()
+    network.eval = None  # type: ignore[assignment, method-assign]
+    for start in ("the model is in training mode", "the model is in training mode (module '0')"):
+        with pytest.raises(
+            calfat.ModelError, match=rf"^{re.escape(start)}.* set `training = False` of each of its mod"
+        ):
+            calfat.evaluate(network, X, Y, ["natural"])
+        network.training = False
+    for module in network.modules():
+        module.training = False
+    assert calfat.evaluate(network, X, Y, ["natural", "fgsm"], eps=0.1)
+
+
+class InPlace(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x -= 0.5
+        return self.network(x)
+
+
+def test_a_network_that_changes_its_input_is_named_and_the_callers_images_stay(model: nn.Module) -> None:
+    x, network = X.clone(), InPlace(model).eval()
+    for call in (
+        lambda: calfat.evaluate(network, x, Y, ["pgd2"], eps=0.1),
+        lambda: calfat.attack("pgd2", network, x, Y, eps=0.1),
+        lambda: calfat.trust(network, x, Y, eps=0.1),
+    ):
+        with pytest.raises(calfat.ModelError, match=r"^the model changes its input in place, so an attack would begin"):
+            call()
+        assert torch.equal(x, X)
+
+
+def test_images_that_look_wrong_are_warned_of(model: nn.Module) -> None:
+    """By every function that is given images, at the line that calls it."""
+    twice = X / 255 / 255
+    for call in (
+        lambda: calfat.evaluate(model, twice, Y, ["natural"]),
+        lambda: calfat.attack("fgsm", model, twice, Y, eps=0.1),
+        lambda: calfat.trust(model, twice, Y, eps=0.1),
+    ):
+        with pytest.warns(
+            UserWarning, match=r"^the brightest pixel of all 60 images is 1.5e-05 of \[0, 1\]: they "
+        ) as caught:
+            call()
+        assert caught[0].filename == __file__
+
+
 def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
     digits = calfat.load_dataset("digits")
     assert (digits.name, len(digits.train) + len(digits.test), digits.validation) == ("digits", 1797, None)
@@ -246,7 +327,10 @@ def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             Image.fromarray(np.zeros((9, 9), np.uint8)).save(folder / "a.png")
-    found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
+    with pytest.warns(UserWarning, match="of one colour") as caught:
+        found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
+    starts = [str(each.message).partition(" images")[0] for each in caught]
+    assert starts == [f"data set image_folder: 2 of 2 {which}" for which in ("training", "test", "test")]
     assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 1)
 
 

@@ -133,6 +133,17 @@ def test_a_data_set_in_memory() -> None:
     assert (named.name, named.class_names, named.train.x.dtype) == ("memory", ("0", "1", "2"), torch.uint8)
 
 
+def test_what_looks_wrong_in_a_data_set_is_warned_of(data: calfat.Dataset) -> None:
+    train, test = data.train, data.test
+    few = calfat.ImageData(torch.cat([test.x[:18], train.x[:2]]), [0, 1] * 10)
+    with pytest.warns(UserWarning, match="training images, too") as caught:
+        calfat.load_dataset("mine", train=train, test=few)
+    first, second = (str(each.message) for each in caught)
+    assert first.startswith("data set mine: 8 of 10 classes have no test image (2, 3, 4, ...), so ")
+    assert second.startswith("data set mine: 2 of 20 test images (10.00 %) are training images, too, equal in every ")
+    assert {each.filename for each in caught} == {__file__}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -146,8 +157,9 @@ def test_a_data_set_in_memory() -> None:
         {"train": (X, Y), "test": (X, Y), "download": True},
         {"name": "memory"},
         {"train": DATASET, "test": DATASET},
+        {"train": (X, Y + 10**12), "test": (X, Y + 10**12)},
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_data_set_in_memory_that_does_not_fit(arguments: dict[str, Any], snapshot: TextSnapshot) -> None:
     with snapshot.raises(calfat.CalfatError):

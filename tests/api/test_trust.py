@@ -207,3 +207,11 @@ def test_what_is_refused_of_a_module(
     with snapshot.raises(calfat.CalfatError):
         calfat.trust(how.pop("target"), **how)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_of_torchscript_is_judged_as_the_one_it_was_made_of(pytestconfig: pytest.Config) -> None:
+    model: nn.Module = stored_models.stored_model("plain", pytestconfig.getoption("--weight-noise")).eval()
+    data = calfat.load_dataset("digits").test
+    scripted = torch.jit.trace(model, data.x[:2])
+    arguments: dict[str, Any] = {"eps": 0.3, "examples": 20}
+    assert calfat.trust(scripted, data, **arguments).word == calfat.trust(model, data, **arguments).word

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from calfat_plugin.cli.progress import Bars
+from calfat_plugin.cli.progress import Bars, Lines
 from calfat_plugin.cli.suite_view import SuiteProgress
 
 
@@ -50,3 +50,17 @@ def test_bars_of_runs_come_and_go() -> None:
     assert drawn[4] == ["CalFAT seed 1 starting", "suite 1/4 runs ETA 5:00"]
     assert "[1/4] CalFAT seed 0: failed after 1:15: no data  (seed.txt)" in stream.getvalue()
     assert "running CalFAT" not in stream.getvalue()
+
+
+def test_what_runs_say_of_their_data_is_shown_once() -> None:
+    errors = io.StringIO()
+    progress = SuiteProgress(Lines(io.StringIO(), errors), 2)
+    for seed in (0, 1):
+        run: Any = SimpleNamespace(name=f"CalFAT seed {seed}")
+        progress.run_said(run, f"warning: seed-{seed}.yaml:3: data_args.dataset: 3 of 9 test images are black.")
+        progress.run_said(run, "warning: round 1: alarm.")
+    progress.run_said(run, "warning: seed-1.yaml:3: data_args.dataset: 4 of 9 test images are black.")
+    assert errors.getvalue().splitlines() == [
+        "warning: CalFAT seed 0: data_args.dataset: 3 of 9 test images are black.",
+        "warning: CalFAT seed 1: data_args.dataset: 4 of 9 test images are black.",
+    ]

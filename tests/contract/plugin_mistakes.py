@@ -1,5 +1,6 @@
-"""Mistakes that authors of plugins make, each a plugin, and what a run says of it: the table of docs/hooks.md.
+"""Mistakes that authors of plugins make, each a plugin, and what a run says of it.
 
+The table of docs/plugin_mistakes.md is made of them:
 ``pytest --update-snapshots tests/contract/test_plugin_mistakes.py`` writes that table.
 """
 
@@ -58,7 +59,7 @@ from tests.cli.runner import ROOT
 from tests.methods.helpers import RECIPE, Federation
 
 Outcome = Literal["error", "warning", "alarm", "harmless"]
-PAGE = ROOT / "docs" / "hooks.md"
+PAGE = ROOT / "docs" / "plugin_mistakes.md"
 META = torch.device("meta")  # no data behind it: any other device than the one that is in use
 
 

@@ -1,4 +1,4 @@
-"""Every mistake of the table is an error, a warning or an alarm in a run, or harmless; docs/hooks.md has the table."""
+"""Every mistake of the table in docs/plugin_mistakes.md is an error, a warning or an alarm in a run, or harmless."""
 
 from __future__ import annotations
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 
 import griffe
 
 import calfat_plugin
 from calfat_plugin import hookspecs, testing
-from tests.cli.runner import ROOT
+from reference_python import find
 
 #: A shape, a length or "scalar", as in ``(N, C) float`` or ``(n,) int64``.
 _SHAPE = re.compile(r"\((?:[A-Za-z]\w*|\.\.\.|\d+)(?:,[^()]*)?\)|\bshapes?\b|\bscalar\b")
@@ -21,16 +20,9 @@ PATHS = (
 )
 
 
-@cache
-def package() -> griffe.Object | griffe.Alias:
-    """The package as its source says."""
-    return griffe.load("calfat_plugin", search_paths=[ROOT], docstring_parser="google")
-
-
 def lacks(path: str) -> list[str]:
     """What the documentation of a public name lacks, a line each; empty: nothing."""
-    found = package()[path.removeprefix("calfat_plugin.")]
-    return [f"{path}: {lack}" for lack in _lacks(found.final_target if isinstance(found, griffe.Alias) else found)]
+    return [f"{path}: {lack}" for lack in _lacks(find(path.removeprefix("calfat_plugin.")))]
 
 
 def _lacks(found: griffe.Object) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -21,10 +22,12 @@ from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.observer import Observer
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import _without_wrappers, model_loader
 from calfat_plugin.runs.session import describe_data
 from tests.cli.runner import Ended, calfat, python
 from tests.evaluators.stored import run_of
@@ -265,6 +268,40 @@ def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, cnn_sma
     assert found[0] == found[1] == found[2]
 
 
+def of_network(file: str) -> dict[str, torch.Tensor]:
+    """The state dict of the network that these weights make."""
+    images = SetUpTask(10, 1, (8, 8), torch.device("cpu"))
+    return dict(model_loader(None, images, torch.device("cpu"))(file, "cnn_small").state_dict())
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "model.", "net.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "module.model."]
+)
+def test_names_that_wrappers_give_to_weights_are_those_of_the_network(prefix, cnn_small, tmp_path):
+    state = cnn_small.state_dict()
+    wrapped = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+    for key in (None, "state_dict", "model_state_dict", "model_state", "model", "net"):
+        torch.save(wrapped if key is None else {"epoch": 3, "acc": 0.9, key: wrapped}, tmp_path / "w.pt")
+        found = of_network(str(tmp_path / "w.pt"))
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_the_weights_of_torchs_own_wrappers_are_read(cnn_small, tmp_path):
+    file, state = str(tmp_path / "w.pt"), cnn_small.state_dict()
+    for wrapper in (nn.DataParallel, torch.optim.swa_utils.AveragedModel, partial(torch.compile, backend="eager")):
+        torch.save(wrapper(cnn_small).state_dict(), file)
+        found = of_network(file)
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_names_of_a_network_that_look_like_a_wrappers_stay(cnn_small):
+    """A user's class that holds its network as ``model``, in a file with one more wrapper and in one without."""
+    state = {f"model.{name}": tensor for name, tensor in cnn_small.state_dict().items()}
+    assert _without_wrappers(state, state) == state
+    assert _without_wrappers({f"model.{name}": tensor for name, tensor in state.items()}, state).keys() == state.keys()
+
+
 def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     code, out, _ = call(*own_model(own, "Soft"), "--attacks", "pgd2,autoattack", *QUICK, "--examples", 10)
     assert code == 0
@@ -350,8 +387,12 @@ def test_what_is_no_state_dict_is_refused_and_code_in_a_pickle_is_not_run(own, t
     Path("evil.pt").write_bytes(pickle.dumps({"a": Payload()}))
     torch.save({"a": Payload()}, "evil2.pt")
     torch.save([torch.zeros(3)], "list.pt")
-    torch.save({"net": {"w": torch.zeros(3)}, "epoch": 7}, "inside.pt")
-    for weights in ("evil.pt", "evil2.pt", "list.pt", "inside.pt"):
+    torch.save({"best": {"w": torch.zeros(3)}, "epoch": 7}, "inside.pt")
+    torch.save({"module.w": torch.zeros(3), "module.v": torch.zeros(3)}, "other.pt")
+    torch.save({"model": {"w": torch.zeros(3)}, "args": argparse.Namespace(lr=0.1)}, "args.pt")
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), "script.pt")
+    torch.save(nn.Linear(2, 2), "whole.pt")
+    for weights in ("evil.pt", "evil2.pt", "list.pt", "inside.pt", "other.pt", "args.pt", "script.pt", "whole.pt"):
         code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
         assert (code, err.startswith(f"error: {weights}: ")) == (2, True)
         snapshot(err)

@@ -86,6 +86,8 @@ DATA_ERRORS = [
     lambda: Dataset("d", floats(0, float("nan")), image_data(), 1),
     lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
     lambda: Augmentation(crop_padding=-1),
+    lambda: Dataset("d", image_data(), image_data(), 10**12),
+    lambda: Dataset("d", image_data(), image_data(), 1001),
 ]
 
 
@@ -93,6 +95,14 @@ DATA_ERRORS = [
 def test_wrong_data_is_refused(build, snapshot):
     with snapshot.raises((DataError, OptionError)):
         build()
+
+
+def test_there_may_be_as_many_classes_as_images_or_a_thousand_or_names():
+    assert len(Dataset("d", image_data(), image_data(), 1000).class_names) == 1000
+    many = ImageData(np.zeros((700, 1, 2, 2), np.uint8), np.arange(700))
+    assert Dataset("d", many, many, 1400).class_names[-1] == "1399"
+    names = tuple(f"class{number}" for number in range(5000))
+    assert Dataset("d", image_data(), image_data(), 5000, names).class_names == names
 
 
 def test_digits_are_real_whole_and_split_by_class():

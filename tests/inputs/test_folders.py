@@ -193,6 +193,102 @@ def test_sixteen_bits_a_channel_are_refused_rather_than_cut_off(tmp_path):
         load_image_folder(tmp_path)
 
 
+@pytest.mark.parametrize("magic", ["P2", "P3", "P5", "P6"])
+def test_a_portable_pixmap_of_more_than_8_bits_is_refused(magic, tmp_path):
+    """Pillow scales the values of colours to 8 bits as it opens the file; those of up to 255 it takes as they are."""
+    channels = 3 if magic in ("P3", "P6") else 1
+    path = tmp_path / "train" / "cat" / "scan.ppm"
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8, 3)))
+    values = np.arange(8 * 8 * channels)
+    for maximum in (255, 256, 1023, 65535):
+        width = ">u1" if maximum <= 255 else ">u2"
+        body = " ".join(map(str, values)).encode() if magic in ("P2", "P3") else values.astype(width).tobytes()
+        path.write_bytes(f"{magic}\n8 8\n{maximum}\n".encode() + body)
+        if maximum == 255:
+            read = load_image_folder(tmp_path, channels=3).train.x[1]
+            expected = np.broadcast_to(values.reshape(8, 8, channels), (8, 8, 3)).transpose(2, 0, 1)
+            assert np.array_equal(read.numpy(), expected)
+            continue
+        mode = f"RGB, values up to {maximum}" if channels == 3 else "I"
+        with pytest.raises(DataError, match=re.escape(f"{path} has more than 8 bits a channel (mode {mode}")):
+            load_image_folder(tmp_path, channels=3)
+
+
+ORIENTATION = 0x0112  # the tag of EXIF
+#: What a camera with this orientation stored, from the picture as it is seen.
+AS_STORED = {
+    1: lambda seen: seen,
+    2: lambda seen: seen[:, ::-1],
+    3: lambda seen: seen[::-1, ::-1],
+    4: lambda seen: seen[::-1],
+    5: lambda seen: seen.transpose(1, 0, 2),
+    6: lambda seen: np.rot90(seen, 1),
+    7: lambda seen: np.rot90(seen, 2).transpose(1, 0, 2),
+    8: lambda seen: np.rot90(seen, -1),
+}
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", AS_STORED)
+def test_images_are_read_upright(orientation, ending, tmp_path):
+    """As whoever labelled them saw them, with their own size and with one that is asked for."""
+    seen = pixels(8, 12, 3)
+    stored = Image.fromarray(np.ascontiguousarray(AS_STORED[orientation](seen)))
+    exif = stored.getexif()
+    exif[ORIENTATION] = orientation
+    for split in ("train", "test"):
+        path = tmp_path / split / "cat" / f"a.{ending}"
+        path.parent.mkdir(parents=True)
+        stored.save(path, exif=exif, **({"lossless": True} if ending == "webp" else {}))
+    read = load_image_folder(tmp_path).train.x
+    assert read.shape == (1, 3, 8, 12)
+    assert np.array_equal(read[0].numpy(), seen.transpose(2, 0, 1))
+    assert np.array_equal(load_image_folder(tmp_path, size=8).train.x[0].numpy(), seen[:, 2:10].transpose(2, 0, 1))
+
+
+def test_a_photograph_is_read_upright(tmp_path):
+    seen = np.zeros((8, 16, 3), dtype=np.uint8)
+    seen[:, 8:] = 255
+    stored = Image.fromarray(np.ascontiguousarray(AS_STORED[8](seen)))
+    exif = stored.getexif()
+    exif[ORIENTATION] = 8
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        stored.save(tmp_path / split / "cat" / "a.jpg", exif=exif, quality=100)
+    (read,) = load_image_folder(tmp_path).test.x
+    assert read.shape == (3, 8, 16)
+    assert read[:, :, :8].max() < 10
+    assert read[:, :, 8:].min() > 245
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("tif", "TIFF"), ("png", "PNG"), ("webp", "WEBP"), ("png", "GIF")])
+def test_pages_and_frames_are_refused_rather_than_left_out(ending, kind, tmp_path):
+    pages = [Image.fromarray(pixels(8, 8, 3) // divisor) for divisor in (1, 2, 3)]
+    write(tmp_path, "cat/a.png", pages[0])
+    path = tmp_path / "train" / "cat" / f"several.{ending}"
+    pages[0].save(path, format=kind, save_all=True, append_images=pages[1:])
+    for options in ({}, {"size": 8, "channels": 3}):
+        with pytest.raises(DataError, match=f"^{re.escape(str(path))} holds 3 images .pages of a {kind}, "):
+            load_image_folder(tmp_path, **options)
+    pages[0].save(path, format=kind)
+    assert len(load_image_folder(tmp_path, channels=3).train) == 2
+
+
+def test_of_a_photograph_with_a_preview_the_photograph_is_read(tmp_path):
+    photograph, preview = (Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (200, 20))
+    write(tmp_path, "cat/a.png", photograph)
+    photograph.save(tmp_path / "train" / "cat" / "b.jpg", format="MPO", save_all=True, append_images=[preview])
+    assert load_image_folder(tmp_path).train.x.flatten(1).tolist() == [[200] * 192] * 2
+
+
+def test_a_format_that_may_lose_bits_is_refused_under_any_ending(tmp_path):
+    write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8, 3)))
+    path = tmp_path / "test" / "cat" / "b.jpg"
+    Image.fromarray(pixels(8, 8, 3)).save(path, format="JPEG2000")
+    with pytest.raises(DataError, match=f"^data set image_folder: {re.escape(str(path))} cannot be read "):
+        load_image_folder(tmp_path)
+
+
 @pytest.mark.parametrize("below", ["", "imagenet_subset"])
 def test_the_imagenet_subset_is_read_at_64_with_other_classes_beside(below, tmp_path):
     on_disk.write_imagenet_subset(tmp_path / below)

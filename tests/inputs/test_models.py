@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from functools import partial
 
@@ -10,14 +11,16 @@ from torch import nn
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
+from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.models import convolutions
 from calfat_plugin.models.base import conv_block, effective_input
-from calfat_plugin.models.building import built_model, factory_at, seeded
+from calfat_plugin.models.building import built_model, factory_at, refuse_other_training_mode, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
 from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
 from calfat_plugin.models.deep import VGG8, AlexNet64, ResNet18
 from calfat_plugin.models.dual_norm import with_dual_norms
 from calfat_plugin.registry import Registry
+from calfat_plugin.testing.tiny import tiny_experiment
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -169,6 +172,82 @@ def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
 def test_a_users_model_that_cannot_be_used_is_refused(path, options, snapshot, user_module):
     with snapshot.raises(ModelError, f"model {path}: "):
         built_model(factory_at(path), f"model {path}", 1, (4, 4), 5, **options)
+
+
+class Net(nn.Module):
+    """A network that does ``odd`` to its input, or to its logits while it trains, in one of its modes."""
+
+    def __init__(self, odd: str = "", in_mode: str = "both") -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm2d(1), nn.Linear(16, 5)
+        self.odd, self.in_mode = odd, in_mode
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> object:
+        self.passes += 1
+        odd = self.odd if self.in_mode in ("both", "training" if self.training else "evaluation") else ""
+        if odd == "subtracts":
+            x -= 0.5
+        elif odd == "past autograd":
+            x.data.sub_(0.5)
+        elif odd == "first layer":
+            x = nn.functional.relu(x, inplace=True)
+        elif odd == "fails":
+            raise ValueError("no such path")
+        logits = self.linear(nn.functional.dropout(self.norm(x), training=self.training).flatten(1))
+        return (logits, logits) if odd == "auxiliary" else logits[:, :4] if odd == "fewer" else logits
+
+
+SHAPE = SetUpTask(5, 1, (4, 4), torch.device("cpu"))
+
+
+def build(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    return Net("auxiliary", "training")
+
+
+@pytest.mark.parametrize("odd", ["subtracts", "past autograd", "first layer"])
+def test_a_network_that_changes_its_input_is_refused(odd):
+    for network in (Net(odd), Net(odd, "evaluation")):
+        with pytest.raises(ModelError, match=r"^model odd changes its input in place, so an attack would begin at ot"):
+            built_model(lambda made=network, **_: made, "model odd", 1, (4, 4), 5)
+    model = built_model(lambda **_: Net(odd, "training"), "model odd", 1, (4, 4), 5)
+    with pytest.raises(ModelError, match=r"^model odd: in training mode, it changes its input in place, so an attack "):
+        refuse_other_training_mode(model, "model odd", SHAPE)
+
+
+@pytest.mark.parametrize("odd", ["auxiliary", "fewer", "fails"])
+def test_a_network_that_gives_something_else_while_it_trains_is_refused(odd, snapshot):
+    with snapshot.raises(ModelError, "model odd: "):
+        refuse_other_training_mode(Net(odd, "training").eval(), "model odd", SHAPE)
+
+
+def test_trying_the_training_mode_leaves_no_trace():
+    model = Net().eval()
+    before, generator = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    refuse_other_training_mode(model, "model good", SHAPE)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert (model.training, model.passes) == (False, 0)
+
+
+def test_a_network_that_cannot_be_copied_is_not_tried():
+    model = Net("auxiliary", "training")
+    model.lock = threading.Lock()
+    refuse_other_training_mode(model, "model locked", SHAPE)
+    assert model.passes == 0
+
+
+def test_torchscript_is_not_trained(snapshot):
+    with snapshot.raises(ModelError, "model scripted: "):
+        refuse_other_training_mode(torch.jit.script(nn.Linear(2, 2)), "model scripted", SHAPE)
+
+
+def test_the_recipe_names_the_network_that_cannot_be_trained(snapshot):
+    experiment = tiny_experiment(None, model_args={"model": f"{__name__}:build"})
+    with snapshot.raises(ModelError, "the check's recipe: model_args.model: "):
+        experiment.build_model(SHAPE, experiment.build_trainer())
+    model = experiment.build_model(SHAPE, experiment.build_trainer(), weights_follow=True)  # to be attacked alone
+    assert isinstance(model, Net)
 
 
 @pytest.mark.parametrize(

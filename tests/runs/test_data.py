@@ -73,3 +73,47 @@ def test_batches_that_no_client_can_fill_are_warned_of(warm: WarmServer, recipe:
     said = f"a batch is larger than every client's data (the largest client has {max(map(sum, counts))} ex"
     assert done.err.startswith(f"warning: --set train_args.batch_size=5000: train_args.batch_size: {said}")
     assert done.err.count("\n") == 1
+
+
+ODD = """
+from pathlib import Path
+
+from calfat_plugin import Dataset, DatasetEntry, ImageData, hookimpl
+
+
+def load(root: Path) -> Dataset:
+    import numpy as np
+
+    x = np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8)).astype(np.uint8)
+    x_test = np.concatenate([x[:3], np.zeros((5, 1, 8, 8), np.uint8)])
+    return Dataset("odd", ImageData(x, np.arange(60) % 3), ImageData(x_test, np.arange(8) % 2), 4)
+
+
+@hookimpl
+def calfat_datasets():
+    yield DatasetEntry("odd", build=load, summary="it has what data should not have")
+"""
+
+
+def test_what_looks_wrong_in_a_plugins_data_is_warned_of_in_a_run_and_of_its_model(
+    warm: WarmServer, recipe: Path
+) -> None:
+    folder = recipe.parent
+    (folder / "odd.py").write_text(ODD)
+    changes = ("data_args.dataset=odd", "data_args.partition_method=iid", "train_args.comm_round=1")
+    words = [word for change in changes for word in ("--set", change)]
+    done = warm.run("run", recipe.name, "--plugin", "odd.py", *words, "--run-dir", "run", cwd=folder)
+    findings = (
+        "5 of 8 test images are of one colour all over, 5 of them black",
+        "2 of 4 classes have no test image (2, 3)",
+        "3 of 8 test images (37.50 %) are training images, too",
+    )
+    said = [line for line in done.err.splitlines() if "batch is larger" not in line]
+    assert said[0].startswith("warning: --set data_args.dataset=odd: data_args.dataset: no client has a training ex")
+    for line, finding in zip(said[1:], findings, strict=True):
+        assert line.startswith(f"warning: --set data_args.dataset=odd: data_args.dataset: {finding}")
+    attacked = warm.run("attack", "run", "--attacks", "natural", cwd=folder)
+    assert attacked.code == 0
+    for line, finding in zip(attacked.err.splitlines(), findings, strict=True):
+        assert line.startswith("warning: run/recipe.yaml:")
+        assert f": data_args.dataset: {finding}" in line

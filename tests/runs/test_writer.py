@@ -126,6 +126,15 @@ def test_only_the_last_checkpoint_has_the_models_that_clients_sent(directory: Ru
     assert kept == {"last": [3], "best-natural": [], "best-robust": []}
 
 
+def test_the_last_checkpoint_knows_the_best_rounds_so_far(directory: RunDirectory) -> None:
+    """From which a resumed run goes on choosing."""
+    with RunWriter(directory, experiment()) as run:
+        for round, accuracy in enumerate((0.4, 0.6, 0.5), start=1):
+            play(run, round, accuracy)
+    _, notes = load_checkpoint(directory.last_checkpoint)
+    assert {name: best["round"] for name, best in notes["best"].items()} == {"best-natural": 2, "best-robust": 2}
+
+
 def test_the_next_round_trains_while_one_goes_to_disk_and_no_second_one_does(
     directory: RunDirectory, disk: Disk
 ) -> None:

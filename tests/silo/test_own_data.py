@@ -40,11 +40,18 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) -> None:
     write_images(tmp_path)
+    for place in ("rank-0/test/skin", "rank-2/train/lung"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / place / "0.png")
     with Federation(tmp_path / "run", **settings(tmp_path)) as federation:
         federation.start_all()
         federation.finish()
         model = set(federation.model())
         assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
+    wrong = "images are of one colour all over, 1 of them black"  # each party is told of its own images alone
+    assert f"data_args.dataset: 1 of 12 test {wrong}" in federation.output(0)
+    assert f"data_args.dataset: 1 of 35 training {wrong}" in federation.output(2)
+    said = [federation.output(rank).count("data_args.dataset") for rank in (0, 1, 2)]
+    assert said == [1, 0, 1]
     for rank in (1, 2):
         assert f"client {rank - 1} of recipe: {sum(HELD[rank].values())} examples" in federation.output(rank)
         sent = list((federation.folder / f"sent-{rank}").iterdir())
@@ -77,3 +84,36 @@ def test_unnamed_classes_are_refused(tmp_path: Path, snapshot: TextSnapshot) -> 
         federation.start(1)
         assert federation.exit_status(1) == 2
         snapshot(federation.output(1).splitlines()[-1])
+
+
+SHARED = """
+from pathlib import Path
+
+from calfat_plugin import Dataset, DatasetEntry, ImageData, hookimpl
+
+
+def load(root: Path) -> Dataset:
+    import numpy as np
+
+    x = np.random.default_rng(0).integers(0, 256, (80, 1, 8, 8)).astype(np.uint8)
+    return Dataset("shared", ImageData(x[:60], np.arange(60) % 3 + 1), ImageData(x[50:], np.arange(30) % 4), 4)
+
+
+@hookimpl
+def calfat_datasets():
+    yield DatasetEntry("shared", build=load, summary="labels begin at 1, and ten images are in both splits")
+"""
+
+
+def test_of_data_that_all_parties_have_the_server_says_what_looks_wrong(tmp_path: Path) -> None:
+    plugin = tmp_path / "shared.py"
+    plugin.write_text(SHARED)
+    data = {"dataset": "shared", "partition_method": "iid"}
+    with Federation(tmp_path / "run", data_args=data, plugins={"shared": {"file": str(plugin)}}) as federation:
+        federation.start_all()
+        federation.finish()
+    findings = [line for line in federation.output(0).splitlines() if ": data_args.dataset: " in line]
+    assert len(findings) == 2
+    assert "no client has a training example of 1 of 4 classes (0), so no model learns" in findings[0]
+    assert "10 of 30 test images (33.33 %) are training images, too" in findings[1]
+    assert "data_args.dataset" not in federation.output(1) + federation.output(2)
