@@ -154,7 +154,9 @@ def run(
 
     if not isinstance(set or {}, Mapping):
         raise OptionError(f"set: got {one_line(set)}; expected keys with values, {{'train_args.comm_round': 5}}.")
-    document = Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
+    document = (
+        Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe, piped=True)
+    )
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
     if seed is not None:
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", from_python(seed)

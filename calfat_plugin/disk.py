@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ TRY_AGAIN = "Make room, and try again with the same command."
 RESTORE = "Restore it from a copy, or remove it and make it again."
 #: Numbers of the errors that say that there is no room for what is written.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Numbers of the errors that say that a process, or the machine, has too many files open; and what to do.
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+ALLOW_MORE = "Allow more open files, such as ulimit -n 1024."
+#: Most bytes of a JSON file: a partition of ten thousand clients and a hundred classes has 12 MB.
+LARGEST_JSON = 32_000_000
 _MOST_SYNCS = 32  # threads
 
 
@@ -42,7 +49,8 @@ def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        raise DiskError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
+        remedy = ALLOW_MORE if error.errno in TOO_MANY_OPEN else todo
+        raise DiskError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from None
 
 
 def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
@@ -116,16 +124,62 @@ def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> N
         raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The first ``limit + 1`` bytes of a file, a device or a pipe: more than ``limit`` says that there are more."""
-    with path.open("rb") as file:
+def read_bytes(path: Path, limit: int, *, piped: bool = False) -> bytes:
+    """The first ``limit + 1`` bytes of a file: more than ``limit`` says that there are more.
+
+    Somebody else may have put the file there. A link to a device would never end, and a pipe would wait for ever, so
+    anything but a regular file is an ``OSError``. ``piped``: the user has named it, so a device and a pipe are fine.
+    """
+    if piped:
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    with opened_regular(path) as handle, os.fdopen(os.dup(handle), "rb") as file:
         return file.read(limit + 1)
+
+
+def read_whole(path: Path, limit: int) -> bytes:
+    """The content of a regular file; one of more than ``limit`` bytes is an ``OSError``, too."""
+    content = read_bytes(path, limit)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit:,} bytes", str(path))
+    return content
+
+
+def sha256_of(path: Path) -> str:
+    """Of a regular file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with opened_regular(path) as handle, os.fdopen(os.dup(handle), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[int]:
+    """A handle on a regular file, or an ``OSError``."""
+    # O_NONBLOCK: opening a pipe would wait for a writer, and not even Ctrl-C ends that.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        kind = os.fstat(handle).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file", str(path))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def refuse_link(path: Path, what: str = "results are written") -> None:
+    """Refuse to write to or below a link in a folder from elsewhere: it may lead anywhere."""
+    if path.is_symlink():
+        raise RunError(f"{path}: is a link, and {what} to no other place. Remove the link.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON mapping; empty where there is no such file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_whole(path, LARGEST_JSON).decode())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -151,11 +205,20 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
     """A handle on a file or folder, for :func:`lock` and the like."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place does not keep us waiting
     try:
         yield handle
     finally:
         os.close(handle)
+
+
+@contextmanager
+def staying_here() -> Iterator[None]:
+    """Come back to the working directory at the end, wherever somebody else's code has gone meanwhile."""
+    with ExitStack() as at_end:
+        with suppress(OSError):  # a folder that may be entered and not read
+            at_end.callback(os.fchdir, at_end.enter_context(opened(Path())))
+        yield
 
 
 @contextmanager

@@ -15,6 +15,15 @@ def printable(text: str) -> str:
     return "".join(shown)
 
 
+def error_text(error: BaseException) -> str:
+    """Class and text of an exception that somebody else's code has raised; making its text may raise, too."""
+    try:
+        text = peer_text(error)
+    except (Exception, SystemExit):
+        text = "it has no text, for its __str__ raises"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def peer_text(text: object) -> str:
     """One line of at most :data:`MAX_TEXT` printable characters: a line end could pretend to be another entry."""
     shown = printable(str(text)[: 4 * MAX_TEXT].strip()).replace("\n", " ")  # no more is looked at, however long it is

@@ -17,13 +17,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.disk import read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import OVERFITTED_ATTACK, EvaluationResult, RoundRecord
 
 LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
 MOST_IN_COLUMNS = 10  #: clients that have columns of their own in ``rounds.csv``
 _CLIENTS_HEADER = ("round", "client", "column", "value")
+_LARGEST = 500_000_000  # bytes: a thousand clients in ten thousand rounds have some 300 MB in clients.csv
 _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 _LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
@@ -283,6 +284,7 @@ class RoundsFile:
         columns = columns_of(labels, range(num_clients) if wide else (), metrics)
         self.columns = [column.name for column in columns]  # the header
         of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
+        self._sizes: dict[Path, int] = {}  # of the files as this process has left them
         found = (column for column in columns if column.in_results)
         self.in_results = [column for column in found if not column.name.startswith(of_evaluators)]
 
@@ -292,9 +294,11 @@ class RoundsFile:
         found = ((column, column.found(record)) for column in columns)
         row = {column.name: "" if value is None else column.written(value) for column, value in found}
         for path in self.paths:
+            self._refuse_change(path)
             text = self._text(path, [row], header=not path.exists())
             with reporting_disk_errors(path), path.open("a", encoding="utf-8") as file:
                 file.write(text)
+            self._sizes[path] = path.stat().st_size
 
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row."""
@@ -310,6 +314,16 @@ class RoundsFile:
             )
         for path in self.paths:
             write_text(path, self._text(path, rows))
+            self._sizes[path] = path.stat().st_size
+
+    def _refuse_change(self, path: Path) -> None:
+        """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
+        size = path.stat().st_size if path.exists() else 0
+        if self._sizes.get(path, size) != size:
+            raise RunError(
+                f"{path}: was removed or changed while the run writes it: it has {size} bytes, and had "
+                f"{self._sizes[path]} after the last round. {_REMEDY}"
+            )
 
     def _text(self, path: Path, rows: Sequence[Mapping[str, str]], *, header: bool = True) -> str:
         """What one of the files says of rounds."""
@@ -338,6 +352,11 @@ class RoundsFile:
 def read_rounds(path: Path) -> list[dict[str, str]]:
     """The rows as text, in order, none without a file; empty fields are rounds without that measurement."""
     return _rows_of(path, _whole_lines(path))
+
+
+def number_of_rows(path: Path) -> int:
+    """How many rounds the file has; 0 without one. What is in the rows does not matter."""
+    return max(0, len(_whole_lines(path)) - 1)  # less the header
 
 
 def seconds_of(path: Path) -> float:
@@ -397,7 +416,7 @@ def _add_clients(rows: Sequence[dict[str, str]], path: Path) -> None:
 def _whole_lines(path: Path) -> list[str]:
     """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path, _LARGEST).decode()
     except FileNotFoundError:  # before the first round is finished
         return []
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calfat_plugin.disk import opened_regular
 from calfat_plugin.errors import RunError
 
 #: What reading a file that we did not write, or that was damaged, may raise.
@@ -32,8 +34,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
     copies = apart(tensors)
     digest = digest_of(copies, facts)
-    if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
-        path.unlink()
+    if path.is_symlink() or not path.is_file():  # of a run directory from elsewhere: a link, or a pipe that waits
+        path.unlink(missing_ok=True)
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
     # Not the library's save_file, which writes a temporary file beside ``path`` that a kill leaves behind.
     path.write_bytes(save(copies, {KEY: json.dumps({**facts, DIGEST: digest})}))
@@ -64,10 +66,25 @@ def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        refuse_endless(path)
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+
+
+def refuse_endless(path: Path) -> None:
+    """Refuse a device, a pipe, and a file that this machine's memory cannot hold: they would hang or kill us."""
+    if not path.exists():
+        return  # whoever opens it says so
+    try:
+        with opened_regular(path) as handle:
+            size = os.fstat(handle).st_size
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(f"its {size:,} bytes are more than this machine's memory of {memory:,}")
 
 
 def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:

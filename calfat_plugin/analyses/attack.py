@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack_plan import AttackPlan
-from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_unwritable, reserved, write_json
+from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_link, refuse_unwritable, reserved, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
@@ -60,6 +60,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     first = plan.experiments[0]
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
+    refuse_link(scratch)
     with using_threads(first):
         run = loaded(plan, observer)
         results, evidence = _measure(plan, run, scratch, observer)
@@ -94,6 +95,8 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     )
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
     sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
+    for ending in FORMATS:  # matplotlib would write through a link
+        refuse_link(path.with_suffix(f".{ending}"))
     endings = FORMATS if drawn([eps_chart(path.stem, sweep)], path.parent) else ()
     return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in endings))
 
@@ -216,6 +219,8 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
         folder, stem = run / "attacks", weights.stem
     else:
         folder, stem = weights.parent, f"{weights.stem}-attacks"
+    if output is None:  # the run directory may be from elsewhere; a place that the user names may be a link
+        refuse_link(folder)
     refuse_unwritable(folder, CHOOSE_OUTPUT, make=True)
     return folder, stem
 

@@ -36,7 +36,7 @@ def check(
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     overrides += of_host
-    document = read_document(recipe)  # once: it may be a pipe
+    document = read_document(recipe, piped=True)  # once: it may be a pipe
     with json_output(as_json) as print_json:
         if "axes" not in document.data:
             warnings, text, content = _check_recipe(document, overrides, seed, plugins, show)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from calfat_plugin.disk import NO_ROOM, TRY_AGAIN
+from calfat_plugin.disk import ALLOW_MORE, NO_ROOM, TOO_MANY_OPEN, TRY_AGAIN
 from calfat_plugin.errors import CalfatError, short
 from calfat_plugin.peer_text import printable
 
@@ -37,6 +37,8 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
             fail(f"standard output cannot be written ({error.strerror}).", after_stop())
         if error.filename is None and error.errno in NO_ROOM:
             fail(f"a file cannot be written ({error.strerror}). {TRY_AGAIN}", after())
+        if error.errno in TOO_MANY_OPEN:  # whichever file it was, another one would have been the next
+            fail(f"a file cannot be opened ({error.strerror}). {ALLOW_MORE}", after())
         if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
             raise
         shown = short(os.fsdecode(error.filename), 120)

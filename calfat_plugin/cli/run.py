@@ -103,7 +103,9 @@ def run(
         _stoppable(hint.after_stop),
         user_errors(hint.after_error, hint.after_stop),
     ):
-        experiment = checked_experiment(read_document(recipe), overrides, seed, download=download, plugins=plugins)
+        experiment = checked_experiment(
+            read_document(recipe, piped=True), overrides, seed, download=download, plugins=plugins
+        )
         warn(*experiment.warnings)
         runtime = runtime_of(experiment)
         is_party = local or role is not None or rank is not None

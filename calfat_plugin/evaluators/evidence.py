@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from calfat_plugin import __version__
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors
+from calfat_plugin.disk import TRY_AGAIN, opened_regular, refuse_link, reporting_disk_errors
 from calfat_plugin.errors import BudgetError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
 from calfat_plugin.maths.tied import state_of
@@ -271,7 +271,9 @@ def _records(shape: Sequence[int]) -> np.dtype[Any]:
 
 def _read(journal: Path, shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Positions (1,) and images (1, C, H, W); what a kill left incomplete at the end is cut off."""
-    records = np.fromfile(journal, _records(shape))
+    refuse_link(journal)  # it is about to be cut, and appended to
+    with opened_regular(journal) as handle, os.fdopen(os.dup(handle), "rb") as file:
+        records = np.fromfile(file, _records(shape))
     os.truncate(journal, records.nbytes)
     for record in records:
         yield torch.tensor([int(record["at"])]), torch.from_numpy(record["x_adv"].copy())[None]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.disk import expanded
+from calfat_plugin.disk import expanded, sha256_of
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
@@ -91,7 +90,7 @@ class TransferOptions(PGDOptions):
 @cache
 def _digest(path: Path, changed: int, size: int) -> str:
     """Cached, because the recipe of a suite is read for each of its runs."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_of(path)
 
 
 class Transfer(FromModel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +57,18 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     missing = object()
     different = [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
     return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
+
+
+def unchanging_digest(recipe: Mapping[str, Any]) -> str:
+    """SHA-256 of what a resumed run may not change of its recipe: two runs with the same one make the same models.
+
+    The number of rounds is a part of it where every round goes by it.
+    """
+    values = comparable(recipe)
+    depends = values.get(_SCHEDULE) == COSINE or _counts_its_rounds(flat(recipe))
+    free = FREE if depends else (*FREE, _ROUNDS)
+    kept = {key: value for key, value in values.items() if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _counts_its_rounds(recipe: Mapping[str, Any]) -> bool:

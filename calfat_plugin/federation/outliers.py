@@ -1,4 +1,4 @@
-"""Outliers among clients: they are aggregated and logged, for no rule here takes a client's vote away.
+"""Outliers among clients: they are aggregated and logged. Only what no training explains is refused.
 
 A finding is a code and a sentence, ``large-update: the update of client 3 has ...``.
 """
@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
@@ -21,6 +22,9 @@ from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import NOT_RUN, OVERFITTED_ATTACK, EvaluationResult
 from calfat_plugin.rounds_csv import read_rounds
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 #: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
 #: :data:`WINDOW` rounds, and a norm's of a single round. studies/attackers has the rates of false alarms that these
 #: were chosen for, and how often they name an attacker.
@@ -30,6 +34,9 @@ _SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual,
 _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
+#: How many times what is usual a tensor may change. An attacker that scales its update by 100 is an experiment, and
+#: stays far below; a model of which one value is this much too large can hardly be trained any more by anybody.
+ABSURD = 1e4
 #: Mean of ``results.ALIGNMENT`` over a client's last :data:`ALIGNED_ROUNDS` below which its model has learnt to pass
 #: one step of eps: the loss turns within that step. studies/passes has the runs that it was chosen on.
 OVERFITTED, ALIGNED_ROUNDS = 0.11, 4
@@ -39,12 +46,15 @@ OVERFITTED, ALIGNED_ROUNDS = 0.11, 4
 AGAINST, AGAINST_WITH_MEMORY = -0.1, -0.5
 #: Multiple of the clients' longest update above which the step is. Averages and robust rules stay within the longest.
 BEYOND = 3.0
+_SMALLEST_RATE = 1e-300  # a learning rate of 0 has no logarithm
 _QUOTED = 5  # findings of a kind that the page quotes
 _CLIENTS = re.compile(r"clients? \d+(, \d+)*")
 _LARGE_UPDATE = "large-update"
 _ADVICE = {
     _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
     "contrary-update": "It works against the others: look at that client's labels, its method and its intentions.",
+    "dominant-personal": "The evaluated model has the plain mean of what clients keep for themselves, whatever the "
+    "aggregator, and that client decides it: look at its data and its intentions.",
     "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
     OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks such a model, and what it learns is not "
@@ -57,11 +67,15 @@ _ADVICE = {
 }
 
 
-def robust_z(values: Mapping[int, float], spread: float) -> dict[int, float]:
-    """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993); the MAD is at least ``spread``."""
+def robust_z(values: Mapping[int, float], spread: float, floor: float = -math.inf) -> dict[int, float]:
+    """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993); the MAD is at least ``spread``.
+
+    Where the median is below ``floor``, values are compared with that.
+    """
     middle = median(values.values())
     scale = _CONSISTENT * median(abs(value - middle) for value in values.values())
-    return {client: (value - middle) / max(scale, spread) for client, value in values.items()}
+    usual = max(middle, floor)
+    return {client: (value - usual) / max(scale, spread) for client, value in values.items()}
 
 
 class UpdateHistory:
@@ -74,6 +88,8 @@ class UpdateHistory:
         self._experiment, self._groups = experiment, groups
         self._norms: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._cosines: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._round = 0
+        self._usual: list[float] = []  # the median of each round: log norms per local step and learning rate
         self.named: set[int] = set()  # clients that a finding has named so far
 
     def read(self, rows: Iterable[Mapping[str, str]]) -> None:
@@ -97,8 +113,7 @@ class UpdateHistory:
             for client, norm in norms.items()
             if norm > 0 and client in num_examples
         }
-        enough = len(per_step) >= _FEWEST_AT_ONCE
-        for client, z in (robust_z(per_step, _SPREADS[0]) if enough else {}).items():
+        for client, z in self._scores(per_step).items():
             lasting = self._lasting(self._norms[client], z, len(per_step))
             if z > AT_ONCE or lasting > LARGE:
                 times = math.exp(per_step[client] - median(per_step.values()))
@@ -124,6 +139,22 @@ class UpdateHistory:
                 found[f"equal-updates: clients {', '.join(map(str, clients))} sent the same update"] = tuple(clients)
         self.named.update(client for clients in found.values() for client in clients)
         return tuple(found)
+
+    def _scores(self, per_step: Mapping[int, float]) -> dict[int, float]:
+        """The robust z-score of each client's log norm per local step; none where its round has too few clients.
+
+        At the end of training most clients have learnt their data, and their updates vanish. One that has not is far
+        above them then, without being large. So a norm counts by the larger one of two: the median of its round, and
+        the upper quartile of the medians of all rounds so far, at the same learning rate. A quarter of the rounds moved
+        further than that, and did no harm.
+        """
+        self._round += 1
+        if len(per_step) < _FEWEST_AT_ONCE:
+            return {}
+        rate = math.log(max(self._experiment.train.learning_rate_of(self._round), _SMALLEST_RATE))
+        self._usual.append(median(per_step.values()) - rate)
+        upper_quartile = sorted(self._usual)[3 * len(self._usual) // 4]
+        return robust_z(per_step, _SPREADS[0], floor=upper_quartile + rate)
 
     def _steps(self, client: int, examples: float) -> int:
         experiment = self._experiment.trained_by(self._groups.get(client))
@@ -156,6 +187,47 @@ def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int])
         for client, weight in weights.items()
         if len(num_examples) > 1 and weight > DOMINANT * total > 0
     )
+
+
+def personal_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
+    """A sentence for the client that has more than :data:`DOMINANT` of how far clients move their personal tensors.
+
+    The evaluated model has the plain mean of these, whatever the aggregator, so that client alone makes it.
+    """
+    total = math.fsum(norms.values())
+    return tuple(
+        f"dominant-personal: client {client} moves its personal tensors by {norm:.3g}, {100 * norm / total:.4g} % of "
+        "what all clients of its round together move theirs"
+        for client, norm in norms.items()
+        if len(norms) > 1 and norm > DOMINANT * total > 0
+    )
+
+
+def absurd_changes(sent: Mapping[int, Mapping[str, Tensor]], reference: Mapping[str, Tensor]) -> dict[int, str]:
+    """Clients whose tensors change by so much that no training explains it, with what is wrong in words.
+
+    A change is absurd beyond :data:`ABSURD` times the largest of three: 1, the tensor's own largest value, and the
+    median change of the round's other clients. A network's values are about 1 after its initialisation and in its
+    normalised layers, so a tensor of zeros may move, and all clients may move far together. Without the client itself
+    in the median, one of two cannot make its own change usual.
+    """
+    problems: dict[int, str] = {}
+    for name, start in reference.items():
+        if not start.is_floating_point():  # counters have no scale
+            continue
+        sizes = {client: _largest(tensors[name] - start) for client, tensors in sent.items() if name in tensors}
+        at_least = max(1.0, _largest(start))
+        for client, size in sizes.items():
+            others = [other for whose, other in sizes.items() if whose != client]
+            usual = max(at_least, median(others) if others else 0.0)
+            if size > ABSURD * usual:
+                expected = ABSURD * usual
+                problems.setdefault(client, f"tensor '{name}' changes by {size:.3g}; expected up to {expected:.3g}")
+    return problems
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().amax()) if tensor.numel() else 0.0
 
 
 class Alignments:

@@ -33,8 +33,10 @@ from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import (
     Alignments,
     UpdateHistory,
+    absurd_changes,
     loss_alarms,
     not_run_alarms,
+    personal_alarms,
     step_alarms,
     weight_alarms,
 )
@@ -206,6 +208,7 @@ class Server:
         alarms = (
             *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
+            *personal_alarms(self._personal_norms(usable, previous)),
             *loss_alarms(_sent("loss", usable)),
             *self._alignments.add(alignments),
             *step_alarms(drifted, remembers=bool(aggregate.server_state)),
@@ -299,8 +302,23 @@ class Server:
                 if update is not received[client]:
                     check_update(update.state, self.state, who=f"client {client}")
                 usable[client] = update
+        for client, problem in self._absurd(usable).items():
+            with refusing(client):
+                del usable[client]
+                raise UpdateError(problem)
         _refuse_empty_round(round, usable, refused)
         return usable, refused
+
+    def _absurd(self, usable: Mapping[int, LocalUpdate]) -> dict[int, str]:
+        """What is absurd in a round's updates, by client; among extras, those of a parameter start from zero."""
+        sent = {client: {**update.state, **update.extras} for client, update in usable.items()}
+        zeros = {
+            name: torch.zeros_like(tensor)
+            for update in usable.values()
+            for name, tensor in update.extras.items()
+            if name.rpartition("/")[2] in self.state
+        }
+        return absurd_changes(sent, {**self.state, **zeros})
 
     def _aggregate(
         self, round: int, usable: dict[int, LocalUpdate], refused: dict[int, str]
@@ -362,12 +380,17 @@ class Server:
     def _of_clients(self, usable: Mapping[int, LocalUpdate]) -> dict[str, float]:
         """``train/<name>``: the mean over clients, by their examples, of each metric that the trainer declares.
 
-        What else a client sends under the name of a metric is left aside.
+        What is not finite is left out, for one client would make the mean useless; so is what else a client sends under
+        the name of a metric.
         """
         found = {}
         trainers = (self.experiment.trainer, *(group.recipe.trainer for group in self.experiment.clients))
         for name in dict.fromkeys(name for trainer in trainers for name in trainer.entry.metrics):
-            sent = [(usable[client].num_examples, value) for client, value in _sent(name, usable).items()]
+            sent = [
+                (usable[client].num_examples, value)
+                for client, value in _sent(name, usable).items()
+                if math.isfinite(value)
+            ]
             if sent:
                 total = sum(examples for examples, _ in sent)
                 found[f"train/{name}"] = math.fsum(examples * value for examples, value in sent) / total
@@ -401,6 +424,13 @@ class Server:
         with torch.no_grad():
             logits = logits_of(self._model, pixels(self._measurements.subset.x[:_PROBED]))
         return value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
+
+    def _personal_norms(self, usable: Mapping[int, LocalUpdate], previous: State) -> dict[int, float]:
+        """How far each client moves its personal tensors, where the method has some."""
+        names = [name for name in self._personal if previous[name].is_floating_point()]
+        if not names:
+            return {}
+        return {client: update_norm(update.state, previous, names) for client, update in usable.items()}
 
     def _displacement(self, update: LocalUpdate) -> float:
         """Euclidean length of all that an update changes, extras included."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.maths.averaging import LARGEST, value_problem
 from calfat_plugin.peer_text import MAX_TEXT
-from calfat_plugin.results import LocalUpdate
+from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
 _RESERVED = (_METRIC, _REFUSED)
+_ROUNDING = 1e-3  # of a mean of cosines
+#: Metrics that every client measures in the same way, with what they can be; the record adds them up.
+_RANGES = {PASSES: (0.0, LARGEST), ALIGNMENT: (-1.0 - _ROUNDING, 1.0 + _ROUNDING)}
 _MOST_EXAMPLES = 2**53  # up to here float64, in which weights are computed, holds every integer
 
 
@@ -91,9 +94,14 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
             if tensor.numel() != 1:
                 form = f"shape {tuple(tensor.shape)} and type {tensor.dtype}"
                 raise UpdateError(f"its '{name}' has {form}; expected a number")
-            number = metrics[name.removeprefix(_METRIC)] = float(tensor)
-            if abs(number) > LARGEST:  # nan is let in
+            metric = name.removeprefix(_METRIC)
+            number = metrics[metric] = float(tensor)
+            if abs(number) > LARGEST:  # a nan is let in, such as the loss of a training that diverged
                 raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
+            if metric in _RANGES:
+                low, high = _RANGES[metric]
+                if not low <= number <= high:
+                    raise UpdateError(f"its '{name}' is {number:.3g}; expected a number from {low:g} to {high:g}")
         elif "/" in name:
             problem = value_problem(tensor)
             if problem:  # it enters the aggregator's memory, where a nan would stay

@@ -21,6 +21,7 @@ from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.peer_text import error_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +174,7 @@ class Workers:
                 continue
             except Exception as error:  # of whatever executor
                 raise HostError(
-                    f"{where} was not trained: calfat.runtime.executor {self._name}: {type(error).__name__}: {error}."
+                    f"{where} was not trained: calfat.runtime.executor {self._name}: {error_text(error)}."
                 ) from error
             if isinstance(outcome, Failed) and outcome.is_users:
                 raise HostError(outcome.text)

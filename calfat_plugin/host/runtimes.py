@@ -18,6 +18,7 @@ from calfat_plugin.errors import HostError, did_you_mean, listed, one_line
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.installed import refuse_without_fedml, refuse_without_flower
 from calfat_plugin.options import describe_options
+from calfat_plugin.peer_text import error_text
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.schema import BACKENDS, DASK, MPI, PROCESSES, TRAINING_TYPES
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
@@ -253,7 +254,7 @@ class Simulation(Runtime):
         except Exception as error:  # somebody else's module may fail to import in any way
             raise self._error(
                 EXECUTOR,
-                f"'{name}' cannot be imported ({type(error).__name__}: {error}). Is it installed, or on PYTHONPATH?",
+                f"'{name}' cannot be imported ({error_text(error)}). Is it installed, or on PYTHONPATH?",
             ) from error
         if not callable(factory):
             raise self._error(

@@ -23,6 +23,7 @@ from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.findings import CLAIM, Findings
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
+from calfat_plugin.peer_text import error_text
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.runs.compute import using_threads
 from calfat_plugin.runs.loaded_run import Trust, set_up_task
@@ -122,7 +123,7 @@ def examine_module(
         raise
     except Exception as error:  # somebody else's model may fail in any way
         raise ModelError(
-            f"the model cannot be copied ({type(error).__name__}: {error}), and its copies are what is asked. Let "
+            f"the model cannot be copied ({error_text(error)}), and its copies are what is asked. Let "
             "copy.deepcopy take it, or give model, weights and dataset in its place."
         ) from error
     where, available = fixed_subset(len(data), examples or EXAMPLES), len(data)

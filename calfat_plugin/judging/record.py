@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.analyses.attack import CHOOSE_OUTPUT
-from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_json
+from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_bytes, read_json, refuse_link, refuse_unwritable, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.judging.findings import Findings
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3  # also a part of the digest
 _BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
+_BEGINNING = 1000  # bytes that are looked at to tell whose file it is
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class Record:
     def open(cls, path: Path, digest: str, facts: Mapping[str, Any], examples: int) -> Record:
         """What an earlier process left in the file; nothing where there is none."""
         refuse_unwritable(path.parent, CHOOSE_OUTPUT)
+        refuse_link(cls(path, digest, facts).scratch)
         if not path.exists():
             return cls(path, digest, facts)
-        ours = path.is_file() and _BEGINS.match(path.read_text(encoding="utf-8", errors="replace"))
+        ours = path.is_file() and _BEGINS.match(read_bytes(path, _BEGINNING).decode(errors="replace"))
         content = read_json(path) if ours else {}
         if "verdict" not in content:
             raise RunError(

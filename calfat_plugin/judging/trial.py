@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.disk import TRY_AGAIN, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_whole, write_text
 from calfat_plugin.errors import ModelError, RunError
 from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
@@ -105,7 +105,8 @@ class Trial:
         memory = self.scratch / f"{label}.txt" if resumable and self.scratch is not None else None
         broken, disputed = torch.zeros_like(self.correct), torch.zeros_like(self.correct)
         if memory is not None and memory.exists():
-            broken, disputed = (from_bits(bits, len(broken)) for bits in memory.read_text(encoding="utf-8").split())
+            lines = read_whole(memory, 2 * len(broken) + 2).decode().split()  # a digit an image, in two lines
+            broken, disputed = (from_bits(bits, len(broken)) for bits in lines)
         started = time.perf_counter()
         chosen = torch.arange(len(self.correct)) if only is None else only
         on_trial = threat is None or threat.eps == self.threat.eps

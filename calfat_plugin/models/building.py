@@ -13,6 +13,7 @@ from torch import nn
 from calfat_plugin.errors import ModelError, did_you_mean
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.tied import refuse_overlaps
+from calfat_plugin.peer_text import error_text
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -65,9 +66,7 @@ def built_model(
         with torch.no_grad(), attack_mode(model), torch.random.fork_rng(devices=[]):
             logits = model(asked)
     except Exception as error:  # somebody else's code may fail in any way
-        raise ModelError(
-            f"{who}: a forward pass on images of shape {shape} failed ({type(error).__name__}: {error})."
-        ) from error
+        raise ModelError(f"{who}: a forward pass on images of shape {shape} failed ({error_text(error)}).") from error
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
@@ -131,7 +130,7 @@ def factory_at(path: str) -> Callable[..., object]:
     except Exception as error:  # somebody else's module may fail to import in any way
         raise ModelError(
             f"model {path}: module {module_name} cannot be imported "
-            f"({type(error).__name__}: {error}). Is it installed, or on PYTHONPATH?"
+            f"({error_text(error)}). Is it installed, or on PYTHONPATH?"
         ) from error
     factory: Callable[..., object] | None = getattr(module, name, None)
     if not callable(factory):

@@ -186,10 +186,13 @@ RECIPE = Kind("recipe", "a recipe in recipes/, such as calfat_digits.yaml", "sec
 SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys such as base: and axes:")
 
 
-def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
-    """Read a recipe file, or another of ours; a name such as ``calfat_digits`` is that of one in the package."""
+def read_document(path: str | Path, kind: Kind = RECIPE, *, piped: bool = False) -> Document:
+    """Read a recipe file, or another of ours; a name such as ``calfat_digits`` is that of one in the package.
+
+    ``piped``: the user has named it, so it may be a device or a pipe. In a run directory it must be a regular file.
+    """
     file = located(path)
-    text = read_text(file, kind.name)
+    text = read_text(file, kind.name, piped=piped)
     document = parse_document(text, str(file), kind)
     first = text.partition("\n")[0]
     if first.startswith("#") and first.endswith(AS_RUN) and f"\n{END_AS_RUN}" not in text:
@@ -197,15 +200,15 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     return document
 
 
-def read_text(path: Path, kind: str) -> str:
-    """The text of a recipe or a suite (``kind``), from a file, a device or a pipe; in UTF-8, perhaps with its mark."""
+def read_text(path: Path, kind: str, *, piped: bool = False) -> str:
+    """The text of a recipe or a suite (``kind``), in UTF-8, perhaps with its mark; ``piped``: also from a pipe."""
     shown = str(path)
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
             hint = f" Did you mean {path / inside[0]}?" if inside else ""
             raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
-        content = read_bytes(path, _MAX_BYTES)
+        content = read_bytes(path, _MAX_BYTES, piped=piped)
     except FileNotFoundError:
         raise RecipeError(f"{shown}: no such file.{_instead_of(path)}") from None
     except OSError as error:

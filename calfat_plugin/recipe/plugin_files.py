@@ -21,6 +21,7 @@ from types import ModuleType
 from calfat_plugin.disk import expanded, read_bytes
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.options import option
+from calfat_plugin.peer_text import error_text
 from calfat_plugin.recipe.document import Document, KeyPath
 
 PLUGINS: KeyPath = ("calfat", "plugins")
@@ -86,8 +87,7 @@ class PluginFile:
                 raise
             own = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(self.path)]
             place = f"{self.path}:{own[-1]}" if own else str(self.path)
-            text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
-            raise PluginError(text.removesuffix(": ")) from error
+            raise PluginError(f"{place}: {error_text(error)}") from error
         return module
 
     def is_known(self) -> bool:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import scratch_folder
+from calfat_plugin.disk import read_bytes, refuse_link, scratch_folder
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.page import GENERATOR
 from calfat_plugin.report.reading import NO_SUITE, SUITE, find_runs, read_run, read_suite
@@ -80,7 +80,7 @@ def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
     """
     if out.is_dir():
         raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
-    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+    if out.exists() and f'content="{GENERATOR} ' not in read_bytes(out, 2000).decode(errors="replace"):
         raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
     # A page of another name has a folder of its own.
     final = out.with_name(FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
@@ -97,8 +97,7 @@ def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
             page = temporary / out.name
             # The command may name a file whose name is no UTF-8.
             page.write_text(compose(figures), encoding="utf-8", errors="backslashreplace")
-            if final.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
-                raise RunError(f"{final}: is a link, and figures are written to no other place. Remove the link.")
+            refuse_link(final, "figures are written")
             final.mkdir(exist_ok=True)
             for file in figures.iterdir():
                 shutil.move(file, final / file.name)

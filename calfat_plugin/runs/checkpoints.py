@@ -75,12 +75,17 @@ class ClientStateFiles(Mapping[int, State]):
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
-        """Look for the files, without reading them."""
-        there = _files_in(self.folder)
+        """Look for the files, and whether they say that they are those which are named; no tensor is read."""
         for client, file in self.named.items():
-            if (client, file.round) not in there:
-                path = self.path(client, file.round)
-                raise RunError(f"{path}: no such file, but the checkpoint names it. {REMEDY}")
+            path = self.path(client, file.round)
+            try:
+                sha256 = read_facts(path)[DIGEST]
+            except FileNotFoundError:
+                raise RunError(f"{path}: no such file, but the checkpoint names it. {REMEDY}") from None
+            except READ_ERRORS as error:
+                raise RunError(f"{path}: the state of client {client} cannot be read ({error}). {REMEDY}") from None
+            if sha256 != file.sha256:
+                raise RunError(f"{path}: not the file that the checkpoint names (SHA-256). {REMEDY}")
 
 
 class ClientStates(ClientStateFiles, MutableMapping[int, State]):
@@ -182,9 +187,11 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             raise RunError(
                 f"{path}: not a checkpoint of calfat_plugin (no '{KEY}' of format {_FORMAT} in its metadata)."
             )
-        number, within, named = int(facts["round"]), list(facts["clients"]), _named(facts)
-        notes: dict[str, Any] = facts["notes"]
-        sent = list(facts.get("sent", ()))
+        number, named = _whole(facts["round"]), _named(facts)
+        if number == 0:
+            raise ValueError("it is of round 0, and the first round is 1")
+        within, sent = [[_whole(client) for client in facts.get(key, ())] for key in ("clients", "sent")]
+        notes = _notes(facts["notes"])
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
     except READ_ERRORS as error:
@@ -213,6 +220,26 @@ def named_files(path: Path) -> Named:
 
 def _named(facts: Mapping[str, Any]) -> Named:
     return {int(client): ClientStateFile(int(round), str(sha256)) for client, round, sha256 in facts.get("files", ())}
+
+
+def _whole(value: Any) -> int:
+    """A number of a round or a client, as JSON has it: not 1.5, not true, not a text."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of a round or a client")
+    return value
+
+
+def _notes(value: Any) -> dict[str, Any]:
+    """A checkpoint's notes: a mapping, whose ``best`` has a mapping with an accuracy for each name."""
+    if not isinstance(value, dict):
+        raise ValueError(f"its notes are {value!r}, expected a mapping")
+    best = value.get("best", {})
+    if not isinstance(best, dict):
+        raise ValueError(f"its best rounds are {best!r}, expected a mapping")
+    for name, facts in best.items():
+        if not isinstance(facts, dict) or not isinstance(facts.get("accuracy"), float):
+            raise ValueError(f"its best round of {name} is {facts!r}, expected a mapping with an accuracy")
+    return value
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

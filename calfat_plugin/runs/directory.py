@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 import shutil
 import time
@@ -28,13 +29,14 @@ from typing import Any, TypeVar
 
 import yaml
 
-from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
+from calfat_plugin.disk import lock, opened, read_json, refuse_link, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
+from calfat_plugin.experiment.differences import unchanging_digest
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
-from calfat_plugin.rounds_csv import RoundsFile, clients_csv
+from calfat_plugin.rounds_csv import RoundsFile, clients_csv, number_of_rows
 from calfat_plugin.runs.request import Request
 
 D = TypeVar("D", bound="RunDirectory")
@@ -42,6 +44,8 @@ D = TypeVar("D", bound="RunDirectory")
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
 CLIENTS = "clients"  # folder beside the checkpoints
+RECIPE = "recipe"  # in a checkpoint's notes: the digest that recipe.yaml has, too
+_DIGEST = "# SHA-256 of what no resumed run may change:"
 _ATTEMPTS = 100
 
 
@@ -116,7 +120,7 @@ class RunDirectory:
             raise RunError(f"{chosen.path}: the run directory cannot be created ({error.strerror}).") from None
         with chosen.locked():
             chosen._refuse_another_run()  # of two processes that are started at once, one comes later
-            chosen.write_recipe(experiment)
+            chosen.write_recipe(experiment, unchanging_digest(experiment.as_run()))
         return chosen
 
     def _refuse_another_run(self) -> None:
@@ -186,11 +190,55 @@ class RunDirectory:
                     "without --resume."
                 )
 
-    def write_recipe(self, experiment: Experiment) -> None:
+    @property
+    def recipe_digest(self) -> str | None:
+        """What the run's checkpoints name, so that one of another run is told apart; None: they name nothing.
+
+        It is that of the recipe with which the run was started. A resumed run changes only what the digest leaves out,
+        and one that a newer version resumes may have new defaults in its recipe.
+        """
+        if not self.recipe.exists():
+            return None
+        line = re.search(rf"^{re.escape(_DIGEST)} ([0-9a-f]{{64}})$", read_text(self.recipe, "recipe"), re.MULTILINE)
+        return None if line is None else line[1]
+
+    def check_own(self, checkpoint: Path, notes: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another run, by its notes."""
+        if notes.get(RECIPE) != self.recipe_digest:
+            raise RunError(
+                f"{checkpoint}: is of another run: it was made with another recipe or seed than {self.recipe} has. "
+                "Restore this run's own checkpoint from a copy, or start the run again in another directory."
+            )
+
+    def check_finished(self, checkpoint: Path, round: int) -> None:
+        """Refuse a checkpoint of a round that this run has not finished."""
+        rows = number_of_rows(self.rounds)
+        if 0 < rows < round:  # who was given a model alone has no rows at all
+            raise RunError(
+                f"{checkpoint}: is of round {round}, but {self.rounds} has {rows} rounds. Restore both from one copy."
+            )
+
+    def check_latest(self, round: int) -> None:
+        """Refuse to continue after a round that is neither the last of this run nor the one before it.
+
+        A crash leaves at most one row without its checkpoint. Any earlier round was changed, or is of an older copy.
+        Whether all rows up to the round are there, :meth:`begin` finds.
+        """
+        rows = number_of_rows(self.rounds)
+        if rows > round + 1:
+            raise RunError(
+                f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rows} rounds; expected {round}, "
+                f"or {round + 1} after a crash. Restore both from one copy, or start the run again in another "
+                "directory."
+            )
+
+    def write_recipe(self, experiment: Experiment, digest: str | None = None) -> None:
+        """Write the recipe as run; ``digest``: what the run's checkpoints name (:attr:`recipe_digest`)."""
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
+        text += f"{_DIGEST} {digest}\n" if digest else ""
         write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
@@ -210,7 +258,12 @@ class RunDirectory:
         """
         self.results.unlink(missing_ok=True)
         self.evidence.unlink(missing_ok=True)
-        self.write_recipe(experiment)
+        self.write_recipe(experiment, self.recipe_digest)
+
+    def refuse_links(self) -> None:
+        """Refuse folders of the run that are links: what is written there would land in another place."""
+        for folder in (self.last_checkpoint.parent, self.client_states, self.evaluation):
+            refuse_link(folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

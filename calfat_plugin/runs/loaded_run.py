@@ -142,7 +142,10 @@ class LoadedRun:
         from calfat_plugin.runs.checkpoints import load_checkpoint
 
         if self.run is not None:
-            return load_checkpoint(self.weights)
+            snapshot, notes = load_checkpoint(self.weights)
+            RunDirectory(self.run).check_own(self.weights, notes)
+            RunDirectory(self.run).check_finished(self.weights, snapshot.round)
+            return snapshot, notes
         return Snapshot(0, _read_weights(self.weights)), {}
 
     def model(self, images: ImageShape | None = None) -> nn.Module:
@@ -211,9 +214,10 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
     """A state dict without running any code that the file may hold."""
     import torch
 
-    from calfat_plugin.tensor_files import read_tensors
+    from calfat_plugin.tensor_files import read_tensors, refuse_endless
 
     try:
+        refuse_endless(path)
         if path.suffix == ".safetensors":
             content: Any = {name: tensor for name, tensor in read_tensors(path)[0].items() if "/" not in name}
         else:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.disk import refuse_link
 from calfat_plugin.errors import RunError
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -21,8 +22,9 @@ def log_to(path: Path) -> Iterator[None]:
 
     Afterwards the process's handlers, levels, streams and way of showing warnings are what they were.
     """
-    if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
-        raise RunError(f"{path}: is a link, and the log is written to no other place. Remove the link.")
+    refuse_link(path, "the log is written")
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its reader for ever
+        raise RunError(f"{path}: is no file, so the log cannot be written there. Remove it.")
     root = logging.getLogger()
     handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))

@@ -41,7 +41,7 @@ from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
-from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
+from calfat_plugin.runs.directory import DEFAULT_ROOT, RECIPE, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.tensor_files import READ_ERRORS, read_facts
@@ -67,17 +67,26 @@ class PartyDirectory(RunDirectory):
 class _States:
     """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
 
-    def __init__(self, folder: Path, client: int, warn: Callable[[str], None]) -> None:
-        self._folder, self._client, self._warn = folder, client, warn
+    def __init__(
+        self, folder: Path, client: int, warn: Callable[[str], None], recipe_digest: str | None = None
+    ) -> None:
+        self._folder, self._client, self._warn, self._recipe_digest = folder, client, warn, recipe_digest
         for path in sorted(folder.glob("round-*.safetensors")):
             try:
-                owners = read_facts(path)["clients"]
+                facts = read_facts(path)
+                owners, recipe = [int(owner) for owner in facts["clients"]], facts["notes"].get(RECIPE)
             except READ_ERRORS:
                 continue  # where it is needed, :meth:`after` says what is wrong with it
             if owners != [client]:
                 raise RunError(
                     f"{path}: is of client {', '.join(map(str, owners))}, and this is client {client}. Give each "
                     "client a run directory of its own."
+                )
+            if recipe != recipe_digest or path != self._path(facts["round"]):
+                raise RunError(
+                    f"{path}: is of another run, or of round {facts['round']}: this client keeps there what it kept in "
+                    "a run of this recipe and seed, after the round in the file's name. Restore it from a copy, or "
+                    "start the client in a directory of its own."
                 )
 
     def after(self, used: int) -> State:
@@ -93,7 +102,9 @@ class _States:
                 f"{self._folder}. To go on with it, start a client again with --resume."
             )
         kept = self._path(round), self._path(used)
-        save_checkpoint(kept[0], Snapshot(round, {}, client_states={self._client: state}), {})
+        save_checkpoint(
+            kept[0], Snapshot(round, {}, client_states={self._client: state}), {RECIPE: self._recipe_digest}
+        )
         for path in self._folder.glob("round-*"):  # a half-written one, too
             if path not in kept:
                 path.unlink()
@@ -120,7 +131,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
 
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        states = _States(directory.last_checkpoint.parent, client, warn)
+        states = _States(directory.last_checkpoint.parent, client, warn, directory.recipe_digest)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
@@ -186,7 +197,7 @@ def train_round(
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         worker, client = _worker_of(request, rank, directory, log.warning), rank - 1
         worker.check_downlink(downlink)
-        states = _States(directory.last_checkpoint.parent, client, log.warning)
+        states = _States(directory.last_checkpoint.parent, client, log.warning, directory.recipe_digest)
         worker.client_states[client] = states.after(used)
         wire = worker.fit(client, round, downlink)
         states.keep(round, worker.client_states[client], used)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import pluggy
 
 from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.disk import read_json, write_json
+from calfat_plugin.disk import read_json, staying_here, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
@@ -26,6 +27,7 @@ from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
@@ -46,7 +48,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started, warn = time.perf_counter(), observer.warn
-    with directory.locked(), log_to(directory.log), using_threads(experiment):
+    with staying_here(), directory.locked(), log_to(directory.log), using_threads(experiment):
+        directory.refuse_links()
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
         if request.workers:
@@ -98,9 +101,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         write_json(directory.environment, {**environment, "earlier": others})
         if data:
             write_json(directory.partition, data)
+        observer.run_started(info)
+        directory = RunDirectory(directory.path.absolute())  # code of plugins may go to another folder
+        info = replace(info, directory=directory.path)
         writer = RunWriter(directory, experiment, best, snapshot)
         listeners = Listeners.of(experiment, warn)
-        observer.run_started(info)
         listeners.run_started(info)
 
         def on_round(measured: RoundRecord, now: Snapshot) -> None:
@@ -157,6 +162,8 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
             )
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
+    directory.check_own(directory.last_checkpoint, notes)
+    directory.check_latest(snapshot.round)
     if isinstance(snapshot.client_states, ClientStateFiles):
         snapshot.client_states.check_complete()
     done, asked = snapshot.round, experiment.num_rounds
@@ -258,5 +265,5 @@ class Listeners:
             yield
         except (Exception, SystemExit) as error:
             log.exception("%s %s", name, verdict)
-            self._warn(f"{name} {verdict}: {type(error).__name__}: {error}")
+            self._warn(f"{name} {verdict}: {error_text(error)}")
             self._managers.pop(name, None)

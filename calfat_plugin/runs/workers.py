@@ -29,6 +29,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.executors import OpenExecutor, Workers, started
 from calfat_plugin.host.runtimes import EXECUTOR, Runtime, Simulation, runtime_of
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.peer_text import error_text
 from calfat_plugin.recipe.schema import DASK, MPI, PROCESSES
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.runs.request import Request
@@ -268,7 +269,7 @@ def _own(runtime: Simulation) -> Iterator[Executor]:
     try:
         executor = factory()
     except Exception as error:  # somebody else's
-        raise fail(f"'{name}' has made no executor ({type(error).__name__}: {error}).") from error
+        raise fail(f"'{name}' has made no executor ({error_text(error)}).") from error
     if not isinstance(executor, Executor):
         raise fail(f"'{name}' returned {one_line(executor)}; expected a concurrent.futures.Executor.")
     with _released(executor):

@@ -21,7 +21,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
-from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
+from calfat_plugin.runs.directory import CHECKPOINTS, RECIPE, RunDirectory
 
 CONVENTIONS = {
     "accuracy": "share of examples that are classified correctly both clean and under attack",
@@ -55,6 +55,7 @@ class RunWriter:
         done = 0 if resume_from is None else resume_from.round
         checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
         self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)
+        self._recipe_digest = directory.recipe_digest
         self._disk = ThreadPoolExecutor(1, "checkpoint")
         #: A round on its way to the disk: its end, the checkpoints, and the files of client states that they name.
         self._under_way: tuple[Future[None], list[str], Named] | None = None
@@ -73,7 +74,7 @@ class RunWriter:
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
-            write_checkpoint(self.directory.checkpoint(name), kept, notes)
+            write_checkpoint(self.directory.checkpoint(name), kept, {RECIPE: self._recipe_digest, **notes})
         states = self.client_states
         done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
         self._under_way = done, [*checkpoints], dict(states.named)

@@ -91,7 +91,7 @@ class Suite(SuiteFile):
 
 def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record: Path | None = None) -> Suite:
     """Read a suite and its base recipe; what depends on other recipes and plugins is left to ``plan``."""
-    document = file if isinstance(file, Document) else read_document(file, SUITE)
+    document = file if isinstance(file, Document) else read_document(file, SUITE, piped=True)
     if "calfat" in document.data and "axes" not in document.data:
         raise document.mistaken_for("recipe", "run")
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, locked, reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, locked, read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -38,6 +38,7 @@ _DEFAULTS_THEN = {"calfat.partition.seed": 2021, "calfat.trainer.delta": 1e-6, "
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 GUESS = "guess"  # beside it, what one answer to all images would have had; rows of earlier versions have none
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
+_LARGEST = 32_000_000  # bytes: a hundred thousand runs
 _FIRST = 4  # of these; every version of a record begins with them
 
 
@@ -147,11 +148,12 @@ def verdict_of(directory: Path, experiment: Experiment) -> str | None:
 def read_record(path: Path) -> dict[Key, Recorded]:
     """All rows; none where there is no file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path, _LARGEST).decode()
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). Restore it from a copy.") from None
     return dict(_parsed(path, text))
 
 

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import IO, TextIO
 
 from calfat_plugin.compat import num_cores
-from calfat_plugin.disk import lock, read_json
+from calfat_plugin.disk import lock, read_json, refuse_link
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import measured, release_of
@@ -151,6 +151,10 @@ class _Pool:
         if failed is not None:
             self._end(run.ended("not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
+        for path in (run.output, run.directory, run.directory.parent):  # the suite's folder may be from elsewhere
+            refuse_link(path)
+        if run.output.exists() and not run.output.is_file():  # opening a pipe would wait for its reader for ever
+            raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
         try:
             run.output.parent.mkdir(parents=True, exist_ok=True)
             kept = run.output.open("a", encoding="utf-8")

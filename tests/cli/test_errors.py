@@ -36,6 +36,14 @@ def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str], number: int) 
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
+@pytest.mark.parametrize("path", [None, "some.file"])
+def test_too_many_open_files_are_no_bug(capsys: pytest.CaptureFixture[str], path: str | None) -> None:
+    with pytest.raises(SystemExit, match="2"), user_errors():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+    text = "error: a file cannot be opened (Too many open files). Allow more open files, such as ulimit -n 1024.\n"
+    assert capsys.readouterr().err == text
+
+
 def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), user_errors():
         raise PluginError("\x1b[31mred\x1b]0;title\x07,\r\nsecond\tline \udcff größe")

@@ -90,6 +90,16 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert out.endswith("results: run/attacks/last.json\n")
 
 
+def test_nothing_is_written_through_a_link_of_a_run_from_elsewhere(run_dir):
+    elsewhere = run_dir.parent / "elsewhere"
+    elsewhere.mkdir()
+    (run_dir / "attacks").symlink_to(elsewhere)
+    code, _, err = call(run_dir, "--attacks", "fgsm", "--examples", 5)
+    assert code == 2
+    assert err == "error: run/attacks: is a link, and results are written to no other place. Remove the link.\n"
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_the_page_of_the_run_is_made_anew(run_dir):
     (run_dir / "results.json").unlink()
     page = write_run_report(run_dir)

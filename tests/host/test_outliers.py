@@ -17,8 +17,10 @@ from calfat_plugin.cli.progress import Lines, ShownProgress, scores_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import (
     UpdateHistory,
+    absurd_changes,
     alarms_of,
     loss_alarms,
+    personal_alarms,
     robust_z,
     step_alarms,
     weight_alarms,
@@ -122,6 +124,117 @@ def test_a_norm_that_is_above_the_others_round_after_round() -> None:
     assert rounds(seen, 6, [*ALIKE, 1.0]) == ()  # most of its last ten rounds were like the others
     assert rounds(history(), 30, [*ALIKE, 1.6]) == ()
     assert rounds(history(), 30, [*ALIKE[:3], 1.7]) == ()  # among four, nobody can say
+
+
+def test_norms_that_vanish_make_nobody_large() -> None:
+    """At the end four clients have learnt their data. The fifth moves no further than all did before."""
+    seen = history()
+    assert rounds(seen, 10, [0.2, 0.21, 0.19, 0.22, 0.2]) == ()
+    vanishing = [[0.01, 0.011, 0.009, 0.012, norm] for norm in (0.05, 0.1, 0.14)]
+    for norms in vanishing:
+        assert rounds(seen, 10, norms) == ()
+    assert named(rounds(history(), 10, vanishing[0]), "large-update") == [4]  # of a run that never moved further
+    assert named(rounds(seen, 1, [*vanishing[0][:4], 2.0]), "large-update") == [4]
+
+
+def test_what_is_usual_falls_with_the_learning_rate() -> None:
+    """After a step to a tenth, a tenth of the norms is usual, and who keeps moving as before is not."""
+    schedule: dict[str, Any] = {"lr_schedule": "step", "lr_step_size": 10, "lr_decay_rate": 0.1}
+    seen = history(**{f"train_args__{key}": value for key, value in schedule.items()})
+    assert rounds(seen, 10, [0.2, 0.21, 0.19, 0.22, 0.2]) == ()
+    assert named(rounds(seen, 1, [0.02, 0.021, 0.019, 0.022, 0.2]), "large-update") == [4]
+
+
+def test_a_resumed_run_knows_what_was_usual(tmp_path: Path) -> None:
+    run = experiment(train_args__client_num_in_total=5)
+    file = RoundsFile(tmp_path / "rounds.csv", [], 5)
+    moved = [0.2, 0.21, 0.19, 0.22, 0.2]
+    for number in range(1, 5):
+        norms = dict(enumerate(moved))
+        file.append(
+            dataclasses.replace(
+                record(number, {}),
+                clients=(0, 1, 2, 3, 4),
+                losses=dict.fromkeys(range(5), 1.0),
+                update_norms=norms,
+                num_examples=dict.fromkeys(range(5), 30),
+            )
+        )
+    resumed = UpdateHistory(run, {})
+    resumed.read(read_rounds(file.path))
+    late = [0.001, 0.0011, 0.0009, 0.0012, 0.02]
+    assert rounds(resumed, 1, late) == ()
+    assert named(rounds(UpdateHistory(run, {}), 1, late), "large-update") == [4]
+
+
+START = {"w": torch.zeros(2, 3), "running_var": torch.ones(3), "num_batches_tracked": torch.tensor(5)}
+
+
+def moved_by(size: float, name: str = "w") -> dict[str, torch.Tensor]:
+    """A model of which one value of one tensor has moved."""
+    change = torch.zeros_like(START[name])
+    change.view(-1)[0] = size
+    return {**START, name: START[name] + change}
+
+
+@pytest.mark.parametrize(
+    ("sent", "refused"),
+    [
+        ([moved_by(0.1), moved_by(0.2), moved_by(1e17)], {2: "tensor 'w' changes by 1e+17; expected up to 1e+04"}),
+        ([moved_by(0.1), moved_by(0.2), moved_by(9_999.0)], {}),  # a thousand times what an attacker scales by
+        (
+            [moved_by(0.1), moved_by(-1e6, "running_var")],
+            {1: "tensor 'running_var' changes by 1e+06; expected up to 1e+04"},
+        ),
+        ([moved_by(1e17), moved_by(0.0)], {0: "tensor 'w' changes by 1e+17; expected up to 1e+04"}),  # one of two
+        ([moved_by(1e17)], {0: "tensor 'w' changes by 1e+17; expected up to 1e+04"}),  # and alone
+        ([moved_by(1e5), moved_by(1e5), moved_by(1e8)], {}),  # all have moved far
+        ([moved_by(1e5), moved_by(1e5), moved_by(2e9)], {2: "tensor 'w' changes by 2e+09; expected up to 1e+09"}),
+        ([moved_by(10**6, "num_batches_tracked"), moved_by(0.1)], {}),
+    ],
+)
+def test_only_a_change_that_no_training_explains_is_absurd(sent: list[Any], refused: dict[int, str]) -> None:
+    assert absurd_changes(dict(enumerate(sent)), START) == refused
+
+
+def test_an_absurd_update_is_refused_by_name_and_the_next_round_goes_on() -> None:
+    """One weight of 1e17: averaged, it would make the next round of everybody nan."""
+    federation = Federation(experiment(train_args__client_num_in_total=3))
+    for number in (1, 2):
+        downlink = federation.server.downlink()
+        uploads = {client: (30, federation.worker.fit(client, number, downlink)) for client in range(3)}
+        if number == 1:
+            name = federation.server._parameter_names[0]
+            uploads[1][1][name] = uploads[1][1][name].clone()
+            uploads[1][1][name].view(-1)[0] = 1e17
+        record = federation.server.finish_round(number, uploads)
+        assert record.clients == ((0, 2) if number == 1 else (0, 1, 2))
+        if number == 1:
+            (reason,) = record.refused.values()
+            assert reason == f"client 1: tensor '{name}' changes by 1e+17; expected up to 1e+04"
+        assert math.isfinite(record.loss)
+
+
+def test_an_absurd_variate_is_refused_too() -> None:
+    """SCAFFOLD's server keeps the mean of the clients' variates for ever."""
+    federation = Federation(experiment(train_args__client_num_in_total=3, calfat__aggregator="scaffold"))
+    downlink = federation.server.downlink()
+    uploads = {client: (30, federation.worker.fit(client, 1, downlink)) for client in range(3)}
+    name = next(name for name in uploads[2][1] if name.startswith("scaffold/"))
+    uploads[2][1][name] = torch.full_like(uploads[2][1][name], 1e15)
+    record = federation.server.finish_round(1, uploads)
+    assert record.clients == (0, 1)
+    assert record.refused == {2: f"client 2: tensor '{name}' changes by 1e+15; expected up to 1e+04"}
+
+
+def test_who_makes_the_personal_tensors_alone_is_named() -> None:
+    """The evaluated model has their plain mean, so a robust rule does not help."""
+    assert personal_alarms({0: 1.0, 1: 1.0, 2: 17.0}) == ()
+    assert personal_alarms({0: 1.0, 1: 1.0, 2: 19.0}) == (
+        "dominant-personal: client 2 moves its personal tensors by 19, 90.48 % of what all clients of its round "
+        "together move theirs",
+    )
+    assert personal_alarms({0: 5.0}) == personal_alarms({0: 0.0, 1: 0.0}) == personal_alarms({}) == ()
 
 
 def test_a_cosine_that_is_below_the_others_round_after_round() -> None:

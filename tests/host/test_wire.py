@@ -105,6 +105,26 @@ def test_a_metric_is_any_number_that_can_be_summed(value: torch.Tensor, reason: 
         assert unpack_update({"metric/loss": value}, 5).metrics["loss"] == pytest.approx(float(value), nan_ok=True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "reason"),
+    [
+        ("passes", 12.0, ""),
+        ("passes", math.nan, "its 'metric/passes' is nan; expected a number from 0 to 1e+18"),
+        ("passes", -1e18, "its 'metric/passes' is -1e+18; expected a number from 0 to 1e+18"),
+        ("alignment", -1.0000001, ""),
+        ("alignment", math.nan, "its 'metric/alignment' is nan; expected a number from -1.001 to 1.001"),
+        ("alignment", 2.0, "its 'metric/alignment' is 2; expected a number from -1.001 to 1.001"),
+    ],
+)
+def test_a_metric_that_the_record_adds_up_is_in_its_range(metric: str, value: float, reason: str) -> None:
+    wire = {f"metric/{metric}": torch.tensor(value, dtype=torch.float64)}
+    if reason:
+        with pytest.raises(UpdateError, match=f"^{re.escape(reason)}$"):
+            unpack_update(wire, 5)
+    else:
+        assert unpack_update(wire, 5).metrics == {metric: value}
+
+
 COMMON = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
 

@@ -284,6 +284,25 @@ def test_personal_tensors_stay_with_their_client():
     assert torch.allclose(federation.server.state[first], mean)
 
 
+@pytest.mark.parametrize(
+    ("value", "clients", "said"),
+    [
+        (9e3, (0, 1, 2), "dominant-personal: client 1 moves its personal tensors by "),
+        (1e6, (0, 2), "client 1: tensor 'body.0.norm.clean.running_mean' changes by 1e+06; expected up to 1e+04"),
+    ],
+)
+def test_who_makes_the_evaluated_statistics_alone_is_named_or_refused(value, clients, said):
+    """A robust rule combines what is not personal; of personal tensors the server evaluates the plain mean."""
+    federation = Federation(experiment(ROLES, "median"))
+    downlink, first = federation.server.downlink(), "body.0.norm.clean.running_mean"
+    uploads = {client: (30, federation.worker.fit(client, 1, downlink)) for client in range(3)}
+    uploads[1][1][first] = torch.full_like(uploads[1][1][first], value)
+    record = federation.server.finish_round(1, uploads)
+    assert record.clients == clients
+    (found,) = [text for text in (*record.alarms, *record.refused.values()) if "client 1" in text]
+    assert found.startswith(said)
+
+
 def test_aggregators_leave_personal_tensors_alone():
     for aggregator in ("scaffold", "fedprox", "fedadam"):
         federation = Federation(experiment(ROLES, aggregator))

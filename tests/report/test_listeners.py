@@ -44,6 +44,11 @@ class Recorder:
         self.heard.append(f"stopped by {type(error).__name__}")
 
 
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 def live(listeners: Listeners) -> None:
     """A run of two rounds."""
     listeners.run_started(RUN)
@@ -54,7 +59,13 @@ def live(listeners: Listeners) -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(OSError("the disk is full"), "OSError: the disk is full"), (SystemExit("no licence"), "SystemExit: no licence")],
+    [
+        (OSError("the disk is full"), "OSError: the disk is full"),
+        (SystemExit("no licence"), "SystemExit: no licence"),
+        (WithoutTextError(), "WithoutTextError: it has no text, for its __str__ raises"),
+        (RuntimeError("x" * 700_000), f"RuntimeError: {'x' * 296} ..."),
+        (ValueError(), "ValueError"),
+    ],
 )
 def test_a_plugin_that_raises_is_reported_once_and_the_others_continue(error: BaseException, said: str) -> None:
     class Breaks(Recorder):

@@ -22,6 +22,7 @@ from calfat_plugin.runs.checkpoints import (
     save_checkpoint,
 )
 from calfat_plugin.runs.party import _States
+from calfat_plugin.tensor_files import write_tensors
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.remains import everything
 from tests.runs.test_refusals import contents
@@ -287,6 +288,29 @@ def test_a_party_does_not_take_what_another_one_keeps(tmp_path: Path) -> None:
         _States(tmp_path, 1, pytest.fail)
     assert names(tmp_path) == before
     assert torch.equal(_States(tmp_path, 0, pytest.fail).after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])
+
+
+def test_a_party_does_not_take_what_it_kept_in_another_run(tmp_path: Path) -> None:
+    """Nor what it kept after another round, under the name of one that the server asks for."""
+    _States(tmp_path, 0, pytest.fail, "one").keep(6, state(6), used=0)
+    assert torch.equal(_States(tmp_path, 0, pytest.fail, "one").after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])
+    for other in ("another", None):
+        with pytest.raises(RunError, match=r"round-6\.safetensors: is of another run, or of round 6"):
+            _States(tmp_path, 0, pytest.fail, other)
+    (tmp_path / "round-6.safetensors").rename(tmp_path / "round-7.safetensors")
+    with pytest.raises(RunError, match=r"round-7\.safetensors: is of another run, or of round 6"):
+        _States(tmp_path, 0, pytest.fail, "one")
+
+
+def test_a_file_of_another_run_is_found_before_a_client_trains(tmp_path: Path) -> None:
+    """It says itself that it is not the one which the checkpoint names, so no tensor need be read."""
+    states = ClientStates(tmp_path / "clients", {}, 1)
+    (tmp_path / "clients").mkdir()
+    states[0] = state(1)
+    states.check_complete()
+    write_tensors(states.path(0, 1), state(2), {"client": 0, "round": 1})
+    with pytest.raises(RunError, match=r"client-0-round-1\.safetensors: not the file that the checkpoint names"):
+        states.check_complete()
 
 
 def test_a_party_says_that_what_it_kept_is_gone(tmp_path: Path) -> None:

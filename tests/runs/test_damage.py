@@ -6,13 +6,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
 from calfat_plugin.errors import RunError
+from calfat_plugin.experiment.differences import unchanging_digest
+from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import checked_experiment
+from calfat_plugin.tensor_files import read_tensors, write_tensors
 from tests.runs.processes import RECIPE, WarmServer, sabotage
 
 ROUNDS = ("--set", "train_args.comm_round=3")
@@ -149,6 +155,78 @@ def test_no_flipped_bit_of_a_checkpoint_gets_through(folder: Path, at: int) -> N
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"last\.safetensors: (the|not a) (checkpoint|file)"):
         load_checkpoint(path)
+
+
+def signed(path: Path, **changes: Any) -> None:
+    """Change what a checkpoint says of itself, with a digest that fits."""
+    tensors, facts = read_tensors(path)
+    del facts["sha256"]
+    write_tensors(path, tensors, {**facts, **changes})
+
+
+OTHER = "is of another run: it was made with another recipe or seed than run/recipe.yaml has"
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "complaint"),
+    [
+        (RESUME, {"notes": {"recipe": "0" * 64}}, OTHER),
+        (ATTACK, {"notes": {"recipe": "0" * 64}}, OTHER),
+        (ATTACK, {"notes": {}}, OTHER),
+        (RESUME, {"round": 1}, "is of round 1, but run/rounds.csv has 3 rounds; expected 1, or 2 after a crash"),
+        (ATTACK, {"round": 4}, "is of round 4, but run/rounds.csv has 3 rounds"),
+        (RESUME, {"round": 0}, "the checkpoint cannot be read (it is of round 0, and the first round is 1)"),
+        (RESUME, {"round": True}, "the checkpoint cannot be read (True is no number of a round or a client)"),
+        (RESUME, {"notes": []}, "the checkpoint cannot be read (its notes are [], expected a mapping)"),
+        (
+            RESUME,
+            {"notes": {"best": [1]}},
+            "the checkpoint cannot be read (its best rounds are [1], expected a mapping)",
+        ),
+        (
+            RESUME,
+            {"notes": {"best": {"best-natural": 3}}},
+            "the checkpoint cannot be read (its best round of best-natu",
+        ),
+        (RESUME, {"clients": ["a"]}, "the checkpoint cannot be read ('a' is no number of a round or a client)"),
+    ],
+)
+def test_a_checkpoint_that_is_none_of_this_run_is_refused(
+    warm: WarmServer, folder: Path, command: tuple[str, ...], changes: dict[str, Any], complaint: str
+) -> None:
+    """Its digest fits, so nothing is damaged; but who goes on from it has a model of neither run."""
+    signed(folder / "run" / LAST, **changes)
+    done = warm.run(*command, cwd=folder, WITHOUT_REPORT="")
+    assert (done.code, "Traceback" in done.err) == (2, False), done.err
+    assert done.err.startswith(f"error: run/{LAST}: {complaint}"), done.err
+
+
+def test_a_checkpoint_of_another_seed_is_of_another_run(tmp_path: Path) -> None:
+    """Not so one of a run in another place, on another host, or with more rounds: those may be continued."""
+    first = RunDirectory.create(checked_experiment(parse_document(RECIPE, "tiny.yaml")), tmp_path / "first")
+    assert first.recipe_digest is not None
+    same = {"train_args.comm_round": 20, "common_args.host": "flower", "data_args.data_cache_dir": "elsewhere"}
+    other = {"common_args.random_seed": 1, "train_args.learning_rate": 0.123, "calfat.trainer": "standard"}
+    for number, (key, value) in enumerate({**same, **other}.items()):
+        document = parse_document(RECIPE, "tiny.yaml").with_overrides([f"{key}={value}"])
+        run = RunDirectory.create(checked_experiment(document), tmp_path / str(number))
+        assert (run.recipe_digest == first.recipe_digest) == (key in same), key
+    schedules = []
+    for rounds in (9, 20):
+        sets = [f"train_args.comm_round={rounds}", "train_args.lr_schedule=cosine"]
+        document = parse_document(RECIPE, "tiny.yaml").with_overrides(sets)
+        schedules.append(unchanging_digest(checked_experiment(document).as_run()))
+    assert schedules[0] != schedules[1]  # every round goes by the number of rounds
+
+
+def test_a_resumed_run_names_in_its_checkpoints_what_it_was_started_with(warm: WarmServer, folder: Path) -> None:
+    run = RunDirectory(folder / "run")
+    before = run.recipe_digest
+    more = ("--set", "train_args.comm_round=4")
+    assert warm.run("run", "tiny.yaml", *more, "--run-dir", "run", "--resume", cwd=folder).code == 0
+    assert run.recipe_digest == before is not None
+    for name in ("last", "best-natural"):
+        assert load_checkpoint(run.checkpoint(name))[1]["recipe"] == before
 
 
 def test_an_environment_that_cannot_be_read_is_reported_and_made_again(warm: WarmServer, folder: Path) -> None:

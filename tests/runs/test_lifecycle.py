@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -91,6 +92,26 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
     run(request, RunDirectory.open(request), FailOnWarning())
     assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
     assert listener.heard[0] == ("started", (3, 3))
+
+
+class Wanderer:
+    """A plugin that goes to another folder, as some libraries do."""
+
+    @hookimpl
+    def calfat_round_finished(self) -> None:
+        os.chdir("/")
+
+
+def test_a_plugin_that_goes_elsewhere_takes_no_run_with_it(
+    build: Any, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user has named the run directory from where the command was started."""
+    monkeypatch.chdir(recipe.parent)
+    request = Request(build(Wanderer()), Path("run"), False, [])
+    run(request, RunDirectory.open(request), FailOnWarning())
+    assert (recipe.parent / "run" / "results.json").exists()
+    assert len(read_rounds(Path("run/rounds.csv"))) == 2
+    assert Path.cwd() == recipe.parent
 
 
 class OneRound(Runtime):

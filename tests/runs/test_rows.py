@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import locale
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds_of
+from calfat_plugin.rounds_csv import RoundsFile, last_used, number_of_rows, read_rounds, seconds_of
 from tests.report.made import evaluation, record
 from tests.snapshot import TextSnapshot
 
@@ -117,6 +117,20 @@ def test_a_resumed_file_has_the_columns_of_today_whatever_it_had(tmp_path: Path)
     file.path.write_text(before.replace("loss_1", "x" * 200_000).replace("num_examples_0", "other"), encoding="utf-8")
     file.keep_until(1)
     assert file.path.read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("round\n")], ids=["removed", "cut"])
+def test_no_row_is_added_to_a_file_without_the_rows_before_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    """Somebody may tidy up while a run lasts; its first rounds would be missing, and nobody would know."""
+    file = written(tmp_path, of_three_clients(1))
+    file.append(of_three_clients(2))
+    assert number_of_rows(file.path) == 2
+    change(file.path)
+    assert number_of_rows(file.path) == 0
+    with pytest.raises(
+        RunError, match=r"rounds\.csv: was removed or changed while the run writes it: it has [06] bytes"
+    ):
+        file.append(of_three_clients(3))
 
 
 def test_what_plugins_measure_has_its_columns(tmp_path: Path) -> None:

@@ -230,6 +230,15 @@ def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.M
     assert closed == ["10.0.0.9:100: more than 9 connections of one party"]
 
 
+def test_a_client_that_has_died_has_no_address_any_more() -> None:
+    """gRPC gives an empty one then, in the thread that answers it."""
+    closed: list[str] = []
+    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(peer))
+    watch.is_a_partys("", "", 1)
+    watch.sweep()
+    assert closed == []
+
+
 LOCK = "import fcntl; fcntl.lockf(open({file!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 

@@ -199,6 +199,27 @@ def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
     ]
 
 
+@pytest.mark.parametrize("what", ["output", "directory", "cell"])
+def test_nothing_is_written_through_a_link_of_a_suite_from_elsewhere(plan_of, tmp_path, what):
+    plan = plan_of(only=["CalFAT"], seeds=[0])
+    run, elsewhere = plan.runs[0], tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = {"output": run.output, "directory": run.directory, "cell": run.directory.parent}[what]
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere / "file" if what == "output" else elsewhere)
+    with pytest.raises(RunError, match=f"{link.name}: is a link, and results are written to no other place"):
+        run_all(plan, 1, Recorder(), [])
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_pipe_in_the_place_of_an_output_is_refused(plan_of):
+    plan = plan_of(only=["CalFAT"], seeds=[0])
+    plan.runs[0].output.parent.mkdir(parents=True)
+    os.mkfifo(plan.runs[0].output)
+    with pytest.raises(RunError, match=r"seed-0\.txt: is no file, so what the run prints cannot be kept there"):
+        run_all(plan, 1, Recorder(), [])
+
+
 def test_a_run_that_another_suite_lost_meanwhile_is_not_tried_again(plan_of):
     stale = plan_of(only=["CalFAT"], seeds=[0])
     stale.runs[0].lost.parent.mkdir(parents=True)

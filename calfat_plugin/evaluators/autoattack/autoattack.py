@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.disk import TRY_AGAIN, write_text
+from calfat_plugin.disk import LARGEST_JSON, TRY_AGAIN, read_whole, write_text
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
@@ -284,7 +284,7 @@ class AttackState:
         if path is None or not path.exists():
             return fresh
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_whole(path, LARGEST_JSON).decode())
             if content.pop("format") != _FORMAT or content.pop("digest") != digest:
                 raise ValueError("it is of another format, model, data or setting")
             content |= {name: from_bits(content[name], len(clean_correct)) for name in _BITS}

@@ -81,6 +81,8 @@ class ConnectionGuard:
         ``party`` is what is known of it: its certificate's ranks, or its address, which may be that of several.
         """
         host, _, port = peer.rpartition(":")
+        if not host:  # a client that has died meanwhile: gRPC no longer knows its address
+            return
         with self._lock:
             self._parties[_plain(host.strip("[]")), int(port)] = party, ranks + _SPARE_OF_A_PARTY
 
