@@ -131,6 +131,10 @@ def _no_effect(experiment: Experiment, written: Document) -> Iterator[str]:
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from useless(at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds.")
+    for recipe in trained:
+        at = (*recipe.trainer.path, "clean_rounds")
+        if recipe.additions.clean_rounds and not recipe.trains_attacked:
+            yield from useless(at, at, f"the local trainer '{recipe.trainer.name}' does not attack in any round.")
     labels = [pick.label for pick in experiment.evaluators]
     for label in experiment.reported.percent:
         if label not in labels and (hint := did_you_mean(label, labels)):

@@ -314,8 +314,29 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
             )
     for trained in (experiment, *map(experiment.trained_by, experiment.clients)):
         trained.check_method(trained.trainer.entry.build)
+        _check_clean_rounds(trained)
     _refuse_twin_columns(experiment)
     check_groups(experiment, experiment.attribute_errors_to)
+
+
+def _check_clean_rounds(trained: Experiment) -> None:
+    """Refuse clean rounds that leave no round to attack in, or that an aggregator would take for adversarial ones."""
+    clean_rounds = trained.additions.clean_rounds
+    path = (*trained.trainer.path, "clean_rounds")
+    if clean_rounds and clean_rounds >= trained.num_rounds:
+        raise trained.document.error(
+            path,
+            f"got {clean_rounds} of {trained.num_rounds} rounds (train_args.comm_round), which leaves none to train "
+            f"adversarially; expected at most {trained.num_rounds - 1}, or more rounds.",
+        )
+    ranked_from = getattr(trained.aggregator.options, "start_round", clean_rounds + 1)
+    if trained.aggregator.entry.name == "sfat" and ranked_from <= clean_rounds:
+        raise trained.document.error(
+            path,
+            f"got {clean_rounds}, and SFAT would rank clients from round {ranked_from} on "
+            "(calfat.aggregator.start_round) by an adversarial loss, which clean rounds do not have; expected a "
+            f"start_round of at least {clean_rounds + 1}.",
+        )
 
 
 def _refuse_twin_columns(experiment: Experiment) -> None:

@@ -134,6 +134,7 @@ class Worker:
             inner=self._inner if group is None else self._inners[group.name],
             label_smoothing=experiment.additions.label_smoothing,
             awp=experiment.additions.awp,
+            clean_rounds=experiment.additions.clean_rounds,
             by_class=experiment.threat.by_class,
             personal=self._personal,
             precision=self._precision,

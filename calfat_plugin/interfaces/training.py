@@ -275,6 +275,7 @@ class LocalTask:
         inner: how to find the images to train on.
         label_smoothing: s of ``calfat.trainer.label_smoothing``; the loop has it in ``cross_entropy`` of the loss.
         awp: how the loop perturbs the weights at which ``backward`` leaves its gradient; None: not at all.
+        clean_rounds: in rounds up to this one the loop attacks nothing: ``x_adv`` is ``x_nat``.
         by_class: how the loop makes each example's budget of ``threat``; None: all have the same.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
@@ -298,6 +299,7 @@ class LocalTask:
     inner: InnerAttack = field(default_factory=InnerAttack)
     label_smoothing: float = 0.0
     awp: AWPOptions | None = None
+    clean_rounds: int = 0
     by_class: ByClassOptions | None = None
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"

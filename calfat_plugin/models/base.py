@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import DualNorm
+from calfat_plugin.models.fix_norm import FixBatchNorm2d
 
 _Window = nn.Conv2d | nn.MaxPool2d
 
@@ -44,10 +45,14 @@ def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Mod
 
 
 def norm_layers(norm: str, channels: int) -> list[nn.Module]:
-    """The normalisation after a convolution: ``none``, ``batch``, or ``group`` (Wu and He 2018), in groups of eight."""
+    """The normalisation of a map: ``none``, ``batch``, ``fixbn``, or ``group`` (Wu and He 2018), in groups of eight."""
     if norm == "batch":
         return [nn.BatchNorm2d(channels)]
-    return [nn.GroupNorm(channels // 8, channels)] if norm == "group" else []
+    if norm == "fixbn":
+        return [FixBatchNorm2d(channels)]
+    if norm == "group":
+        return [nn.GroupNorm(channels // 8, channels)]
+    return []
 
 
 def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from calfat_plugin.errors import ModelError
+from calfat_plugin.models.fix_norm import FixBatchNorm2d
 
 Branch = Literal["clean", "noise"]
 
@@ -58,6 +59,11 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
         raise ModelError(
             "FedRBN keeps two sets of batch statistics, and group normalisation has none. Take a model with batch "
             "normalisation (calfat.model.norm: batch), or without any."
+        )
+    if any(isinstance(module, FixBatchNorm2d) for module in model.modules()):
+        raise ModelError(
+            "FedRBN keeps two sets of batch statistics of its own, which FixBN would fix. Take a model with "
+            "calfat.model.norm: batch, or without any."
         )
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         found = _replace(model, _BatchNorm, DualNorm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.options import NoOptions, option
@@ -17,15 +18,33 @@ class PaddingOptions:
     )
 
 
+def _norm_option(default: str) -> Any:
+    return option(
+        default,
+        choices=("none", "batch", "fixbn", "group"),
+        help="normalisation: batch; fixbn, which is batch with fixed statistics in the second half of the rounds; or "
+        "groups of eight channels",
+    )
+
+
 @dataclass(frozen=True)
 class NormOptions:
-    """Options of the plain networks."""
+    """Options of the plain networks, which normalise after every convolution."""
 
-    norm: str = option(
-        "none",
-        choices=("none", "batch", "group"),
-        help="normalisation after every convolution: batch, or groups of eight channels",
+    norm: str = _norm_option("none")
+
+
+@dataclass(frozen=True)
+class ResidualOptions:
+    """Options of the small residual network."""
+
+    width: int = option(32, low=8, high=1024, help="channels of the first stage, a multiple of 8; later ones double it")
+    blocks: int = option(2, low=1, high=64, help="residual blocks in each of three stages, of two convolutions each")
+    first_stride: int = option(
+        2, low=1, high=2, help="stride of the first convolution; 2 quarters the multiplications of every layer after it"
     )
+    norm: str = _norm_option("batch")
+    activation: str = option("relu", choices=("relu", "silu"), help="activation before every convolution but the first")
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,13 @@ ENTRIES = (
         config=PaddingOptions,
         summary="two 5x5 convolutions and a hidden layer of 512",
         min_size=_min_size_of_mcmahan,
+    ),
+    _model(
+        "preact_resnet",
+        "residual:PreActResNet",
+        "small residual network, about as many multiplications as cnn",
+        1,
+        ResidualOptions,
     ),
     _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", 8, BatchNormOptions),
     _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images", 1),

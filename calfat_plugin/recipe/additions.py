@@ -11,6 +11,7 @@ from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 
 _SMOOTHING_PAPER = paper("szegedy2016rethinking")
+_CLEAN_ROUNDS_PAPER = paper("wang2025ignition")
 AWP_PAPER = paper("wu2020adversarial")
 BY_CLASS_PAPER = paper("zhang2026taming")
 EMA_PAPER = paper("polyak1992acceleration")
@@ -33,6 +34,9 @@ class Additions:
         0.0, low=0, high=1, help="s: (1 - s) of the classification loss, s of the mean cross-entropy over all classes"
     )
     awp: AWPOptions | None = key(Section(config=AWPOptions, may_lack=True), default_factory=lambda: None)
+    clean_rounds: int = option(
+        0, low=0, help="first rounds in which the method trains on clean images and attacks nothing", unit="rounds"
+    )
 
     def as_run(self) -> dict[str, Any]:
         """Those that are there, as a recipe writes them in full."""
@@ -40,11 +44,11 @@ class Additions:
 
     def citations(self) -> Iterator[Citation]:
         """Where those that are there come from."""
-        papers = {"label_smoothing": _SMOOTHING_PAPER, "awp": AWP_PAPER}
+        papers = {"label_smoothing": _SMOOTHING_PAPER, "awp": AWP_PAPER, "clean_rounds": _CLEAN_ROUNDS_PAPER}
         return (papers[name] for name in self.as_run())
 
 
-ADDED = ("label_smoothing", "awp")  #: the keys of :class:`Additions`
+ADDED = ("label_smoothing", "awp", "clean_rounds")  #: the keys of :class:`Additions`
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ class FedGAIRAT(AdversarialTrainer):
     counts_iterates = True
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
-        assert batch.kappa is not None  # counts_iterates
         options = self.options
+        if batch.kappa is None:  # a clean round (calfat.trainer.clean_rounds): no iterates, so no weights
+            return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
         lam = options.lam if batch.task.round >= options.start_round else math.inf
         weights = example_weights(batch.kappa, batch.task.threat.steps, lam, options.weighting)
         return (weights * batch.loss.cross_entropy(batch.logits_adv, batch.y)).mean()

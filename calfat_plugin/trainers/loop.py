@@ -24,6 +24,7 @@ from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.maths.tied import state_of
+from calfat_plugin.models.fix_norm import begin_round
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
@@ -74,6 +75,7 @@ class _Work:
     loss: ClientLoss
     context: Any  # what the method's ``begin_round`` returned
     memory: Any  # what the inner attack's ``begin_round`` returned
+    attacks: bool  # whether there are adversarial examples in this round
     rows: int  # examples that pass through the model at once in an attack
     passes: Callable[[], AbstractContextManager[object]]  # makes contexts that set the arithmetic of the model's passes
     count: _Count
@@ -108,11 +110,13 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     training mode. Metrics are means per example of the last epoch (of the round, where it has local steps).
     """
     model = task.model
-    if not method.attacks:
+    attacks = method.attacks and task.round > task.clean_rounds
+    if not attacks:
         task = replace(task, inner=InnerAttack())
     loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
     loss = smoothed(loss, task.label_smoothing)
     model.train()
+    begin_round(model, task.round, task.settings.num_rounds)
     correction = task.correction.begin(task)
     remembered, task = _keeping(task, _REMEMBERED), _keeping(task, _KEPT)
     sample = pixels(task.data.x[:PROBED].to(task.device))
@@ -124,11 +128,11 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
         factors = None
-        if task.by_class is not None and method.attacks:
+        if task.by_class is not None and attacks:
             factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
             factors = None if factors is None else factors.to(task.device)
         passes = passes_in(task.precision, task.device)
-        work = _Work(method, task, loss, context, memory, rows, passes, count, factors)
+        work = _Work(method, task, loss, context, memory, attacks, rows, passes, count, factors)
         metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
@@ -193,7 +197,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
             inspecting = None
             if clean is not None:
                 inspecting = partial(inspected, clean=clean, made=batch.x_adv, number=meter.done + 1)
-            if meter.done == last and method.attacks:
+            if meter.done == last and work.attacks:
                 with timed("alignment"):
                     alignment = _alignment(work, batch)
             with timed("outer step"):
@@ -301,7 +305,7 @@ def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool
     """The batch with its adversarial examples; ``moving``: whether steps follow, where the attack may have its own."""
     (x_nat, y, examples), method, task = drawn, work.method, work.task
     index, x_adv, kappa, chosen = examples.index, x_nat, None, None
-    if method.attacks:
+    if work.attacks:
         chosen = method.attacked_rows(index, task, noise)
         if chosen is None:
             x_adv, kappa = _crafted(work, x_nat, y, examples, noise, moving=moving)
@@ -311,7 +315,7 @@ def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool
             if len(where):
                 rows = examples.rows(where.to(index.device))
                 x_adv[where], _ = _crafted(work, x_nat[where], y[where], rows, noise, moving=moving)
-    if method.attacks and task.inner.looks_back:
+    if work.attacks and task.inner.looks_back:
         x_adv = x_adv.detach().requires_grad_()
     task = task if work.factors is None else replace(task, threat=work.threat(y))
     return TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, chosen, kappa, work.context, index)
@@ -319,7 +323,7 @@ def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool
 
 def _look_back(work: _Work, batch: TrainBatch) -> None:
     """Show the inner attack the gradient that it asked for."""
-    if work.method.attacks and work.task.inner.looks_back:
+    if work.attacks and work.task.inner.looks_back:
         work.task.inner.after_step(batch, batch.x_adv.grad, work.memory)
 
 

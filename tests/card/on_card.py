@@ -115,7 +115,6 @@ TRAIN = {"batch_size": 8, "comm_round": 2}
 IN_FULL: dict[str, dict[str, Any]] = {  # options with which a method does in two rounds all that it ever does
     "fedawp": {"warmup": 0},
     "fedgairat": {"start_round": 1},
-    "fedlat": {"clean_rounds": 0},
     "fedrbn": {"at_fraction": 0.5, "pnc": 0.2, "pnc_warmup": 0, "debias": 0.1},
 }
 

@@ -13,7 +13,6 @@ from calfat_plugin.options import describe_options
 from calfat_plugin.registry import Registry
 
 registry = cache(testing.builtin_registry)
-EARLY: dict[str, dict[str, Any]] = {"fedlat": {"clean_rounds": 0}}  # what a method attacks with in its first round
 
 
 def names(kind: type[entries.Entry], *others: str) -> list[str]:
@@ -23,13 +22,13 @@ def names(kind: type[entries.Entry], *others: str) -> list[str]:
 
 @pytest.mark.parametrize("name", names(entries.TrainerEntry))
 def test_trainers(name: str) -> None:
-    testing.check_trainer(name, registry=registry(), losses=("plain",), **EARLY.get(name, {}))
+    testing.check_trainer(name, registry=registry(), losses=("plain",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(entries.TrainerEntry))
 def test_trainers_with_every_loss(name: str) -> None:
-    testing.check_trainer(name, registry=registry(), **EARLY.get(name, {}))
+    testing.check_trainer(name, registry=registry())
 
 
 @pytest.mark.parametrize("name", names(entries.AggregatorEntry))

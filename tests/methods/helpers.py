@@ -53,15 +53,10 @@ def build_modifier(name: str, **options: Any) -> Any:
     return entry.load()(entry.config(**options))
 
 
-#: Options with which a method attacks from the first round on.
-EARLY: Mapping[str, Mapping[str, Any]] = {"fedlat": {"clean_rounds": 0}}
-
-
 def build_method(name: str, loss: str = "plain", loss_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """A method with its modifier, options checked by nobody; default: its own, and those of ``EARLY``."""
+    """A method with its modifier, options checked by nobody."""
     entry, _ = registry().find(TrainerEntry, name)
-    config = entry.config(**{**EARLY.get(name, {}), **options})
-    return entry.load()(config, build_modifier(loss, **(loss_options or {})))
+    return entry.load()(entry.config(**options), build_modifier(loss, **(loss_options or {})))
 
 
 def build_aggregator(name: str, **options: Any) -> Aggregator:

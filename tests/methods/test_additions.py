@@ -18,9 +18,12 @@ from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
 from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.results import LocalUpdate
+from calfat_plugin.results import PASSES, LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.loaded_run import LoadedRun
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.additions import perturbation, smoothed
 from tests.methods.helpers import (
     COUNTS,
@@ -123,6 +126,67 @@ def test_it_acts_on_every_method(name: str, options: dict[str, Any]) -> None:
     assert not same_bits(*states)
 
 
+# --- clean rounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_attacks_in_clean_rounds(name: str) -> None:
+    """A budget changes nothing then; and afterwards the method is the one without clean rounds."""
+
+    def trained(round: int, clean_rounds: int, eps: str) -> Any:
+        threat = ThreatModel(eps=eps, steps=2)
+        task = local_task(TinyNet(norm=True), round=round, clean_rounds=clean_rounds, threat=threat)
+        task = dataclasses.replace(task, model=build_method(name).adapt_model(task.model))
+        return build_method(name).fit(task)
+
+    clean, wider = trained(3, 3, "0.1"), trained(3, 3, "0.3")
+    assert same_bits(clean.state, wider.state)
+    assert clean.metrics == wider.metrics
+    attacked = trained(4, 3, "0.1")
+    if name != "standard":
+        assert attacked.metrics[PASSES] > clean.metrics[PASSES]
+    if name != "fedlat":  # which is linear from then on
+        assert same_bits(attacked.state, trained(4, 0, "0.1").state)
+
+
+def test_in_clean_rounds_fedpgd_is_standard_training() -> None:
+    """To the bit in a whole federation, whatever the inner attack remembers; and then it is FedPGD from there."""
+    threat = {"eps": "0.1", "inner": "atas"}
+    chosen = {"name": "fedpgd", "clean_rounds": 1}
+    one, other = (Federation(experiment(trainer, calfat__threat=threat)) for trainer in (chosen, "standard"))
+    assert one.play().losses == other.play().losses
+    assert same_bits(one.server.state, other.server.state)
+    one.play()
+    other.play()
+    assert not same_bits(one.server.state, other.server.state)
+
+
+def test_a_run_with_clean_rounds_resumes_to_the_same_bits() -> None:
+    threat = {"eps": "0.1", "inner": "atas"}
+    check_federation(tiny_experiment(registry(), trainer={"name": "calfat", "clean_rounds": 1}, threat=threat))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "aggregator"),
+    [
+        ({"name": "fedpgd", "clean_rounds": 2}, "fedavg"),
+        ({"name": "fedpgd", "clean_rounds": -1}, "fedavg"),
+        ({"name": "fedpgd", "clean_rounds": 1}, {"name": "sfat", "start_round": 1}),
+    ],
+    ids=["no round left", "negative", "sfat"],
+)
+def test_clean_rounds_that_are_refused(trainer: Any, aggregator: Any, snapshot: TextSnapshot) -> None:
+    assert experiment({"name": "fedpgd", "clean_rounds": 1}, {"name": "sfat", "start_round": 2}).warnings == ()
+    with snapshot.raises(CalfatError):
+        experiment(trainer, aggregator)
+
+
+def test_clean_rounds_of_a_method_without_attack_draw_a_warning(snapshot: TextSnapshot) -> None:
+    assert experiment({"name": "fedpgd", "clean_rounds": 1}).warnings == ()
+    (warning,) = experiment({"name": "standard", "clean_rounds": 1}).warnings
+    snapshot(warning)
+
+
 # --- in recipes -------------------------------------------------------------------------------------------------------
 
 
@@ -149,12 +213,17 @@ def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) ->
 
 def test_groups_have_their_own() -> None:
     group = {"ids": 1, "trainer": {"name": "fedpgd", "label_smoothing": 0.2, "awp": {"gamma": 0.3, "warmup": 0}}}
-    tasks = tasks_of(Federation(experiment({"name": "fedpgd", "label_smoothing": 0.1}, calfat__clients=[group])))
-    seen = {client: (task.label_smoothing, task.awp) for client, task in tasks.items()}
-    assert seen == {0: (0.1, None), 1: (0.2, AWP), 2: (0.1, None)}
+    trainer = {"name": "fedpgd", "label_smoothing": 0.1, "clean_rounds": 1}
+    tasks = tasks_of(Federation(experiment(trainer, calfat__clients=[group])))
+    seen = {client: (task.label_smoothing, task.awp, task.clean_rounds) for client, task in tasks.items()}
+    assert seen == {0: (0.1, None, 1), 1: (0.2, AWP, 0), 2: (0.1, None, 1)}
 
 
-@pytest.mark.parametrize("added", [{"awp": {}}, {"label_smoothing": 0.1}], ids=["awp", "label smoothing"])
+@pytest.mark.parametrize(
+    "added",
+    [{"awp": {}}, {"label_smoothing": 0.1}, {"clean_rounds": 1}],
+    ids=["awp", "label smoothing", "clean rounds"],
+)
 def test_a_loop_of_its_own_is_refused(added: dict[str, Any], snapshot: TextSnapshot) -> None:
     class Own(LocalTrainer):
         def __init__(self, *given: Any) -> None: ...

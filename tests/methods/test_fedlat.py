@@ -186,8 +186,9 @@ def test_group_normalisation_trains_from_the_first_linear_round_on(precision: st
     data = small_digits().train.subset(range(9))
     for round in (7, 8):
         model = Linearised(entry.load()(norm="group"))
-        task = local_task(model, data, round=round, precision=precision, class_counts=torch.ones(10))
-        build_method("fedlat", clean_rounds=7).fit(task)
+        settings = {"round": round, "clean_rounds": 7, "precision": precision}
+        task = local_task(model, data, class_counts=torch.ones(10), **settings)
+        build_method("fedlat").fit(task)
         assert model.linear == (round == 8)
 
 
@@ -198,14 +199,14 @@ def test_w0_is_what_clean_rounds_gave() -> None:
     """Also where the client comes to it first: the weights of the global model, not those that it trains to."""
     model = Linearised(TinyNet(norm=True))
     model.network.load_state_dict(TinyNet(8, norm=True).state_dict())  # clean training
-    update = build_method("fedlat", clean_rounds=7).fit(local_task(model, round=8))
+    update = build_method("fedlat").fit(local_task(model, round=8, clean_rounds=7))
     wanted = {f"origin.{name}": tensor for name, tensor in TinyNet(8, norm=True).state_dict().items()}
     assert same_bits({name: update.state[name] for name in wanted}, wanted)
     assert int(update.state["_extra_state"]) == 1
     assert update.metrics[PASSES] == 3 * (local_task().threat.steps + 1) * update.num_examples
     other = Linearised(TinyNet(3, norm=True))
     other.load_state_dict(update.state)
-    later = build_method("fedlat", clean_rounds=7).fit(local_task(other, round=9))
+    later = build_method("fedlat").fit(local_task(other, round=9, clean_rounds=7))
     assert same_bits({name: later.state[name] for name in wanted}, wanted)  # and it stays
 
 
@@ -267,7 +268,6 @@ GROUP = [{"ids": 0, "trainer": {"name": "fedlat", "clean_rounds": 0}}]
 @pytest.mark.parametrize(
     ("trainer", "aggregator", "settings"),
     [
-        ("fedlat", "fedavg", {}),
         ({"name": "fedlat", "clean_rounds": 2}, "fedavg", {}),
         ({"name": "fedlat", "clean_rounds": -1}, "fedavg", {}),
         ({"name": "fedlat", "clean_rounds": 2}, "sfat", {"train_args__comm_round": 3}),
@@ -276,7 +276,7 @@ GROUP = [{"ids": 0, "trainer": {"name": "fedlat", "clean_rounds": 0}}]
         ({"name": "fedlat", "clean_rounds": 1, "loss": "robal"}, "fedavg", {}),
         ({"name": "fedlat", "clean_rounds": 1}, "fedavg", {"calfat__ema": {"decay": 0.5}}),
     ],
-    ids=["default", "no round left", "negative", "sfat", "groups", "beside others", "robal", "moving average"],
+    ids=["no round left", "negative", "sfat", "groups", "beside others", "robal", "moving average"],
 )
 def test_refusals(trainer: Any, aggregator: str, settings: dict[str, Any], snapshot: TextSnapshot) -> None:
     with snapshot.raises(CalfatError):
