@@ -32,6 +32,7 @@ from calfat_plugin.testing.tiny import (
     balanced_images,
     balanced_model,
     in_each_norm,
+    one_thread,
     require,
     tiny_experiment,
     unchanged,
@@ -42,6 +43,7 @@ _NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_cl
 _TOLERANCE = 1e-6  # of a share, or of a number of examples: a mean in float32 is right
 
 
+@one_thread()
 def check_evaluator(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

@@ -25,6 +25,7 @@ from calfat_plugin.testing.tiny import (
     CPU,
     NUM_CLASSES,
     TinyModel,
+    one_thread,
     require,
     same_bits,
     tiny_dataset,
@@ -87,6 +88,7 @@ def check_federation(experiment: Experiment, device: torch.device = CPU) -> None
 _TOLERANCE = 1e-6  # of a parameter
 
 
+@one_thread()
 def check_aggregator(
     name: str,
     *,
@@ -175,6 +177,7 @@ def _combined(server: Server, task: AggregationTask) -> Aggregate:
         return server.combined(task)
 
 
+@one_thread()
 def check_attacker(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

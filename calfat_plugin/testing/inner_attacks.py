@@ -26,6 +26,7 @@ from calfat_plugin.testing.tiny import (
     answered,
     balanced_model,
     in_each_norm,
+    one_thread,
     require,
     tiny_experiment,
     tiny_images,
@@ -41,6 +42,7 @@ _SMALL = 20  # the budget's part in which a step uphill ends higher up
 _TOLERANCE = 1e-6
 
 
+@one_thread()
 def check_inner_attack(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

@@ -18,11 +18,20 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.session import Listeners
-from calfat_plugin.testing.tiny import NUM_CLASSES, numpy_state, require, same_bits, tiny_experiment, unchanged
+from calfat_plugin.testing.tiny import (
+    NUM_CLASSES,
+    numpy_state,
+    one_thread,
+    require,
+    same_bits,
+    tiny_experiment,
+    unchanged,
+)
 
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
+@one_thread()
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
     """Hold a data set to its contract.
 
@@ -57,6 +66,7 @@ def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **
     return found
 
 
+@one_thread()
 def check_model(
     name: str,
     *,
@@ -128,6 +138,7 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
     return model
 
 
+@one_thread()
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
     """Hold a partition to its contract.
 
@@ -160,6 +171,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
     require(numpy_state() == state, f"{name}: draw from a generator of the seed, not from numpy's global one.")
 
 
+@one_thread()
 def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:
     """Hold a logger to its contract: it hears of a run that finishes and of one that is stopped, and never fails.
 

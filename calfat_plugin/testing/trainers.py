@@ -31,6 +31,7 @@ from calfat_plugin.testing.tiny import (
     balanced_model,
     in_each_norm,
     numpy_state,
+    one_thread,
     require,
     same_bits,
     tiny_experiment,
@@ -45,6 +46,7 @@ _PARTS = ("state", "extras", "client_state")
 _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)
 
 
+@one_thread()
 def check_trainer(
     name: str,
     *,
