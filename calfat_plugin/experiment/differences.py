@@ -37,6 +37,8 @@ _REASONS = {
     "nothing anew in the last of them, so the finished ones would have been others",
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
+    "calfat.runtime.layout": "Another memory layout changes the order of sums, "
+    "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
     "calfat.plugins.": "Rounds with different versions of a plugin would make a model of neither",
 }

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
+from calfat_plugin.layouts import AUTO
+from calfat_plugin.layouts import CHOICES as LAYOUTS
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
 from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
@@ -203,6 +205,13 @@ class RuntimeOptions:
         choices=CHOICES,
         help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
         "the GPU has units for it, else fp32",
+    )
+    layout: str = option(
+        AUTO,
+        choices=LAYOUTS,
+        help="memory layout of convolutions: channels_last is faster and differs from contiguous in the last bits; "
+        "auto: channels_last, or contiguous where a trial in a process of its own shows that this processor crashes in "
+        "it (strided 1x1 convolutions with few channels)",
     )
     executor: str = option(
         PROCESSES,

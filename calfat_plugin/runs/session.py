@@ -30,7 +30,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
@@ -44,7 +44,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started, warn = time.perf_counter(), observer.warn
-    with directory.locked(), log_to(directory.log), using_threads(experiment):
+    with directory.locked(), log_to(directory.log), computing_as(experiment):
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
         if request.workers:
