@@ -146,7 +146,7 @@ def _convolutions_of(model: nn.Module, x: Tensor) -> list[Convolution]:
 
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), Watch():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), Watch():  # type: ignore[no-untyped-call]
             model.eval()  # batch statistics stay as they are
             model(x)
     except Exception:  # somebody else's model may fail in any way

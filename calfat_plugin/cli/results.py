@@ -12,15 +12,18 @@ from calfat_plugin.report.evaluations import evaluations_table, figures_of, tail
 from calfat_plugin.report.labels import budget
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.table import print_table
-from calfat_plugin.results import EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json
 
 
-def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm]) -> None:
-    """Print the final evaluation of a run: its tables and findings."""
+def show_final(
+    console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm], stop: EarlyStop | None = None
+) -> None:
+    """Print the final evaluation of a run: its tables and findings; ``stop``: why training ended early, if it did."""
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return
-    show_evaluations(console, results, "model after the final round, test split")
+    after = "the final round" if stop is None else f"round {stop.round}, where training stopped early"
+    show_evaluations(console, results, f"model after {after}, test split")
     found = list(map(evaluation_as_json, results))
     for table in filter(None, (worst_table(found), tails_table(found))):
         print_table(console, table)

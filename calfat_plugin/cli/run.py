@@ -131,7 +131,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     with choose_progress(console, plain=plain) as progress:
         hint.progress = progress
         result = session.run(request, directory, progress)
-    show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
+    show_final(console, result.evaluations, read_alarms(read_json(directory.results)), result.stop)
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)

@@ -34,6 +34,7 @@ from calfat_plugin.recipe.keys import (
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.recipe.training import TrainArgs, useless
+from calfat_plugin.results import NATURAL
 from calfat_plugin.threat import ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
@@ -396,6 +397,16 @@ class Recipe(CalfatSection):
     def num_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.train.comm_round
+
+    @property
+    def selecting_label(self) -> str | None:
+        """Whose monitored accuracy says which round is best: the last attack of the monitor, which recipes list from
+        weak to strong; without an attack ``natural``; None without either."""
+        labels = [pick.label for pick in self.monitor.evaluators]
+        robust = [label for label in labels if label != NATURAL]
+        if robust:
+            return robust[-1]
+        return NATURAL if labels else None
 
     @property
     def host_sections(self) -> dict[str, Any]:

@@ -95,9 +95,10 @@ def final_tables(run: RunFiles) -> list[Table]:
         return []
     labels_there = {each["label"] for each in run.evaluations}
     published = {label: number for label, number in run.recipe.reported.percent.items() if label in labels_there}
+    last = "the final round" if run.stop is None else f"round {run.stop.round}, where training stopped early"
     evaluated = "Global model" if run.recipe.ema is None else "Moving average of the global models"
     note = (
-        f"{evaluated} after the final round. Accuracy counts an example that is classified correctly both clean and "
+        f"{evaluated} after {last}. Accuracy counts an example that is classified correctly both clean and "
         "under attack; release leaves the clean image out of account, as CalFAT's authors and the paper's tables do. "
         "The interval (Wilson's) is over the test examples; another seed may lie outside."
     )

@@ -27,6 +27,7 @@ from calfat_plugin import layouts
 from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import going_further
+from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -119,11 +120,19 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), computing_as(experiment):
         states = _States(directory.last_checkpoint.parent, client, warn)
-        done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
+        goodbye = read_json(directory.results)
+        done = goodbye.get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
             further = going_further(experiment.as_run(), done, "all parties")
             say(f"client {client} of {name} is finished after {done} rounds. {further}")
+            return
+        patience = goodbye.get("patience")  # of a run that stopped early
+        if done and patience is not None and not is_more_patient(experiment.train.patience, patience):
+            say(
+                f"client {client} of {name} is finished: the run stopped early after round {done}. To go further, "
+                "resume all parties with a larger train_args.patience."
+            )
             return
         for finding in runtime.security_warnings(rank):
             warn(finding)
@@ -136,9 +145,15 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
             on_notice=warn,
-            on_finished=lambda: write_json(
+            on_finished=lambda rounds: write_json(
                 directory.results,
-                {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
+                {
+                    "recipe": name,
+                    "seed": experiment.seed,
+                    "rank": rank,
+                    "rounds": rounds,
+                    "patience": experiment.train.patience if rounds < experiment.num_rounds else None,
+                },
             ),
         )
         profile = new_profile(worker.device) if request.profile else None
