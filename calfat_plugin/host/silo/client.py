@@ -171,8 +171,9 @@ class SiloClient(OnTransport, ClientMasterManager):
                 return
             try:
                 all_rounds = self._task.worker.experiment.num_rounds
-                is_number = type(rounds) is int and 0 <= rounds <= all_rounds  # a peer sent it
-                self._task.on_finished(rounds if is_number else all_rounds)
+                if type(rounds) is not int or not 0 <= rounds <= all_rounds:  # a peer sent it
+                    rounds = all_rounds
+                self._task.on_finished(rounds)
             except CalfatError as error:  # the disk refuses; the user learns it from the loop
                 self._fail(str(error))
             self._noted = True
