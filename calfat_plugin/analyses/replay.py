@@ -66,8 +66,8 @@ class _Said(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """What this machine finds of a file of evidence, whatever numbers are said to follow from it.
+class Replay:
+    """What this machine finds of a file of evidence, and of the numbers that are said to follow from it.
 
     Attributes:
         path: the file of evidence.
@@ -77,6 +77,8 @@ class Shown:
         model: in evaluation mode.
         falls: (K,) bool, which of the adversarial images the model gets wrong here.
         doubts: images of which this machine finds something else, by their positions.
+        numbers: one an evaluator whose examples the evidence has.
+        without: labels of evaluators that it has nothing of.
     """
 
     path: Path
@@ -86,17 +88,6 @@ class Shown:
     model: nn.Module
     falls: Tensor
     doubts: tuple[Doubt, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Replay(Shown):
-    """What a replay found.
-
-    Attributes:
-        numbers: one an evaluator whose examples the evidence has.
-        without: labels of evaluators that it has nothing of.
-    """
-
     numbers: tuple[Number, ...]
     without: tuple[str, ...]
 
@@ -144,19 +135,7 @@ def open_evidence(target: Path, **request: Any) -> tuple[LoadedRun, Path]:
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:
-    """Check evidence against data and model, and the results beside it against the evidence; as :func:`look`."""
-    shown = look(run, path)
-    said, without = _said(path, shown.evidence)
-    numbers, doubts = [], list(shown.doubts)
-    for each in said:
-        number, missing = _number(each, shown.evidence, run.dataset.num_classes, shown.positions, doubts)
-        numbers.append(number)
-        doubts += missing
-    return Replay(**{**vars(shown), "doubts": tuple(doubts)}, numbers=tuple(numbers), without=without)
-
-
-def look(run: LoadedRun, path: Path) -> Shown:
-    """Check evidence against data and model.
+    """Check evidence against data and model, and the results beside it against the evidence.
 
     Raises:
         RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
@@ -188,7 +167,13 @@ def look(run: LoadedRun, path: Path) -> Shown:
     for row in (~falls).nonzero().flatten().tolist():
         at, by = int(evidence.index[row]), evidence.attacks[int(evidence.by[row])]
         doubts.append(Doubt(int(positions[at]), "falls", by, bool(leads[row] < BORDERLINE)))
-    return Shown(path, evidence, data, positions, model, falls, tuple(doubts))
+    said, without = _said(path, evidence)
+    numbers = []
+    for accuracy in said:
+        number, missing = _number(accuracy, evidence, run.dataset.num_classes, positions, doubts)
+        numbers.append(number)
+        doubts += missing
+    return Replay(path, evidence, data, positions, model, falls, tuple(doubts), tuple(numbers), without)
 
 
 def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Module, run: LoadedRun) -> None:

@@ -29,7 +29,6 @@ COMMANDS = {
     "attack": "Attack a finished model.",
     "replay": "Check a finished evaluation by the adversarial images that it kept.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
-    "board": "Keep a leaderboard that checks its entries itself.",
     "new-plugin": "Write the package of a plugin of your own.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",

@@ -57,6 +57,9 @@ _host_option: Decorator = click.option(
     callback=lambda ctx, param, host: () if host is None else (f"common_args.host={host}",),  # for the overrides
     help="Short for --set common_args.host=HOST: what runs the rounds.",
 )
+idle_option: Decorator = click.option(
+    "--idle", is_flag=True, help="Take only the processor time that nobody else wants. For long trainings."
+)
 plugin_option: Decorator = click.option(
     "--plugin",
     "plugins",

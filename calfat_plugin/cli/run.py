@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import click
 from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, warn
-from calfat_plugin.cli.options import recipe_options
+from calfat_plugin.cli.options import idle_option, recipe_options
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
@@ -30,6 +30,7 @@ from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.schema import MPI
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.workers import OPTION, mpi_workers, with_workers
 from calfat_plugin.shipped import located
@@ -57,6 +58,7 @@ from calfat_plugin.shipped import located
 @click.option("--profile", is_flag=True, help="Measure where a round's time goes, and show it at the end.")
 @click.option("--no-page", is_flag=True, help="Draw no report.html at the end; calfat report draws it later.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
+@idle_option
 @json_option
 def run(
     recipe: str,
@@ -74,6 +76,7 @@ def run(
     profile: bool,
     no_page: bool,
     plain: bool,
+    idle: bool,
     as_json: bool,
 ) -> None:
     """Run RECIPE in the runtime that it names.
@@ -85,6 +88,7 @@ def run(
     values += [("--plugin", str(plugin)) for plugin in plugins]
     values += [] if seed is None else [("--seed", str(seed))]
     flags = [("--download", download), ("--profile", profile), ("--no-page", no_page), ("--plain", plain)]
+    flags += [("--idle", idle)]
     values += [(flag,) for flag, given in flags if given]
     values += [] if workers is None else [("--workers", workers)]
     command = [*_program(), "run", recipe, *chain(*values)]
@@ -94,6 +98,7 @@ def run(
 
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with (
+        lowest_priority() if idle else nullcontext(),
         json_output(as_json) as show,
         _stoppable(hint.after_stop),
         user_errors(hint.after_error, hint.after_stop),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import click
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
+from calfat_plugin.cli.options import complete_recipe, idle_option, plugin_option, set_option
 from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
@@ -25,6 +26,7 @@ from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
+from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun
@@ -75,6 +77,7 @@ SOME_FAILED = 1
 @click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
+@idle_option
 @json_option
 def suite(
     file: str,
@@ -90,13 +93,14 @@ def suite(
     table: bool,
     dry_run: bool,
     download: bool,
+    idle: bool,
     as_json: bool,
 ) -> None:
     """Run the suite FILE cell by cell, then show and write its table.
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    with json_output(as_json) as show:
+    with lowest_priority() if idle else nullcontext(), json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
         check_record(loaded)
         registry, asked = registry_of(loaded, overrides), None if seeds is None else _seeds(seeds)
@@ -105,7 +109,7 @@ def suite(
             """The suite by what is on disk: choice runs decide what the table's runs are."""
             return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
 
-        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, show)
+        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, idle, show)
         warn(*plan.warnings)
         if workers is not None:
             _check_workers(plan, workers, jobs)
@@ -129,6 +133,7 @@ class _Wanted:
     workers: str | None
     trust: bool
     pages: bool
+    idle: bool
     show: Callable[[Any], None]
 
     def at_a_time(self, plan: SuitePlan, total: int) -> int:
@@ -205,7 +210,8 @@ def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun])
     click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
     with lines_or_bars(console, plain=not total) as shown:
         try:
-            run_all(plan, at_a_time, SuiteProgress(shown, total), ended, workers, wanted.pages)
+            progress = SuiteProgress(shown, total)
+            run_all(plan, at_a_time, progress, ended, workers, pages=wanted.pages, idle=wanted.idle)
         except KeyboardInterrupt:
             return False
     return True

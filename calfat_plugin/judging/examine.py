@@ -55,7 +55,6 @@ def examine(
     output: Path | None,
     command: list[str],
     observer: Observer,
-    images: Sequence[int] | None = None,
 ) -> TrustReport:
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
@@ -63,7 +62,6 @@ def examine(
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
-        images: positions in the test split, in place of the plan's number of examples.
     """
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.judging.trial import Trial
@@ -75,7 +73,7 @@ def examine(
         test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
         trial = Trial(
             run.model(),
-            subset(test, plan.request.examples or EXAMPLES) if images is None else test.subset(images),
+            subset(test, plan.request.examples or EXAMPLES),
             num_classes=run.dataset.num_classes,
             threat=experiment.threat,
             batch_size=experiment.evaluation.batch_size,

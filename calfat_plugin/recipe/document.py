@@ -184,7 +184,6 @@ class Kind(NamedTuple):
 
 RECIPE = Kind("recipe", "a recipe in recipes/, such as calfat_digits.yaml", "sections such as train_args: and calfat:")
 SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys such as base: and axes:")
-BOARD = Kind("board", "what `calfat board init` writes", "the keys title: and tracks:")
 
 
 def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:

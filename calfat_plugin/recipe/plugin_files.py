@@ -50,19 +50,14 @@ class PluginFile:
         """As a recipe as run has it."""
         return {"file": str(self.path), "sha256": self.sha256}
 
-    def read(self) -> bytes:
-        """The content, which must be what it was."""
+    def load(self) -> ModuleType:
+        """The module; it is run once a process for each content."""
         content = _content(self.path)
         if (now := hashlib.sha256(content).hexdigest()) != self.sha256:
             raise PluginError(
                 f"{self.path}: this plugin has changed: its SHA-256 was {self.sha256[:12]}…, it is {now[:12]}… now. "
                 "Restore it, or start a new run with it as it is."
             )
-        return content
-
-    def load(self) -> ModuleType:
-        """The module; it is run once a process for each content."""
-        content = self.read()
         loaded = sys.modules.get(self.name)
         if loaded is not None and getattr(loaded, "__sha256__", None) == self.sha256:
             return loaded

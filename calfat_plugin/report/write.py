@@ -73,20 +73,15 @@ def try_report(
         return None
 
 
-def refuse_no_page(out: Path) -> None:
-    """Refuse to write a page over what is none of calfat's."""
-    if out.is_dir():
-        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
-    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
-
-
 def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
     """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole.
 
     A page that calfat did not make is kept, and so are figures without a page of calfat's beside them.
     """
-    refuse_no_page(out)
+    if out.is_dir():
+        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
+    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
     # A page of another name has a folder of its own.
     final = out.with_name(FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
     if not (own or out.exists()) and final.is_dir() and not final.is_symlink() and any(final.iterdir()):

@@ -41,8 +41,7 @@ from calfat_plugin.runs.request import Request
 D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
-TWO_LEFT = "two-rounds-left"  # from which anybody trains the last two rounds again
-CHECKPOINTS = ("last", "best-natural", "best-robust", TWO_LEFT)
+CHECKPOINTS = ("last", "best-natural", "best-robust")
 CLIENTS = "clients"  # folder beside the checkpoints
 _ATTEMPTS = 100
 

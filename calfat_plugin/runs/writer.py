@@ -21,7 +21,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
-from calfat_plugin.runs.directory import CHECKPOINTS, TWO_LEFT, RunDirectory
+from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
 
 CONVENTIONS = {
     "accuracy": "share of examples that are classified correctly both clean and under attack",
@@ -68,9 +68,7 @@ class RunWriter:
         """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
-        selected = self._selected(record)
-        left = {TWO_LEFT: {"best": self.best}} if record.round == self.experiment.num_rounds - 2 else {}
-        checkpoints = {**selected, **left, "last": {"best": self.best}}
+        checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
             write_checkpoint(self.directory.checkpoint(name), kept, notes)

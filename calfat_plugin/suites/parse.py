@@ -97,7 +97,7 @@ def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record
     try:
         suite = SuiteFile.model_validate(document.data)
     except ValidationError as error:
-        raise first_of(error, document, SuiteFile, _SECTIONS) from None
+        raise _first_of(error, document) from None
     beside = Path(os.path.normpath(Path(document.file).parent / suite.base))
     base = beside if beside.exists() else shipped_files("recipes").get(suite.base, beside)
     try:
@@ -112,18 +112,11 @@ def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record
     return Suite.model_construct(**{**dict(suite), "title": suite.title or name, "name": name, **beside_it})
 
 
-def first_of(
-    error: ValidationError, document: Document, whole: type[BaseModel], sections: Mapping[Any, type[BaseModel]]
-) -> RecipeError:
-    """pydantic's first finding, a misspelt key before what is missing for it, with its place.
-
-    Args:
-        whole: the model of the file.
-        sections: those of its sections, by key.
-    """
+def _first_of(error: ValidationError, document: Document) -> RecipeError:
+    """pydantic's first finding, a misspelt key before what is missing for it, with its place."""
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     at = tuple(step for step in first["loc"] if step != "[key]")
-    fields = sections.get(at[0] if len(at) > 1 else None, whole).model_fields
+    fields = _SECTIONS.get(at[0] if len(at) > 1 else None, SuiteFile).model_fields
     cause = first.get("ctx", {}).get("error")
     if first["type"] == "extra_forbidden":
         text = f"unknown key.{did_you_mean(str(at[-1]), fields) or f' Known: {listed(fields)}.'}"

@@ -80,6 +80,7 @@ def run_all(
     ended: list[SuiteRun],
     workers: str | None = None,
     pages: bool = False,
+    idle: bool = False,
 ) -> None:
     """Run what is left of a plan, ``jobs`` at a time, until all have ended.
 
@@ -88,7 +89,7 @@ def run_all(
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
-    pool = _Pool(plan, jobs, observer, ended, workers, pages)
+    pool = _Pool(plan, jobs, observer, ended, workers, pages, idle)
     with _stopped_by_signals(pool):
         if waiting:
             warm_up(PROGRAM, environment(0, jobs, workers))
@@ -130,6 +131,7 @@ class _Pool:
     ended: list[SuiteRun]
     workers: str | None
     pages: bool
+    idle: bool
 
     def __post_init__(self) -> None:
         self.children: list[_Child] = []
@@ -168,7 +170,11 @@ class _Pool:
                 self._end(run.ended(run.state, why_lost(run) if run.state == "lost" else ""))
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
-            words = [*command(self.plan, run, self.workers), "--plain", *([] if self.pages else ["--no-page"])]
+            words = [*command(self.plan, run, self.workers), "--plain"]
+            if not self.pages:
+                words.append("--no-page")
+            if self.idle:  # each run begins a session of its own, whose priority it sets itself
+                words.append("--idle")
             process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
         child = _Child(run, self.free.pop(0), process)

@@ -41,7 +41,7 @@ FLOORS = (
     (
         "runs",
         "run directories, and the reports and analyses made from them",
-        "runs report analyses judging suites board",
+        "runs report analyses judging suites",
     ),
     ("commands", "the command line", "cli"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),

@@ -20,7 +20,8 @@ Z_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
 Y = torch.tensor([0, 2])
 
 
-PAPER, RELEASE = (CalibrationOptions(parameterisation=name) for name in ("paper", "release"))
+PAPER = CalibrationOptions(delta=1e-6)  # the floor of the vectors
+RELEASE = CalibrationOptions(parameterisation="release")
 
 
 def inner(options: CalibrationOptions, z: torch.Tensor, counts: torch.Tensor = COUNTS) -> torch.Tensor:
@@ -73,8 +74,13 @@ class TestCalibration:
 
     def test_priors(self):
         assert log_counts(COUNTS).exp().tolist() == near([50, 30, 20, 1])
-        assert log_frequencies(COUNTS).exp().tolist() == near([0.5, 0.3, 0.2, 1e-6], abs=2e-6)
-        assert log_frequencies(COUNTS)[3].item() == near(math.log(1e-6))
+        assert log_frequencies(COUNTS, delta=1e-6).exp().tolist() == near([0.5, 0.3, 0.2, 1e-6], abs=2e-6)
+        assert log_frequencies(COUNTS, delta=1e-6)[3].item() == near(math.log(1e-6))
+
+    def test_the_usual_floor_follows_the_size_of_the_client(self):
+        assert log_frequencies(COUNTS).exp().tolist() == near([0.51, 0.31, 0.21, 0.01], abs=1e-6)
+        assert log_frequencies(10 * COUNTS).exp().tolist() == near([0.501, 0.301, 0.201, 0.001], abs=1e-6)
+        assert log_frequencies(0 * COUNTS).tolist() == [0, 0, 0, 0]
 
     def test_without_a_floor_cross_entropy_is_inf_and_the_divergence_nan(self):
         bare = log_frequencies(COUNTS, delta=0.0)

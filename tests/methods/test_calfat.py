@@ -23,7 +23,7 @@ def preset(name: str, dataset: str = "cifar10", **options: Any) -> Experiment:
     return assemble(document.with_value(("calfat", "trainer"), trainer, "test"), registry())
 
 
-PAPER = {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0, "delta": 1e-6}
+PAPER = {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0, "delta": None}
 RELEASE = {"prior": "counts", "prior_weight": 0.1, "scale": 10.0}
 
 

@@ -109,7 +109,7 @@ def test_an_option_that_another_makes_useless_is_warned_of(options: str, name: s
         "name: fedrbn, at_fraction: 0.5, pnc: 0.9",
         "name: fedrbn, roles: at st st st st st st st st, pnc: 0.9",
         "name: calfat, delta: 0.5",
-        "name: calfat, preset: release, delta: 0.000001",
+        "name: calfat, preset: release, delta: null",
     ],
 )
 def test_an_option_that_is_used_or_as_usual_is_not(options: str) -> None:

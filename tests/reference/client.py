@@ -93,7 +93,7 @@ class Client:
             self.k, self.scale, self.log_prior = 0.1, 10.0, (counts.clamp_min(1) + 1e-7).log()
         else:
             self.k, self.scale = 1.0, 1.0
-            self.log_prior = (counts.double() / counts.double().sum() + 1e-6).log().float()
+            self.log_prior = ((counts.double() + 1) / counts.double().sum()).log().float()
         roles = s.how.get("roles", "at " * s.clients).split()
         self.lends = roles[number] == "at"
         self.gradient_only = s.method == "standard" or (s.method == "fedrbn" and not self.lends)

@@ -12,7 +12,7 @@ import pytest
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import named_files
-from calfat_plugin.runs.directory import CLIENTS, TWO_LEFT, RunDirectory
+from calfat_plugin.runs.directory import CLIENTS, RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
 from tests.runs.remains import rows
@@ -69,12 +69,9 @@ def go(
 
 
 def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
-    """All that a run is held to: its checkpoints, clients' states among them, and its rounds but for their costs.
-
-    But for what boards ask for, which a run that was asked for one round more does not have.
-    """
+    """All that a run is held to: its checkpoints, clients' states among them, and its rounds but for their costs."""
     folder = directory / "checkpoints"
-    own = sorted(path for path in folder.glob("*.safetensors") if path.stem != TWO_LEFT)
+    own = sorted(folder.glob("*.safetensors"))
     named = {(client, state.round) for path in own for client, state in named_files(path).items()}
     states = [folder / CLIENTS / f"client-{client}-round-{number}.safetensors" for client, number in sorted(named)]
     return [path.read_bytes() for path in (*own, *states)], rows(directory)

@@ -235,5 +235,5 @@ def test_the_run_directory_holds_nothing_else(run: Path) -> None:
     assert {name for name in names if not name.startswith("figures")} == {
         *("recipe.yaml", "environment.json", "partition.json", "rounds.csv", "results.json", "report.html", "log.txt"),
         "evidence.safetensors",
-        *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust", "two-rounds-left")),
+        *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust")),
     }

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--no-page", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     words = parser.parse_args()
     experiment = checked_experiment(read_document(words.recipe), words.set, words.seed)
     trainer = experiment.trainer.name
@@ -53,7 +54,8 @@ def main() -> None:
     else:
         directory = RunDirectory.create(experiment, words.run_dir)
         workers = "" if words.workers == "no" else f" and {words.workers} workers"
-        print(f"running with {os.environ['OMP_NUM_THREADS']} threads{workers}", flush=True)
+        idle = " at the lowest priority" if words.idle else ""
+        print(f"running with {os.environ['OMP_NUM_THREADS']} threads{workers}{idle}", flush=True)
     with directory.locked():
         _rounds(directory, experiment, behaviour)
         evaluations = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +86,10 @@ def test_dry_run_lists_and_runs_nothing(snapshot):
 def test_the_machine_is_divided_between_runs_and_their_workers(words, share, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     asked = []
-    monkeypatch.setattr("calfat_plugin.cli.suite.run_all", lambda plan, jobs, *_: asked.append((jobs, _[-2])))
+    monkeypatch.setattr(
+        "calfat_plugin.cli.suite.run_all",
+        lambda plan, jobs, observer, ended, workers, **_: asked.append((jobs, workers)),
+    )
     done = call(*words)
     assert done.out.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
     assert asked == [(int(share[0]), words[1])]
@@ -98,6 +103,18 @@ def test_a_run_is_started_with_its_workers(monkeypatch):
     done = call("--workers", "2", "--seeds", "0", "--only", "FedPGD")
     assert done.code == 0, done
     assert "running with 2 threads and 2 workers\n" in Path("runs/suites/tiny/fedpgd/seed-0.txt").read_text()
+
+
+def test_an_idle_suite_and_its_runs_have_the_lowest_priority(monkeypatch):
+    """The runs begin sessions of their own, so each is told."""
+    entered = []
+    monkeypatch.setattr("calfat_plugin.cli.suite.lowest_priority", lambda: nullcontext(entered.append("suite")))
+    for words, priority in ((["--idle"], " at the lowest priority"), ([], "")):
+        shutil.rmtree("runs", ignore_errors=True)
+        done = call(*words, "--seeds", "0", "--only", "FedPGD")
+        assert done.code == 0, done
+        assert f"running with 1 threads{priority}\n" in Path("runs/suites/tiny/fedpgd/seed-0.txt").read_text()
+    assert entered == ["suite"]
 
 
 @pytest.mark.parametrize("words", [["--workers", "0"], ["--workers", "auto", "--jobs", "2"]])

@@ -1,1 +1,0 @@
-"""Leaderboards that check their entries: ``calfat board``."""
