@@ -38,7 +38,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report.evaluations import shows_release
 from calfat_plugin.report.numbers import accuracy_text
 from calfat_plugin.report.reading import read_run
-from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json
+from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json, evaluation_from_json
 from calfat_plugin.rounds_csv import read_rounds, text_columns
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
@@ -63,12 +63,15 @@ class Run:
         recipe: as run, every default written out.
         results: label to final result, in the recipe's order; empty while the run is not finished.
         alarms: findings about results that look too good; each has a ``code`` and a ``text``.
+        stopped_early: why training ended before the recipe's last round: its attribute ``round`` is the last one, and
+            as a text it is a sentence. None: it did not, or the run is not finished.
     """
 
     directory: Path
     recipe: Mapping[str, Any]
     results: Mapping[str, EvaluationResult]
     alarms: tuple[Alarm, ...] = ()
+    stopped_early: EarlyStop | None = None
 
     @property
     def rounds(self) -> Any:
@@ -99,7 +102,8 @@ class Run:
 
     def __repr__(self) -> str:
         accuracies = ", ".join(f"{label} {accuracy_text(found.accuracy)}" for label, found in self.results.items())
-        return f"<Run {self.directory}: {accuracies or 'not finished'}>"
+        stopped = "" if self.stopped_early is None else f", {self.stopped_early}"
+        return f"<Run {self.directory}: {accuracies or 'not finished'}{stopped}>"
 
     def _repr_html_(self) -> str:
         release = shows_release(map(evaluation_as_json, self.results.values()))
@@ -113,7 +117,8 @@ class Run:
             table = [["not finished"]]
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table)
         alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
-        return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
+        stopped = "" if self.stopped_early is None else f"<p>{escape(str(self.stopped_early))}</p>"
+        return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{stopped}{alarms}</div>"
 
 
 @fresh_torch_state()
@@ -410,7 +415,11 @@ def load_run(directory: str | Path) -> Run:
     files = read_run(Path(directory))
     results = map(evaluation_from_json, files.evaluations)
     return Run(
-        files.path, files.recipe.document.data, {result.label: result for result in results}, read_alarms(files.results)
+        files.path,
+        files.recipe.document.data,
+        {result.label: result for result in results},
+        read_alarms(files.results),
+        files.stop,
     )
 
 

@@ -39,6 +39,12 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # Path.expanduser raises RuntimeError there
 
 
+def state_folder() -> Path:
+    """Where this user's programs keep what they learned, as freedesktop.org has it; ours need not be there yet."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return expanded(state) / "calfat-plugin"
+
+
 class DiskError(RunError):
     """A file cannot be written."""
 

@@ -162,6 +162,32 @@ class EvaluationResult:
 
 
 @dataclass(frozen=True)
+class EarlyStop:
+    """Why a run ended before its last round (``train_args.patience``).
+
+    Attributes:
+        round: the last round that was done, 1-based.
+        patience: monitored evaluations after the best one, without a higher accuracy.
+        evaluator: label of the monitored evaluator whose accuracy decided, on the validation split.
+        best_round: the round of its highest accuracy.
+        accuracy: that accuracy, in [0, 1].
+    """
+
+    round: int
+    patience: int
+    evaluator: str
+    best_round: int
+    accuracy: float
+
+    def __str__(self) -> str:
+        evaluations = f"{self.patience} evaluation{'s' if self.patience > 1 else ''}"
+        return (
+            f"stopped early after round {self.round}: {evaluations} in a row had no higher validation accuracy of "
+            f"{self.evaluator} than round {self.best_round} with {100 * self.accuracy:.1f} % (train_args.patience)"
+        )
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One finished round: a row of ``rounds.csv``.
 
@@ -193,6 +219,7 @@ class RoundRecord:
         learning_rate: of the clients' optimisers, by ``train_args``; None where it is not known.
         num_examples: client id to the number of training examples that it claims.
         weights: client id to the share of the average that its update got; empty where the aggregator says nothing.
+        stop: why training ends with this round, before the last one of the recipe; None: it does not.
     """
 
     round: int
@@ -217,6 +244,7 @@ class RoundRecord:
     others_named: float | None = None
     passes: float | None = None
     alignments: Mapping[int, float] = field(default_factory=dict)
+    stop: EarlyStop | None = None
 
     @property
     def loss(self) -> float:
@@ -246,6 +274,7 @@ class RunInfo:
         num_rounds: rounds of the whole run.
         start_round: first round to do (> 1 when the run is resumed), 1-based.
         class_counts: (client -> counts per class) of the training data, for simulations where one process sees them.
+        stop: of a run that is resumed in its final evaluation, why it ended before its last round.
     """
 
     name: str
@@ -254,6 +283,7 @@ class RunInfo:
     num_rounds: int
     start_round: int
     class_counts: tuple[tuple[int, ...], ...] = ()
+    stop: EarlyStop | None = None
 
 
 @dataclass(frozen=True)
@@ -262,13 +292,15 @@ class RunResult:
 
     Attributes:
         evaluations: one an evaluator, in the recipe's order.
-        num_rounds: rounds of the whole run.
+        num_rounds: rounds that were done; fewer than the recipe's where training stopped early.
         seconds: wall-clock time of the process that ended the run, and of the rounds that earlier ones finished.
+        stop: why training ended before the recipe's last round; None: it did not.
     """
 
     evaluations: tuple[EvaluationResult, ...]
     num_rounds: int
     seconds: float
+    stop: EarlyStop | None = None
 
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:

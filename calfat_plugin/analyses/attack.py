@@ -23,7 +23,7 @@ from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
-from calfat_plugin.runs.compute import named_device, pick_device, using_threads
+from calfat_plugin.runs.compute import computing_as, named_device, pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
 
@@ -61,7 +61,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
     refuse_link(scratch)
-    with using_threads(first):
+    with computing_as(first):
         run = loaded(plan, observer)
         results, evidence = _measure(plan, run, scratch, observer)
         content = {

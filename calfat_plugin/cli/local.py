@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from calfat_plugin.cli.errors import coloured
+from calfat_plugin.endings import ending
 from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
@@ -89,7 +90,7 @@ def _watch(parties: Sequence[Party], needed: int) -> int:
         for client in clients:
             if client.process.poll() and client.name not in failed:
                 failed.add(client.name)
-                print(f"{client.name} ended with status {client.process.returncode}", file=sys.stderr, flush=True)
+                print(f"{client.name} ended with {ending(client.process.returncode)}", file=sys.stderr, flush=True)
         if (left := len(clients) - len(failed)) < needed:
             print(f"{left} clients are left, {needed} are needed: ending the run", file=sys.stderr, flush=True)
             return 1

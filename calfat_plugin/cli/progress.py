@@ -233,9 +233,11 @@ class ShownProgress(RunObserver):
 
     def run_started(self, run: RunInfo) -> None:
         done = run.start_round - 1
-        self.begun, self.owes_round = True, done < run.num_rounds
+        self.begun, self.owes_round = True, done < run.num_rounds and run.stop is None
         self._num_rounds, self._rounds = run.num_rounds, Pace(done)
-        if not self.owes_round:
+        if run.stop is not None:
+            begun = f"{run.stop}; resuming at the final evaluation"
+        elif not self.owes_round:
             begun = f"all {run.num_rounds} rounds are done, resuming at the final evaluation"
         else:
             rounds = f"{run.num_rounds} round{'s' if run.num_rounds > 1 else ''}"
@@ -279,7 +281,7 @@ class ShownProgress(RunObserver):
         refused = [f"refused {', '.join(map(str, record.refused))}"] if record.refused else []
         words = [*scores, *refused, f"{record.seconds:.1f} s", self._rounds.eta(total)]
         # Of a long run on a terminal some rounds are enough to see its course; the bars have the last one.
-        every, last = _lines_every(total), record.round == total
+        every, last = _lines_every(total), record.round == total or record.stop is not None
         self._console.say(
             f"round {record.round:>{len(str(total))}}/{total}  {'  '.join(words)}",
             unless_drawn=record.round % every != 0 and not last,
@@ -288,6 +290,8 @@ class ShownProgress(RunObserver):
             self._console.say(f"round {record.round}: refused {'; '.join(record.refused.values())}", "yellow")
         self._console.note("  ".join([f"after round {record.round}:", *scores]))
         self._show_rounds(record.round)
+        if record.stop is not None:
+            self._console.say(str(record.stop), "yellow")
         if last:
             self._begin_part("final")
 

@@ -12,7 +12,7 @@ from calfat_plugin.report.evaluations import evaluations_table, figures_of, tail
 from calfat_plugin.report.labels import budget
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.table import print_table
-from calfat_plugin.results import EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json
 
 
 def show_final(
@@ -20,12 +20,14 @@ def show_final(
     results: Sequence[EvaluationResult],
     alarms: Sequence[Alarm],
     class_names: Sequence[str] = (),
+    stop: EarlyStop | None = None,
 ) -> None:
-    """Print the final evaluation of a run: its tables and findings."""
+    """Print the final evaluation of a run: its tables and findings; ``stop``: why training ended early, if it did."""
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return
-    show_evaluations(console, results, "model after the final round, test split")
+    after = "the final round" if stop is None else f"round {stop.round}, where training stopped early"
+    show_evaluations(console, results, f"model after {after}, test split")
     found = list(map(evaluation_as_json, results))
     for table in filter(None, (worst_table(found, class_names), tails_table(found, class_names))):
         print_table(console, table)

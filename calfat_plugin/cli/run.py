@@ -139,7 +139,8 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
         hint.progress = progress
         result = session.run(request, directory, progress)
     class_names = read_json(directory.partition).get("class_names") or ()
-    show_final(console, result.evaluations, read_alarms(read_json(directory.results)), class_names)
+    alarms = read_alarms(read_json(directory.results))
+    show_final(console, result.evaluations, alarms, class_names, result.stop)
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)

@@ -16,6 +16,7 @@ from calfat_plugin.recipe.training import COSINE
 #: Keys of the places of plugin files; their SHA-256 says whether they are the same.
 PLUGIN_PLACE = re.compile(r"calfat\.plugins\.\w+\.file")
 
+_PATIENCE = "train_args.patience"  # of a run that has not stopped yet, nothing that is done depends on it
 _ROUNDS, _SCHEDULE = "train_args.comm_round", "train_args.lr_schedule"
 STEP_SIZE = "calfat.threat.step_size"
 FREE = (
@@ -39,6 +40,8 @@ _REASONS = {
     "nothing anew in the last of them, so the finished ones would have been others",
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
+    "calfat.runtime.layout": "Another memory layout changes the order of sums, "
+    "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
     "calfat.plugins.": "Rounds with different versions of a plugin would make a model of neither",
 }
@@ -52,7 +55,7 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     every = sorted(set(flat_first) | set(flat_second))
     shorter = min(flat_first, flat_second, key=lambda recipe: recipe.get(_ROUNDS, 0))
     depends = COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) or _counts_its_rounds(shorter)
-    free = FREE if depends else (*FREE, _ROUNDS)
+    free = (*FREE, _PATIENCE) if depends else (*FREE, _PATIENCE, _ROUNDS)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     different = [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]

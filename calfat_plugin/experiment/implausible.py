@@ -28,6 +28,7 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
         yield from _other_optimizer(experiment)
         yield from _no_effect(experiment, written)
         yield from _too_late(experiment)
+        yield from _never_stops(experiment)
         yield from _of_plugins(experiment)
         yield from _no_budget(experiment)
         yield from _unused_budgets(experiment)
@@ -157,6 +158,17 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
         if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
             text = f"'{plugin.name}' begins to differ in round {first}, and round {rounds} is the last."
             yield _at(experiment, path, text)
+
+
+def _never_stops(experiment: Experiment) -> Iterator[str]:
+    """A warning where the rounds are over before the patience can be."""
+    patience, every, rounds = experiment.train.patience, experiment.monitor.every, experiment.num_rounds
+    if patience is None:
+        return
+    first = (patience + 1) * every  # the first evaluation is the best so far
+    if first >= rounds:
+        text = f"no effect: training could stop after round {first} at the earliest, and it has {rounds} rounds."
+        yield _at(experiment, ("train_args", "patience"), text)
 
 
 def _of_plugins(experiment: Experiment) -> Iterator[str]:

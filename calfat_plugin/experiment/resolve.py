@@ -286,6 +286,26 @@ class _Reader:
         return Plugin(entry, options, name, label or name, path)
 
 
+def _check_patience(experiment: Experiment) -> None:
+    """Refuse to stop early by accuracies that the run is reported by, or by none at all."""
+    patience = experiment.train.patience
+    if patience is None:
+        return
+    path = ("train_args", "patience")
+    if experiment.data.monitored_split != "validation":
+        raise experiment.document.error(
+            path,
+            f"got {patience}, but there is no validation split, and to stop by the test images would make the results "
+            "on them too high. Set data_args.validation_share, such as 0.1, or remove the key.",
+        )
+    if experiment.selecting_label is None:
+        raise experiment.document.error(
+            path,
+            f"got {patience}, but nothing is measured during the run (calfat.monitor.evaluators is empty). Name an "
+            "evaluator there, such as pgd20, or remove the key.",
+        )
+
+
 def _check_together(experiment: Experiment, finished: bool) -> None:
     """Refuse what is good by itself and not beside the rest of the recipe."""
     document = experiment.document
@@ -295,6 +315,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
         raise document.error(("calfat", "silo", *error.at), str(error)) from None
     if finished:
         return
+    _check_patience(experiment)
     for plugin in experiment.picked:
         try:
             with experiment.attribute_errors_to(plugin):

@@ -27,6 +27,7 @@ from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers
 from calfat_plugin.federation.clients import ClientsOfRound, no_worker
+from calfat_plugin.federation.early_stopping import Patience
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
@@ -57,7 +58,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Server:
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
         self._alignments = Alignments()
+        self._patience = Patience(experiment)
         own = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
         self._worker = no_worker if worker is None else cache(worker)
@@ -139,8 +141,10 @@ class Server:
         trained = snapshot.trained or snapshot.global_state
         for state in (trained, snapshot.global_state, *snapshot.client_models.values()):
             check_update(state, self.state, who="checkpoint")
-        nothing_left = snapshot.round == self.experiment.num_rounds
-        if nothing_left and self._measurements.final_uses_clients and not snapshot.client_models:
+        self.round = snapshot.round
+        rows = list(rows)
+        self._patience.read(rows)
+        if self.is_over and self._measurements.final_uses_clients and not snapshot.client_models:
             raise RunError(
                 f"the final evaluation measures the clients of round {snapshot.round}, whose models the checkpoint "
                 "does not have: the run was asked for more rounds when it was written. Resume with more rounds: --set "
@@ -149,15 +153,15 @@ class Server:
         self._client_models = snapshot.client_models
         self.average = snapshot.global_state if snapshot.trained else {}
         self.state, self.server_state = trained, snapshot.server_state
-        self.broadcast, self.round = snapshot.broadcast, snapshot.round
+        self.broadcast = snapshot.broadcast
         self._updates.read(rows)
         self._alignments.read(rows)
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
         states = {} if client_states is None else client_states
-        last = self.round == self.experiment.num_rounds and self._measurements.final_uses_clients
-        models = self._client_models if last else {}
+        needed = self.is_over and self._measurements.final_uses_clients
+        models = self._client_models if needed else {}
         trained = self.state if self.average else {}
         return Snapshot(self.round, self.evaluated, self.server_state, self.broadcast, states, models, trained)
 
@@ -165,6 +169,21 @@ class Server:
     def evaluated(self) -> State:
         """The run's model: the moving average of the global models where the recipe asks for one, else the last."""
         return self.average or self.state
+
+    @property
+    def stop(self) -> EarlyStop | None:
+        """Why training ended before the recipe's last round; None: it did not."""
+        return self._patience.stop
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no round is left: all are done, or training stopped early. The final evaluation comes after that."""
+        return self.round >= self.experiment.num_rounds or self.stop is not None
+
+    @property
+    def evaluation_decides(self) -> bool:
+        """Whether the evaluation of the round that was aggregated last may be the end of training."""
+        return self._patience.may_end_with(self.round)
 
     def start_round(self, round: int) -> tuple[int, ...]:
         self._started = time.perf_counter()
@@ -252,8 +271,11 @@ class Server:
         not_run = not_run_alarms(evaluations)
         for alarm in not_run:
             log.warning("round %d: %s", record.round, alarm)
+        deciding = evaluations.get(self.experiment.selecting_label or "")
+        self._patience.add(record.round, None if deciding is None else deciding.accuracy)
         return replace(
             record,
+            stop=self.stop,
             evaluations=evaluations,
             alarms=(*record.alarms, *not_run),
             metrics={**record.metrics, **measured},

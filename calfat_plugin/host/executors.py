@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.maths.torch_state import fresh_torch_state
@@ -24,12 +27,16 @@ from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.peer_text import error_text
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from torch import Tensor
 
     from calfat_plugin.federation.worker import Worker
     from calfat_plugin.results import State
 
 _DEATHS = 3  # of executors in a row, without a client that was trained between them, end the run
+LOST_LEADER = 1  #: exit code of a worker whose leader has gone
+_TO_END, _POLL = 5.0, 0.02  # seconds in which the processes of a broken executor end, and between two looks
 _PROCESS = uuid.uuid4().hex
 _TRAINING = threading.Lock()  # of this process: its one model and its global generators serve one client at a time
 
@@ -126,6 +133,7 @@ class Workers:
         self._tasks: dict[int, bytes] = {}  # client to what it keeps, in the order in which they are to begin
         self._futures: dict[int, Future[Trained | Failed]] = {}
         self._trained: dict[int, Trained] = {}
+        self._processes: list[BaseProcess] = []  # of the executor, where it has processes of this machine
 
     def __enter__(self) -> Workers:
         self._executor = self._stack.enter_context(self._open())
@@ -158,6 +166,8 @@ class Workers:
             for client, state in self._tasks.items():
                 task = (self._start, this_process(), client, self._round, self._downlink, state)
                 self._futures[client] = self._executor.submit(train_client, *task)
+            if isinstance(self._executor, ProcessPoolExecutor):  # once it is broken, it no longer has them
+                self._processes = list((self._executor._processes or {}).values())
         except BrokenExecutor:
             self._begin_anew()
 
@@ -194,14 +204,41 @@ class Workers:
         """A worker has died, and its executor with it: another one trains the clients that are left of the round."""
         self._deaths += 1
         left = f"client{'s' * (len(self._tasks) > 1)} {', '.join(map(str, sorted(self._tasks)))}"
+        self._stack.close()
+        code = _code_of_death(self._processes)
+        of = "" if code is None else f" of {ending(code)}"
         if self._deaths == _DEATHS:
             raise HostError(
-                f"round {self._round}: {_DEATHS} times in a row a worker has died before one client more was trained; "
-                f"{left} waited. Where the system kills them, memory may have run out: use fewer workers, or a smaller "
-                "train_args.batch_size."
+                f"round {self._round}: {_DEATHS} times in a row a worker has died{of} before one client more was "
+                f"trained; {left} waited. {_what_to_do(code)}"
             )
-        self._warn(f"round {self._round}: a worker has died. New ones train {left}, with the same result.")
-        self._stack.close()
+        self._warn(f"round {self._round}: a worker has died{of}. New ones train {left}, with the same result.")
         self._futures.clear()
         self._executor = self._stack.enter_context(self._open())
         self._submit()
+
+
+def _code_of_death(processes: Sequence[BaseProcess]) -> int | None:
+    """The exit code of the worker that died first; None where it is not known.
+
+    When one dies, Python's executor ends the others by SIGTERM, and those that have lost their leader exit with 1.
+    """
+    until = time.monotonic() + _TO_END
+    for process in processes:
+        while process.exitcode is None and time.monotonic() < until:
+            time.sleep(_POLL)
+    codes = [process.exitcode for process in processes if process.exitcode is not None]
+    own = [code for code in codes if code not in (0, LOST_LEADER, -signal.SIGTERM)]
+    if own:
+        return own[0]
+    return -signal.SIGTERM if -signal.SIGTERM in codes else None
+
+
+def _what_to_do(code: int | None) -> str:
+    fewer = "use fewer workers, or a smaller train_args.batch_size."
+    if code is None:
+        return f"Where the system kills them, memory may have run out: {fewer}"
+    cause = likely_cause(code)
+    if -code == signal.SIGKILL:
+        return f"{cause} If so, {fewer}"
+    return cause or "Nobody of ours ends them so; the log of the run may say more."

@@ -8,6 +8,7 @@ With workers, the loop asks for one client after another as ever, and gets what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -58,6 +59,10 @@ class AheadTrainer(MessageTrainer):
         self._message, self.states[self.id] = self._workers.result(self.id)
 
 
+class _StoppedEarly(Exception):  # noqa: N818 (it is no error)
+    """The way out of the host's loop, which knows no end but the last of its rounds."""
+
+
 class SimulationAPI(FedAvgAPI):
     """FedML's FedAvg simulation, driving our server; ``args.comm_round`` are the rounds to do."""
 
@@ -90,7 +95,7 @@ class SimulationAPI(FedAvgAPI):
     def _begin_round(self) -> None:
         """The next round, if there is one; largest clients first: one that begins last keeps the others waiting."""
         server, round = self.server, self.server.round + 1
-        if round <= server.experiment.num_rounds:
+        if not server.is_over:
             clients = sorted(server.clients_of(round), key=lambda client: -self.num_examples[client])
             self.trainer.begin(round, clients, server.downlink())
 
@@ -104,8 +109,14 @@ class SimulationAPI(FedAvgAPI):
         for client in aggregated.clients:  # the others keep what they kept
             self.client_states[client] = self.trainer.states[client]
         self.trainer.states.clear()
-        self._begin_round()  # workers train while this process evaluates
+        waits = self.server.evaluation_decides  # on whether there is a next round
+        if not waits:
+            self._begin_round()  # workers train while this process evaluates
         self.on_round(self.server.evaluate_round(aggregated), self.server.snapshot(self.client_states))
+        if self.server.stop is not None:
+            raise _StoppedEarly
+        if waits:
+            self._begin_round()
         return self.server.downlink()
 
     def _local_test_on_all_clients(self, round_idx: int) -> None:
@@ -115,13 +126,14 @@ class SimulationAPI(FedAvgAPI):
     _local_test_on_validation_set = _local_test_on_all_clients
 
     def run(self) -> None:
-        self.train()
+        with suppress(_StoppedEarly):
+            self.train()
 
 
 def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
     server = task.server
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round
-    if args.comm_round > 0:  # else the run was stopped in its final evaluation
+    if not server.is_over:  # else the run was stopped in its final evaluation
         run_host(args, server.device, lambda args: SimulationAPI(args, task))
     return server.final_evaluation(task.scratch)

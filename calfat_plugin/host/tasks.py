@@ -56,7 +56,9 @@ class ClientTask:
     keep_state: Callable[[int, State, int], None]  # (round, state after it, round last used); others are forgotten
     on_round: Callable[[int, str], None]
     on_notice: Callable[[str], None]  # what the server has to say to the user
-    on_finished: Callable[[], None]  # before the goodbye is acknowledged, in a receiving thread; the server may leave
+    on_finished: Callable[
+        [int], None
+    ]  # with the rounds that were done; before the goodbye is acknowledged, in a receiving thread; the server may leave
 
 
 def fingerprint(experiment: Experiment) -> str:

@@ -25,7 +25,7 @@ from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.runs.compute import using_threads
+from calfat_plugin.runs.compute import computing_as
 from calfat_plugin.runs.loaded_run import Trust, set_up_task
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def examine(
 
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
-    with using_threads(experiment):
+    with computing_as(experiment):
         run = loaded(plan, observer)
         test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
         trial = Trial(

@@ -1,8 +1,9 @@
 """Fast passes through a model: the memory layout of its weights, how many examples go through it at once, and
 memory that is used again.
 
-The first two change a result in its last bits at most. They follow from the model, the shape of the images, the device
-and the number of threads alone, never from a measurement of time: the same run makes the same choices everywhere.
+The first two change a result in its last bits at most. They follow from the recipe, the model, the shape of the images,
+the device and the number of threads alone, never from a measurement of time: the same run makes the same choices
+everywhere. But where this processor crashes in the fast layout, the other is taken (``layouts``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from calfat_plugin.layouts import CHANNELS_LAST, layout_of
 from calfat_plugin.maths.attacks import attack_mode
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
     """Keep the weights of convolutions channels last while inside; every tensor is laid out as before on leaving.
 
     Convolutions then compute in that layout, whatever the layout of their input, and poolings are several times faster
-    in it. A model that fails in it (``Tensor.view`` on a map) keeps its own: the first ``PROBED`` images are tried.
+    in it. The weights stay as they are where the recipe, or a trial of this processor, says contiguous. A model that
+    fails in it (``Tensor.view`` on a map) keeps its own: the first ``PROBED`` images are tried.
     Parameters stay the same objects, so that an optimiser may be made inside or outside.
 
     Yields how many examples to pass through at once where each passes many times: on a CPU as many as keep the
@@ -41,12 +44,14 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
     import torch  # here, not above: recipes are checked without torch
 
     keep_freed_memory()
-    moved = [
-        weight
-        for weight in model.parameters()
-        # One that was made in inference mode has no version counter, which its new memory would need.
-        if weight.dim() == 4 and weight.is_contiguous() and not weight.is_inference()
-    ]
+    moved: list[nn.Parameter] = []
+    if layout_of(model, x[:PROBED]) == CHANNELS_LAST:
+        moved = [
+            weight
+            for weight in model.parameters()
+            # One that was made in inference mode has no version counter, which its new memory would need.
+            if weight.dim() == 4 and weight.is_contiguous() and not weight.is_inference()
+        ]
     try:
         for weight in moved:
             weight.data = _channels_last(weight.data)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from calfat_plugin.disk import expanded, read_bytes
+from calfat_plugin.disk import expanded, read_bytes, state_folder
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.options import option
 from calfat_plugin.peer_text import error_text
@@ -140,8 +139,7 @@ def _python_file(file: str | Path, place: str) -> Path:
 
 def _known_plugins() -> Path:
     """The SHA-256 of plugin files that this user has run, one a line."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return expanded(state) / "calfat-plugin" / "plugins.sha256"
+    return state_folder() / "plugins.sha256"
 
 
 def _digest(path: Path) -> str:

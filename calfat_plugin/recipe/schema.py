@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
+from calfat_plugin.layouts import AUTO
+from calfat_plugin.layouts import CHOICES as LAYOUTS
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
 from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
@@ -32,6 +34,7 @@ from calfat_plugin.recipe.keys import (
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.recipe.training import TrainArgs, useless
+from calfat_plugin.results import NATURAL
 from calfat_plugin.threat import ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
@@ -203,6 +206,13 @@ class RuntimeOptions:
         choices=CHOICES,
         help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
         "the GPU has units for it, else fp32",
+    )
+    layout: str = option(
+        AUTO,
+        choices=LAYOUTS,
+        help="memory layout of convolutions: channels_last is faster and differs from contiguous in the last bits; "
+        "auto: channels_last, or contiguous where a trial in a process of its own shows that this processor crashes in "
+        "it (strided 1x1 convolutions with few channels)",
     )
     executor: str = option(
         PROCESSES,
@@ -387,6 +397,16 @@ class Recipe(CalfatSection):
     def num_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.train.comm_round
+
+    @property
+    def selecting_label(self) -> str | None:
+        """Whose monitored accuracy says which round is best: the last attack of the monitor, which recipes list from
+        weak to strong; without an attack ``natural``; None without either."""
+        labels = [pick.label for pick in self.monitor.evaluators]
+        robust = [label for label in labels if label != NATURAL]
+        if robust:
+            return robust[-1]
+        return NATURAL if labels else None
 
     @property
     def host_sections(self) -> dict[str, Any]:

@@ -19,6 +19,13 @@ class TrainArgs:
     client_num_in_total: int = option(5, low=1, high=1_000_000, help="number of clients")
     client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
     comm_round: int = option(150, low=1, help="rounds")
+    patience: int | None = option(
+        None,
+        low=1,
+        help="stop early: training ends when so many monitored evaluations in a row have no higher validation accuracy "
+        "than the best one before (of the last attack in `calfat.monitor.evaluators`); needs "
+        "`data_args.validation_share`. null: all rounds are done",
+    )
     epochs: int = option(1, low=1, help="local epochs per round")
     local_steps: int | None = option(
         None,

@@ -100,9 +100,11 @@ def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str,
 def headline(run: RunFiles) -> str:
     recipe = run.recipe
     in_groups = f" ({listing(recipe.group_names)})" if recipe.clients else ""
+    stopped = "" if run.stop is None else f". Training {run.stop}"
     return (
         f"{recipe.trainer.name} with {recipe.aggregator.name} on {recipe.dataset.name} ({recipe.partition.name}): "
         f"{counted(recipe.num_clients, 'client')}{in_groups}, {counted(recipe.num_rounds, 'round')}, seed {recipe.seed}"
+        f"{stopped}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT, examples_of, measured, why_not_run
+from calfat_plugin.results import RESULTS_FORMAT, EarlyStop, examples_of, measured, why_not_run
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -52,6 +52,12 @@ class RunFiles:
     @property
     def name(self) -> str:
         return str(self.results.get("recipe") or self.path.resolve().parent.name)
+
+    @property
+    def stop(self) -> EarlyStop | None:
+        """Why training ended before the recipe's last round; None: it did not, or the run is not finished."""
+        noted = self.results.get("stopped_early")
+        return None if noted is None else EarlyStop(**{field.name: noted[field.name] for field in fields(EarlyStop)})
 
     @property
     def finished(self) -> bool:

@@ -106,9 +106,10 @@ def final_tables(run: RunFiles) -> list[Table]:
     labels_there = {each["label"] for each in run.evaluations}
     published = {label: number for label, number in run.recipe.reported.percent.items() if label in labels_there}
     release = shows_release(run.evaluations)
+    last = "the final round" if run.stop is None else f"round {run.stop.round}, where training stopped early"
     evaluated = "Global model" if run.recipe.ema is None else "Moving average of the global models"
     note = (
-        f"{evaluated} after the final round. Accuracy counts an example that is classified correctly both clean and "
+        f"{evaluated} after {last}. Accuracy counts an example that is classified correctly both clean and "
         "under attack; the convention of the release leaves the clean image out of account, as CalFAT's authors and "
         f"the paper's tables do, {'and is beside it' if release else 'and gives the same numbers here'}. "
         "The interval (Wilson's) is over the test examples; another seed may lie outside."

@@ -65,10 +65,12 @@ _EVALUATION = {
 }
 _ALARMS = [{"code": TEXT, "text": TEXT, "labels": [TEXT]}]
 _SELECTED = {"evaluator": TEXT, "accuracy": FRACTION, "round": COUNT}
+_STOP = {"round": COUNT, "patience": COUNT, "evaluator": TEXT, "best_round": COUNT, "accuracy": FRACTION}
 EVIDENCE = [{"file": TEXT, "norm": TEXT, "eps": TEXT}]
 RESULTS = {
     "format?": COUNT,
     "recipe?": TEXT,
+    "stopped_early?": _STOP,
     "metrics?": {"*": METRIC},
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,

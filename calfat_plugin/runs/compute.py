@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.installed import version_of
+from calfat_plugin.layouts import using_layout
 from calfat_plugin.profiling import Profile
 from calfat_plugin.registry import Registry
 
@@ -81,15 +82,16 @@ def with_resolved_precision(experiment: Experiment) -> Experiment:
 
 
 @contextmanager
-def using_threads(experiment: Experiment) -> Iterator[None]:
-    """The recipe's number of threads for a while: some arithmetic depends on it in the last bits."""
+def computing_as(experiment: Experiment) -> Iterator[None]:
+    """The recipe's number of threads and memory layout for a while: arithmetic depends on both in the last bits."""
     import torch
 
     threads, before = experiment.runtime.threads, torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        yield
+        with using_layout(experiment.runtime.layout):
+            yield
     finally:
         if threads is not None:
             torch.set_num_threads(before)

@@ -33,6 +33,7 @@ from calfat_plugin.disk import lock, opened, read_json, refuse_link, temporary_o
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.experiment.differences import unchanging_digest
+from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
@@ -146,8 +147,7 @@ class RunDirectory:
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
-            rounds = read_document(recipe).get(("train_args", "comm_round")) if run.finished else 0
-            if not isinstance(rounds, int) or rounds < experiment.num_rounds:
+            if not run.finished or run.goes_further(experiment):
                 return run
         if runs and cls.finished_too:
             return cls(runs[0].parent)
@@ -156,6 +156,17 @@ class RunDirectory:
         raise RunError(
             f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}" + page
         )
+
+    def goes_further(self, experiment: Experiment) -> bool:
+        """Whether a finished run has rounds to do by a recipe that asks for more of them, or has more patience."""
+        then = read_document(self.recipe)
+        rounds = then.get(("train_args", "comm_round"))
+        if not isinstance(rounds, int) or rounds < experiment.num_rounds:
+            return True
+        if "stopped_early" not in read_json(self.results):
+            return False
+        before = then.get(("train_args", "patience"))
+        return isinstance(before, int) and is_more_patient(experiment.train.patience, before)
 
     def check_same(self, experiment: Experiment) -> None:
         try:

@@ -23,10 +23,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from calfat_plugin import layouts
 from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import going_further
 from calfat_plugin.experiment.implausible import implausible_images
+from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -40,7 +42,7 @@ from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RECIPE, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -130,13 +132,21 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         say(f"warning: {text}")
 
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
-    with directory.locked(), log_to(directory.log), using_threads(experiment):
+    with directory.locked(), log_to(directory.log), computing_as(experiment):
         states = _States(directory.last_checkpoint.parent, client, warn, directory.recipe_digest)
-        done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
+        goodbye = read_json(directory.results)
+        done = goodbye.get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds:
             further = going_further(experiment.as_run(), done, "all parties")
             say(f"client {client} of {name} is finished after {done} rounds. {further}")
+            return
+        patience = goodbye.get("patience")  # of a run that stopped early
+        if done and patience is not None and not is_more_patient(experiment.train.patience, patience):
+            say(
+                f"client {client} of {name} is finished: the run stopped early after round {done}. To go further, "
+                "resume all parties with a larger train_args.patience."
+            )
             return
         for finding in runtime.security_warnings(rank):
             warn(finding)
@@ -149,9 +159,15 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
             on_notice=warn,
-            on_finished=lambda: write_json(
+            on_finished=lambda rounds: write_json(
                 directory.results,
-                {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
+                {
+                    "recipe": name,
+                    "seed": experiment.seed,
+                    "rank": rank,
+                    "rounds": rounds,
+                    "patience": experiment.train.patience if rounds < experiment.num_rounds else None,
+                },
             ),
         )
         profile = new_profile(worker.device) if request.profile else None
@@ -194,7 +210,7 @@ def train_round(
         PartyDirectory(path).recipe.unlink(missing_ok=True)
     request = replace(request, run_dir=path, resume=PartyDirectory(path).recipe.exists())
     directory = PartyDirectory.open(request)
-    with directory.locked(), log_to(directory.log), using_threads(experiment):
+    with directory.locked(), log_to(directory.log), computing_as(experiment):
         worker, client = _worker_of(request, rank, directory, log.warning), rank - 1
         worker.check_downlink(downlink)
         states = _States(directory.last_checkpoint.parent, client, log.warning, directory.recipe_digest)
@@ -207,12 +223,14 @@ def train_round(
 def any_clients_worker(document: Document, threads: int, log_file: Path) -> Worker:
     """What trains any client in a process of an executor, or of a host, for as long as it lives.
 
-    It has the server's number of threads, on which the last bits depend, and its log where this machine has it.
+    It has the server's number of threads and memory layout, on which the last bits depend, and its log where this
+    machine has it. Where the recipe leaves the layout to the processor, this one decides again: it may be another.
     """
     torch.set_num_threads(threads)
     _LIFE.close()  # of another run
     _LIFE.enter_context(log_to(log_file if log_file.exists() else Path(os.devnull)))
     experiment = checked_experiment(document)
+    layouts.ask_for(experiment.runtime.layout)
     device = pick_device(experiment, lambda text: None, _number_on_machine())  # the server warns
     dataset = experiment.load_dataset()
     return Worker(experiment, dataset, shards_of(experiment, dataset, device), device, RunObserver())

@@ -20,6 +20,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.experiment.implausible import classes_not_trained, implausible_data, too_large_batches
+from calfat_plugin.federation.early_stopping import early_stop
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import Runtime, runtime_of
@@ -29,11 +30,11 @@ from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed
-from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import EarlyStop, RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import environment_of, new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
@@ -48,7 +49,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
     experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started, warn = time.perf_counter(), observer.warn
-    with staying_here(), directory.locked(), log_to(directory.log), using_threads(experiment):
+    with staying_here(), directory.locked(), log_to(directory.log), computing_as(experiment):
         directory.refuse_links()
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
@@ -83,6 +84,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
             num_rounds=experiment.num_rounds,
             start_round=1 if snapshot is None else snapshot.round + 1,
             class_counts=tuple(map(tuple, data.get("class_counts", ()))),
+            stop=None if snapshot is None else _stop_of(directory, experiment, snapshot.round),
         )
         if snapshot is not None:
             directory.check_data(data)
@@ -135,7 +137,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
                 evaluations = runtime.run_server(task)
             tails = experiment.partition.entry.long_tailed
             evaluations = tuple(found.with_worst_clients(counts, long_tailed=tails) for found in evaluations)
-            result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
+            result = RunResult(evaluations, server.round, earlier + time.perf_counter() - started, server.stop)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)
@@ -173,8 +175,25 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
             f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}"
             + (directory.without_page if directory.finished else "")
         )
+    stop = _stop_of(directory, experiment, done)
+    if stop is not None and stop.round < done:
+        raise RunError(
+            f"{directory.path}: {done} rounds are done, and with train_args.patience={stop.patience} this run would "
+            f"have {stop}. Resume it with a larger train_args.patience, or start a new run."
+        )
+    if stop is not None and directory.finished:
+        raise RunError(
+            f"{directory.path}: this run is finished: it {stop}. To go further, resume it with a larger patience, such "
+            f"as --set train_args.patience={stop.patience + 5}.{directory.without_page}"
+        )
     log.info("continuing after round %d", done)
     return snapshot, notes.get("best", {})
+
+
+def _stop_of(directory: RunDirectory, experiment: Experiment, done: int) -> EarlyStop | None:
+    """Why no round is left after those that are done, where it is not that they are all."""
+    rows = read_rounds(directory.rounds)
+    return early_stop(experiment, [row for row in rows if int(row["round"]) <= done])  # a crash may leave one too many
 
 
 def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str, Any]:

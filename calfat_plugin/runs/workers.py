@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import HostError, RunError, one_line
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.executors import OpenExecutor, Workers, started
+from calfat_plugin.host.executors import LOST_LEADER, OpenExecutor, Workers, started
 from calfat_plugin.host.runtimes import EXECUTOR, Runtime, Simulation, runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
@@ -204,7 +204,7 @@ def _end_with(leader: Connection) -> None:
     def wait() -> None:
         with suppress(EOFError, OSError):
             leader.recv()
-        os._exit(1)
+        os._exit(LOST_LEADER)
 
     threading.Thread(target=wait, name="leader", daemon=True).start()
 

@@ -46,11 +46,9 @@ class RunWriter:
         self.directory, self.experiment = directory, experiment
         self._rounds = directory.rounds_file(experiment)
         labels = self._rounds.labels
-        robust = [label for label in labels if label != NATURAL]
-        # The last attack of the list counts as the robust one: recipes list them from weak to strong.
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
-        if robust:
-            self._selectors["best-robust"] = robust[-1]
+        if experiment.selecting_label not in (None, NATURAL):
+            self._selectors["best-robust"] = experiment.selecting_label
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
         done = 0 if resume_from is None else resume_from.round
         checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
@@ -79,7 +77,7 @@ class RunWriter:
         done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
         self._under_way = done, [*checkpoints], dict(states.named)
         states.round = record.round + 1
-        if record.round == self.experiment.num_rounds:  # what follows may take hours
+        if record.round == self.experiment.num_rounds or record.stop is not None:  # what follows may take hours
             self.settle()
 
     def settle(self) -> None:
@@ -122,6 +120,11 @@ class RunWriter:
         experiment = self.experiment
         model = "global model" if experiment.ema is None else "moving average of the global models"
         class_names = read_json(self.directory.partition).get("class_names") or ()
+        stopped: dict[str, Any] = {}
+        model = f"{model} after the final round"
+        if result.stop is not None:
+            model = f"{model}, with which training stopped early: round {result.stop.round}"
+            stopped = {"stopped_early": dataclasses.asdict(result.stop)}
         alarms = [*find_alarms(result.evaluations, class_names), *alarms_of(self.directory.rounds)]
         if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
             text = (
@@ -148,7 +151,8 @@ class RunWriter:
                 "aggregator": experiment.aggregator.name,
                 "rounds": result.num_rounds,
                 "seconds": result.seconds,
-                "model": f"{model} after the final round",
+                **stopped,
+                "model": model,
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 **evidence,

@@ -9,10 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import TRY_AGAIN, read_bytes, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_bytes, read_json, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
+from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
@@ -201,9 +202,15 @@ def _state(run: SuiteRun) -> tuple[State, str]:
     asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:
         keys = [*dict.fromkeys((*keys, "train_args.comm_round"))]
+    patience, patience_then = (recipe["train_args"].get("patience") for recipe in (now, then))
+    if patience is not None and (patience_then is None or patience < patience_then):
+        keys = [*keys, "train_args.patience"]  # with less of it the run might have stopped earlier
     if keys:
         return "unfinished", changes(then, now, keys, "then")
-    return ("finished" if directory.finished and asked == done else "unfinished"), ""
+    goes_further = asked > done
+    if patience_then is not None and "stopped_early" in read_json(directory.results):
+        goes_further |= is_more_patient(patience, patience_then)
+    return ("finished" if directory.finished and not goes_further else "unfinished"), ""
 
 
 @lru_cache(1024)

@@ -236,10 +236,11 @@ def seconds_left(plan: SuitePlan) -> float | None:
     """
     choosing = plan.choosing
     here = (run for run in (*choosing.runs, *plan.runs) if run.state == "finished" and run.recorded is None)
-    rates = [
-        float(read_results(RunDirectory(run.directory).results).get("seconds") or 0) / run.experiment.num_rounds
-        for run in here
-    ]
+    rates = []
+    for run in here:
+        results = read_results(RunDirectory(run.directory).results)
+        rounds_done = results.get("rounds") or run.experiment.num_rounds  # fewer where training stopped early
+        rates.append(float(results.get("seconds") or 0) / rounds_done)
     rate = sum(rates) / len(rates) if rates else plan.suite.seconds_per_round
     if rate is None:
         return None

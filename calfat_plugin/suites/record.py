@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import TRY_AGAIN, locked, read_whole, reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, locked, read_json, read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -136,7 +136,9 @@ def verdict_of(directory: Path, experiment: Experiment) -> str | None:
     if not content:
         return ""
     asked, model = content["threat"], (Path(content.get("checkpoint") or "").name, content.get("round"))
-    last = RunDirectory(directory).last_checkpoint.name, experiment.num_rounds
+    run = RunDirectory(directory)
+    rounds = read_json(run.results).get("rounds", experiment.num_rounds)  # fewer where training stopped early
+    last = run.last_checkpoint.name, rounds
     if model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
         return None
     if not content.get("finished"):

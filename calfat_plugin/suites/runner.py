@@ -17,6 +17,7 @@ from typing import IO, TextIO
 
 from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, read_json, refuse_link
+from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import measured, release_of
@@ -333,8 +334,9 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     said = [line.strip() for line in lines if line.strip()]
     exceptions = [line for line in said if _EXCEPTION.match(line)]
     last = (exceptions or said or [""])[-1]
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{last} ({how})" if last else how
+    how = f"{last} ({ending(code)})" if last else ending(code)
+    cause = likely_cause(code)
+    return f"{how}. {cause}" if cause else how
 
 
 # --- shares of the machine --------------------------------------------------------------------------------------------

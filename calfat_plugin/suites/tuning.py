@@ -300,9 +300,10 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
         if useless:
             raise in_cell(RecipeError(f"{useless} So it cannot be chosen; remove it."), cell.name, suite)
         as_run = experiment.as_run()
-        rounds = as_run["train_args"]["comm_round"]
+        length = [as_run["train_args"][key] for key in ("comm_round", "patience")]
         for other_run, twin in seen:
-            if rounds == other_run["train_args"]["comm_round"] and not same_but_rounds(as_run, other_run):
+            other_length = [other_run["train_args"][key] for key in ("comm_round", "patience")]
+            if length == other_length and not same_but_rounds(as_run, other_run):
                 why = "" if as_run == other_run else ", for what they differ in changes no result"
                 what = f"'{twin.name}' and '{each.name}' of the cell '{cell.name}' are the same run{why}; keep one."
                 raise suite.document.error((*CHOOSE, "grid"), what)

@@ -7,8 +7,9 @@
     def test_it_keeps_the_contract() -> None:
         check_trainer("my-fat")
 
-A check works on tiny images and a tiny model, in a second or so, on the CPU and without files of yours. What breaks the
-contract raises ``AssertionError`` with what was expected; what the framework itself refuses raises its own error.
+A check works on tiny images and a tiny model, in seconds, on the CPU and without files of yours. It takes one thread of
+torch, and puts the number of threads back afterwards. What breaks the contract raises ``AssertionError`` with what was
+expected; what the framework itself refuses raises its own error.
 """
 
 from calfat_plugin.testing.evaluators import check_evaluator

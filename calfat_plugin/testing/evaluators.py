@@ -33,6 +33,7 @@ from calfat_plugin.testing.tiny import (
     balanced_images,
     balanced_model,
     in_each_norm,
+    one_thread,
     require,
     tiny_experiment,
     unchanged,
@@ -44,6 +45,7 @@ _TOLERANCE = 1e-6  # of a share, or of a number of examples: a mean in float32 i
 
 
 @fresh_torch_state()
+@one_thread()
 def check_evaluator(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

@@ -26,6 +26,7 @@ from calfat_plugin.testing.tiny import (
     CPU,
     NUM_CLASSES,
     TinyModel,
+    one_thread,
     require,
     same_bits,
     tiny_dataset,
@@ -89,6 +90,7 @@ _TOLERANCE = 1e-6  # of a parameter
 
 
 @fresh_torch_state()
+@one_thread()
 def check_aggregator(
     name: str,
     *,
@@ -178,6 +180,7 @@ def _combined(server: Server, task: AggregationTask) -> Aggregate:
 
 
 @fresh_torch_state()
+@one_thread()
 def check_attacker(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

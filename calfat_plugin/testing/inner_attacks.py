@@ -27,6 +27,7 @@ from calfat_plugin.testing.tiny import (
     answered,
     balanced_model,
     in_each_norm,
+    one_thread,
     require,
     tiny_experiment,
     tiny_images,
@@ -43,6 +44,7 @@ _TOLERANCE = 1e-6
 
 
 @fresh_torch_state()
+@one_thread()
 def check_inner_attack(
     name: str, *, registry: Registry | None = None, device: str | torch.device = "cpu", **options: Any
 ) -> None:

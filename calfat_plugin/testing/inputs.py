@@ -21,12 +21,21 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.session import Listeners
-from calfat_plugin.testing.tiny import NUM_CLASSES, numpy_state, require, same_bits, tiny_experiment, unchanged
+from calfat_plugin.testing.tiny import (
+    NUM_CLASSES,
+    numpy_state,
+    one_thread,
+    require,
+    same_bits,
+    tiny_experiment,
+    unchanged,
+)
 
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # how far logits are off that are computed in another layout or with other images
 
 
 @fresh_torch_state()
+@one_thread()
 def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
     """Hold a data set to its contract.
 
@@ -62,6 +71,7 @@ def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **
 
 
 @fresh_torch_state()
+@one_thread()
 def check_model(
     name: str,
     *,
@@ -156,6 +166,7 @@ def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module
 
 
 @fresh_torch_state()
+@one_thread()
 def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
     """Hold a partition to its contract.
 
@@ -189,6 +200,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
 
 
 @fresh_torch_state()
+@one_thread()
 def check_logger(name: str, folder: Path, *, registry: Registry | None = None, **options: Any) -> Path:
     """Hold a logger to its contract: it hears of a run that finishes and of one that is stopped, and never fails.
 

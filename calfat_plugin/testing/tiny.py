@@ -186,6 +186,21 @@ def numpy_state() -> tuple[list[int], int]:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread of torch, and put the number back afterwards.
+
+    A check passes a handful of tiny images through a tiny model, again and again. Several threads wait for one another
+    at each step, on a busy machine for minutes; one thread needs seconds.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     """Hold a plugin to leaving these tensors as they are."""
     before = [tensor.clone() for tensor in tensors]

@@ -33,6 +33,7 @@ from calfat_plugin.testing.tiny import (
     balanced_model,
     in_each_norm,
     numpy_state,
+    one_thread,
     require,
     same_bits,
     tiny_experiment,
@@ -48,6 +49,7 @@ _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rat
 
 
 @fresh_torch_state()
+@one_thread()
 def check_trainer(
     name: str,
     *,

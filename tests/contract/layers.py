@@ -21,8 +21,8 @@ BEGIN, END = "<!-- layers: made by `python tests/contract/layers.py` -->", "<!--
 FLOORS = (
     (
         "basics",
-        "errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers",
-        "errors compat exact l1_ball threat seeds options disk peer_text profiling",
+        "errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers, memory layouts",
+        "errors compat exact l1_ball threat seeds options disk peer_text profiling endings layouts",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (

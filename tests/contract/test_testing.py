@@ -44,6 +44,31 @@ def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: An
     return str(raised.value)
 
 
+class CountsThreads:
+    """Stands in for a registry: notes torch's number of threads, and ends the check."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.threads.append(torch.get_num_threads())
+        raise ModelError("the check of a test ends here")
+
+
+@pytest.mark.parametrize("name", [name for name in testing.__all__ if name.startswith("check_")])
+def test_a_check_takes_one_thread_and_puts_the_number_back(name: str, tmp_path: Path) -> None:
+    before, registry = torch.get_num_threads(), CountsThreads()
+    folders = [tmp_path] if name in ("check_dataset", "check_logger") else []
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ModelError, match=r"^the check of a test ends here$"):
+            getattr(testing, name)("anything", *folders, registry=registry)
+        assert registry.threads[0] == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 COUNTER = itertools.count(1)  # what a plugin with a memory of its own would have
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import pack_refusal
 from calfat_plugin.federation.worker import Worker
@@ -22,7 +24,7 @@ from calfat_plugin.host.flower.rounds import RemoteTrainingError, run_rounds
 from calfat_plugin.host.flower.server import resources, simulate
 from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.recipe.document import Document
-from calfat_plugin.results import RoundRecord, State
+from calfat_plugin.results import EvaluationResult, RoundRecord, State
 from calfat_plugin.runs.request import checked_experiment
 from tests.flower.federation import METHODS, MemoryGrid, digest, parties, trained_in_loops, written
 from tests.snapshot import TextSnapshot
@@ -235,3 +237,31 @@ def test_a_client_that_is_too_large_for_this_machine(
     with pytest.raises(Exception, match="3 cores") as refused:
         resources(experiment)
     snapshot(str(refused.value).replace(str(tmp_path), "DIR"))
+
+
+@pytest.mark.parametrize("runtime", ["simulate", "serve"])
+def test_a_run_that_stops_early_asks_nobody_to_train_any_more(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = {1: 0.4, 2: 0.6, 3: 0.6, 4: 0.5}
+
+    def scripted(self: Measurements, state: State, round: int, clients: object) -> dict[str, EvaluationResult]:
+        accuracy = course[round]
+        return {"natural": EvaluationResult("natural", 10, accuracy, accuracy, (), (), {}, "a test", 0.0)}
+
+    monkeypatch.setattr(Measurements, "of_round", scripted)
+    sets = ("data_args.validation_share=0.1", "train_args.comm_round=8", "train_args.patience=2")
+    run = Run(written(tmp_path, sets)[1])
+    push, pushed = run.grid.push_messages, list[int]()
+
+    def counted(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        pushed.append(len(messages))
+        return push(messages)
+
+    monkeypatch.setattr(run.grid, "push_messages", counted)
+    getattr(run, runtime)()
+    assert [record.round for record in run.records] == [1, 2, 3, 4]
+    assert [record.stop and record.stop.best_round for record in run.records] == [None, None, None, 2]
+    assert pushed == [3, 3, 3, 3]  # three clients a round
+    assert run.server.is_over

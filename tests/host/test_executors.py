@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -139,6 +144,39 @@ def test_deaths_in_a_row_end_the_run_and_a_trained_client_ends_the_row(snapshot:
         with snapshot.raises(HostError):
             workers.result(2)
     assert [executor.clients for executor in room.executors] == [[1, 2], [1, 2], [1, 2], [2], [2], []]
+
+
+def kill(number: int) -> Worker:
+    faulthandler.disable()  # pytest's; the crash is meant
+    os.kill(os.getpid(), number)
+    raise AssertionError("it is dead")
+
+
+def leave() -> Worker:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("end", "name", "advice"),
+    [
+        (partial(kill, signal.SIGKILL), "SIGKILL", r"memory has run out\. If so, use fewer workers, or a smaller "),
+        (partial(kill, signal.SIGSEGV), "SIGSEGV", r"SIGSEGV is no want of memory: native code .* has crashed\. Try "),
+        (partial(kill, signal.SIGTERM), "SIGTERM", r"Nobody of ours ends them so"),
+        (leave, "exit code 3", r"Nobody of ours ends them so"),
+    ],
+)
+def test_the_end_of_a_worker_is_named(end: Callable[[], Worker], name: str, advice: str) -> None:
+    """By the executor of Python that anybody may name; those of --workers are the same."""
+    warnings: list[str] = []
+    context = multiprocessing.get_context("fork")
+    workers = Workers("mine", lambda: ProcessPoolExecutor(2, context), end, RunObserver(), warnings.append)
+    with workers:
+        workers.submit(2, [1, 2], DOWNLINK, {})
+        dead = rf"^round 2: 3 times in a row a worker has died of {name} before .* clients 1, 2 waited\. .*{advice}"
+        with pytest.raises(HostError, match=dead):
+            workers.result(1)
+    text = f"round 2: a worker has died of {name}. New ones train clients 1, 2, with the same result."
+    assert warnings == [text] * 2
 
 
 def test_another_error_of_an_executor_and_threads_of_the_leading_process_are_said(snapshot: TextSnapshot) -> None:

@@ -8,25 +8,32 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from calfat_plugin.compat import make_torchvision_importable
 
 
-def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
-    """Each goodbye has a thread of its own; two that wrote ``finished.json`` at once took each other's file away."""
+@pytest.mark.parametrize(("said", "rounds"), [(2, 2), (None, 3), ("2", 3), (True, 3), (-1, 3), (4, 3)])
+def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged(said: object, rounds: int) -> None:
+    """With the rounds that were done, if the server says a number that can be: else with all three of the recipe.
+
+    Each goodbye has a thread of its own; two that wrote ``finished.json`` at once took each other's file away.
+    """
     make_torchvision_importable()  # FedML imports it
     from calfat_plugin.host.silo.client import MyMessage, SiloClient
     from calfat_plugin.host.transports.message import Message
 
     noted = []
 
-    def note() -> None:
+    def note(number: int) -> None:
         time.sleep(0.2)
-        noted.append(threading.get_ident())
+        noted.append(number)
 
+    worker = SimpleNamespace(experiment=SimpleNamespace(num_rounds=3))
     client = object.__new__(SiloClient)  # without its transport: only what the message meets
-    client._task, client._session = SimpleNamespace(on_finished=note), "ours"  # type: ignore[assignment]
+    client._task, client._session = SimpleNamespace(on_finished=note, worker=worker), "ours"  # type: ignore[assignment]
     client._noted, client._noting = False, threading.Lock()
-    goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, 1, session="ours")
+    goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, 1, session="ours", rounds=said)
 
     def admitted(number: int) -> int:
         client._admit(goodbye)
@@ -34,6 +41,7 @@ def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(admitted, range(4))) == [1, 1, 1, 1]
+    assert noted == [rounds]
 
 
 def test_the_heartbeat_ends_with_the_transport_whatever_ended_it() -> None:

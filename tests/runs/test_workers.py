@@ -41,7 +41,7 @@ from tests.silo.federation import assert_they_sleep
 from tests.snapshot import TextSnapshot
 
 LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")
-DEATH = r"round \d: a worker has died\. New ones train clients? \d(, \d)*, with the same result\."
+DEATH = r"round \d: a worker has died of SIGKILL\. New ones train clients? \d(, \d)*, with the same result\."
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -85,7 +85,7 @@ def test_a_worker_is_killed_in_a_round(folder: Path) -> None:
 
 def test_whoever_trains_a_client_is_killed(folder: Path) -> None:
     """The error says so; finished rounds are kept, and one process does the rest."""
-    with pytest.raises(HostError, match=r"^round \d: 3 times in a row a worker has died before one client more was "):
+    with pytest.raises(HostError, match=r"^round \d: 3 times in a row a worker has died of SIGKILL before one "):
         go("run", 2, *LONGER, observer=Fates(*["death"] * 50))
     assert 1 <= len(outcome(Path("run"))[1]) <= 3
     for fate in Path().glob("fate-*"):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from calfat_plugin.errors import OptionError, RecipeError, RunError
@@ -208,3 +210,29 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
 def test_checking_a_suite_imports_nothing_heavy(tmp_path):
     ended = python(REPORTING + COMMAND, "suite", "digits_table1", "--dry-run", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "imported:\n")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "stopped", "state"),
+    [
+        ("2", "2", True, "finished"),
+        ("2", "3", True, "unfinished"),  # it goes further
+        ("2", "null", True, "unfinished"),
+        ("2", "3", False, "finished"),  # all rounds are done
+        ("null", "null", False, "finished"),
+        ("2", "1", True, None),  # it might have stopped earlier
+        ("null", "3", False, None),
+    ],
+)
+def test_a_run_that_stopped_early_is_finished_until_it_has_more_patience(then, now, stopped, state, plan_of):
+    text = SUITE.replace(
+        "comm_round: 1", "comm_round: 9, data_args.validation_share: 0.2, train_args.patience: PATIENCE"
+    )
+    run = plan_of(text.replace("PATIENCE", then)).runs[0]
+    directory = begun(run)
+    directory.results.write_text(json.dumps({"evaluations": [], **({"stopped_early": {}} if stopped else {})}))
+    if state is None:
+        with pytest.raises(RunError, match=r"train_args\.patience: .* then, .* now"):
+            plan_of(text.replace("PATIENCE", now))
+    else:
+        assert plan_of(text.replace("PATIENCE", now)).runs[0].state == state

@@ -6,6 +6,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -235,3 +236,17 @@ def test_a_place_that_cannot_be_written_is_reported(plan_of, snapshot):
     plan = plan_of()
     with snapshot.raises(RunError):
         run_all(plan, 1, Recorder(), [])
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (-signal.SIGSEGV, r"^round 1/2 \(SIGSEGV\)\. SIGSEGV is no want of memory: native code"),
+        (-signal.SIGKILL, r"^round 1/2 \(SIGKILL\)\. Whoever sends SIGKILL is most likely the system, because memory"),
+        (-signal.SIGTERM, r"^round 1/2 \(SIGTERM\)$"),
+        (-64, r"^round 1/2 \((SIGRTMAX|signal 64)\)$"),
+        (3, r"^round 1/2 \(exit code 3\)$"),
+    ],
+)
+def test_a_run_that_dies_names_the_signal(code: int, told: str) -> None:
+    assert re.match(told, runner._what_went_wrong(["round 1/2"], code))

@@ -31,8 +31,7 @@ def run_rounds(
     models, and the next round is trained while this one is evaluated. Otherwise nodes keep it.
     """
     server = task.server
-    left = server.experiment.num_rounds - server.round
-    if left == 0:  # the run was stopped in its final evaluation
+    if server.is_over:  # the run was stopped in its final evaluation
         return
     rounds = _Rounds(task, grid, nodes, check, states_travel)
     sent = rounds.send()
@@ -44,13 +43,14 @@ def run_rounds(
         rounds.used |= dict.fromkeys(aggregated.clients, aggregated.round)
         for client in aggregated.clients if states_travel else ():  # the others keep what they kept
             task.client_states[client] = answers[client].state
-        left -= 1
-        if left and states_travel:
+        # With the next model, a node that keeps states forgets what it kept before this round.
+        ahead = states_travel and not server.is_over and not server.evaluation_decides
+        if ahead:
             sent = rounds.send()
         task.on_round(server.evaluate_round(aggregated), server.snapshot(task.client_states if states_travel else None))
-        if not left:
+        if server.is_over:
             return
-        if not states_travel:  # with the next model a node forgets what it kept before this round
+        if not ahead:
             sent = rounds.send()
         server.start_round(server.round + 1)
 

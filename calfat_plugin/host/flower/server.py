@@ -30,7 +30,7 @@ _REMIND = 30.0  # seconds between two reports of who or how many are missing
 def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds in Flower's simulation, then the final evaluation."""
     server = task.server
-    if server.round < server.experiment.num_rounds:  # else the run was stopped in its final evaluation
+    if not server.is_over:  # else the run was stopped in its final evaluation
         assert task.start_elsewhere is not None
         app, clients = any_client_app(task.start_elsewhere), server.experiment.num_clients
         with ExitStack() as at_end:
@@ -47,7 +47,7 @@ def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...
 def serve(task: ServerTask, grid: Grid) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds with SuperNodes, each a client with data of its own, then the final evaluation."""
     experiment = task.server.experiment
-    if task.server.round < experiment.num_rounds:
+    if not task.server.is_over:
         nodes = _Roll(grid, experiment, task.warn).complete()
         run_rounds(task, grid, nodes, lambda: None, states_travel=False)
     return task.server.final_evaluation(task.scratch)

@@ -162,15 +162,18 @@ class SiloClient(OnTransport, ClientMasterManager):
         if type_ in MODEL_TYPES and not {"round", "used", "ticket"} <= fields.keys():
             raise RefusedError("a model without round or ticket")
         if type_ == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in fields:
-            self._note_the_end()
+            self._note_the_end(fields.get("rounds"))
 
-    def _note_the_end(self) -> None:
+    def _note_the_end(self, rounds: object) -> None:
         """Once: the goodbye comes again until one is acknowledged, and each may be on a thread of its own."""
         with self._noting:
             if self._noted:
                 return
             try:
-                self._task.on_finished()
+                all_rounds = self._task.worker.experiment.num_rounds
+                if type(rounds) is not int or not 0 <= rounds <= all_rounds:  # a peer sent it
+                    rounds = all_rounds
+                self._task.on_finished(rounds)
             except CalfatError as error:  # the disk refuses; the user learns it from the loop
                 self._fail(str(error))
             self._noted = True

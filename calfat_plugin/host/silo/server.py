@@ -102,6 +102,7 @@ class Shutdown:
         self._awaited, self._until = set[int](), 0.0
         self._informed: set[int] = set()
         self._changed = threading.Condition()
+        self.rounds = 0  #: that were done, as clients are told
 
     def say(self, sessions: Mapping[int, str], awaited: Iterable[int], seconds: float) -> None:
         """Begin: inform the clients that are known, by rank, and stay ``seconds`` for those that are awaited."""
@@ -133,7 +134,7 @@ class Shutdown:
                 self._informed.add(rank)
                 self._changed.notify_all()
 
-        message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session)
+        message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session, rounds=self.rounds)
         self._transport.send_message(message, RECONNECT_SECONDS, note)
 
 
@@ -283,9 +284,10 @@ class SiloServer(OnTransport, FedMLServerManager):
         record = replace(record, refused=refused, bytes_down=bytes_down)
         self._used.update(dict.fromkeys(record.clients, now.number))
         self._on_round(record, self.server.snapshot())
-        if now.number < self.round_num:
+        if not self.server.is_over:
             self._begin_round()
             return
+        self._shutdown.rounds = self.server.round
         self._shutdown.say(self._sessions, self._sessions.keys() - self._missed, RECONNECT_SECONDS)
         self.com_manager.leave_loop()
 
@@ -360,7 +362,7 @@ def run_server(task: ServerTask, open_transport: OpenTransport) -> tuple[Evaluat
     """Be the server: run all remaining rounds with the clients that come, then the final evaluation."""
     server, experiment = task.server, task.server.experiment
     limit = max_message(experiment, num_bytes(server.downlink()))
-    rounds_left = server.round < experiment.num_rounds
+    rounds_left = not server.is_over
     try:
         transport = open_transport(0, limit)
     except HostError as error:
@@ -374,6 +376,7 @@ def run_server(task: ServerTask, open_transport: OpenTransport) -> tuple[Evaluat
             arguments = silo_arguments(experiment, rank=0)
             run_host(arguments, server.device, lambda args: SiloServer(args, transport, task, shutdown))
         else:
+            shutdown.rounds = server.round
             shutdown.say({}, range(1, experiment.num_clients + 1), TO_ASK)
         evaluations = server.final_evaluation(task.scratch)
         shutdown.wait()

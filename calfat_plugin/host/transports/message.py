@@ -31,6 +31,7 @@ FIELDS: Mapping[str, type] = {
     "client_status": str,
     "client_os": str,
     "round": int,  # 1-based round that a model or an update belongs to
+    "rounds": int,  # of a goodbye: how many were done
     "used": int,  # last round in which the receiver's update was used; 0: none yet
     "ticket": str,  # given out with the model of a round; the update has to show it
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
