@@ -272,18 +272,19 @@ class Surrogate(Transfer):
             yield trial.attack(f"{label} of surrogate", attack, craft_on=model)
 
 
-DEAD = "dead"  # share of the values that activation functions are given which no image on trial wakes
+DEAD = "dead"  # share of the values between pixels and logits that are the same on all images and at random points
 
 
 @dataclass(frozen=True)
 class DeadUnits(Check):
-    """Images that wake units which no image on trial wakes, be they planted or an accident of training."""
+    """Images that open gates which no image on trial opens, be they planted or an accident of training."""
 
     name: str = "dead-units"
     title: str = "units that no image wakes"
     weakness: str = (
-        "images that wake dead units (a ReLU whose input is below 0 for every image on trial) break what PGD does not: "
-        "no gradient passes through a unit that sleeps, so no attack comes to where it changes the answer"
+        "images that wake dead units (a ReLU whose input is below 0 for every image on trial, or another gate that no "
+        "image opens) break what PGD does not: no gradient passes through a unit that sleeps, so no attack comes to "
+        "where it changes the answer"
     )
     masks: bool = False  # the way there is also one along the margin, so only what ``symptoms`` says counts
     finds: str = (
@@ -292,14 +293,17 @@ class DeadUnits(Check):
     )
 
     def run(self, trial: Trial) -> Findings:
-        from calfat_plugin.judging.dead_units import Waking, worst_units
+        from calfat_plugin.judging.dead_units import Waking, worst_plans
 
         if not trial.robust.any():
             return Findings(self.name, ())
-        units, dead = worst_units(trial)
-        label = f"waking {len(units)} dead unit{'s' if len(units) > 1 else ''}"
-        rows = (trial.attack(label, Waking(units)),) if units else ()
-        return Findings(self.name, rows, {} if dead is None else {DEAD: dead})
+        plans, dead = worst_plans(trial)
+        rows = []
+        if plans:
+            units = len({unit for plan in plans for stage in plan for unit in stage})
+            label = f"waking {units} dead unit{'s' if units > 1 else ''}"
+            rows.append(trial.attack(label, Waking(plans)))
+        return Findings(self.name, tuple(rows), {DEAD: dead})
 
 
 @dataclass(frozen=True)

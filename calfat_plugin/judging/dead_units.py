@@ -1,25 +1,44 @@
-"""Units that no image wakes: which there are, and images of the ball that wake them.
+"""Gates that no image opens: where they may be, and images of the ball that open them.
 
-relu(w.x - t) with t above w.x for all data passes no gradient there, so an attack that follows a loss never comes to
-where it is awake, and what it does to the answer is not seen. A client of a federation can plant such a unit. The
-gradient of its input is there, and this climbs that.
+relu(w.x - t) with t above w.x for all images passes no gradient, so an attack that follows a loss never comes to where
+it is open, and what it does to the answer is not seen. A client of a federation can plant such a gate. It may be
+written in many ways (a comparison, a rounding, an index, a maximum), and several may have to open together. But each is
+a function of a value that was computed before it, and opens only where this value leaves the range that it has on
+images. So names of functions do not matter here. The steps, in the order of this file:
+
+1. ``Watching`` shows the values that the operations of a forward pass are given, and ``measured_ranges`` notes the
+   range of each over the images on trial.
+2. ``candidates`` ranks values by how far the ball lets them leave their range.
+3. ``climbed`` leads images to where the values of a plan are out of range, and from there along the margin.
+4. ``Leaps`` sees whether something opened on the way: a value that left its range by many times the range's width, as
+   what comes after a dead unit does, and as nothing does in a network without one.
+5. ``Search`` climbs single values first. Those that opened something are climbed two and three at a time, and followed
+   by values that only move where they are open. Plans that break images are what :class:`Waking` tries on all images.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions, share
+from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.evaluators.gradient import margin
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.attacks import attack_mode, gradient_ascent, input_gradient
+from calfat_plugin.maths.attacks import attack_mode, input_gradient
+from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel, per_example
@@ -27,196 +46,658 @@ from calfat_plugin.threat import ThreatModel, per_example
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
 
-STEPS = 6  # along a unit's input, a quarter of eps each: through the whole ball; then as many along the margin
-TRIED = 32  # units, of which
-KEPT = 3  # those that break most of
-IMAGES = 16  # images are tried on all
-_ASLEEP = 0.02  # slope of an activation function, so also the usual leaky ReLU: next to no gradient passes
-#: Functions that switch values off, by their names in ``torch`` and ``torch.nn.functional``, without underscores.
-_SWITCHES = frozenset((
-    "relu", "relu6", "leaky_relu", "prelu", "rrelu", "threshold", "clamp", "clamp_min", "clamp_max", "clip", "hardtanh",
-    "hardsigmoid", "hardswish", "hardshrink", "softshrink", "softplus", "softsign", "sigmoid", "tanh", "elu", "selu",
-    "celu", "gelu", "silu", "mish", "logsigmoid", "log_sigmoid", "maximum", "minimum", "max", "min", "where",
-))  # fmt: skip
+# How much is tried. These bound the seconds: their number of passes does not grow with the number of images on trial.
+IMAGES = 6  # images on which single values are climbed
+FEW = 4  # of them, on which several values are climbed together
+DRAWS = 64  # random points of the ball around each of them
+LOOKED_AT = 256  # values whose way out of their range is measured, on
+MEASURED = 3  # images
+TRIED = 48  # values that are climbed
+GATES = 8  # of those that opened something, how many are climbed two and three at a time
+PARENTS = 6  # plans that opened something, for which what they lead to is looked for
+LINKS = 6  # values that are looked for behind each of them
+LINKS_LOOKED_AT = 64  # of so many
+LONGEST = 3  # gates behind one another
+KEPT = 3  # plans that are tried on all images
+STEPS = 6  # along the values of a stage, a quarter of eps each: through the whole ball; then as many along the margin
+LEAP = 10.0  # times the width of its range, which a value leaves at once where a gate opens; an honest one: up to 4
+_SAME_WAY = 0.9  # cosine of two ways through the ball from which on they count as one
+_SHARPNESS = (
+    8.0  # of the weights with which the values of a plan are climbed: the one that is furthest back counts most
+)
+_NO_WIDTH = 1e-6  # of the largest number of its tensor: rounding, below which a value is said to be always the same
+_DIFFERENCE = -1  # in place of the number of an argument
+
+
+# --- values of a forward pass -----------------------------------------------------------------------------------------
 
 
 class Site(NamedTuple):
-    """A tensor that an activation function is given: which one in a forward pass, and its values for an image."""
+    """A tensor that an operation is given, in every forward pass."""
 
-    number: int  # from 0
-    size: int
+    operation: int  # which one, from 0
+    argument: int  # which of its tensors; _DIFFERENCE: its first tensor minus its second
+    shape: tuple[int, ...]  # of the part that belongs to one image
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers an image has there."""
+        return math.prod(self.shape)
+
+    @property
+    def channels(self) -> int:
+        """How many maps an image has there; 0: the tensor has none."""
+        return self.shape[0] if len(self.shape) == 3 else 0
 
 
-class Unit(NamedTuple):
-    """A value, of those for an image, that a function is given; ``sign``: it wakes if it grows (1), or falls (-1)."""
+class Part(NamedTuple):
+    """A tensor of a site, as autograd knows it: the site's values are the sum of ``sign`` times its parts."""
+
+    edge: GradientEdge | None  # None: no gradient leads from there to the image
+    image_dimension: int
+    sign: float
+
+
+class View(NamedTuple):
+    """What is shown of a site in one forward pass."""
+
+    site: Site
+    values: Callable[[], Tensor]  # (N, numbers + channels): every number, then the mean of every map
+    parts: Callable[[], list[Part]]
+
+
+class Watching(TorchDispatchMode):
+    """Within it ``see`` is shown every tensor that an operation is given and that has a row for each image.
+
+    A dispatch mode sees the operations that functions, modules, TorchScript and autograd functions are made of, so it
+    does not matter how they are called. What is only another view of a tensor that was shown is left out.
+    """
+
+    def __init__(self, images: int, see: Callable[[View], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._images = images
+        self._see = see
+        self._operation = 0
+        self._versions: Any = WeakTensorKeyDictionary()  # of tensors that were shown
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """True, the default, imports PyTorch's compiler at the first operation, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Show what ``func`` is given before it changes it in place, and call it; this mode is off meanwhile."""
+        tensors = []
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and self._image_dimension(leaf) is not None:
+                tensors.append(leaf)
+        for argument, tensor in enumerate(tensors):
+            if self._is_new(tensor):
+                self._show(argument, [(tensor, 1.0)])
+        result = func(*args, **(kwargs or {}))
+        if len(tensors) == 2 and _chooses(result, *tensors):
+            # Each of the two may keep its range while their order, which decides, becomes another.
+            self._show(_DIFFERENCE, [(tensors[0], 1.0), (tensors[1], -1.0)])
+        self._operation += 1
+        return result
+
+    def _image_dimension(self, tensor: Tensor) -> int | None:
+        """Which dimension counts the images; None: none does."""
+        if tensor.is_complex() or isinstance(tensor, nn.Parameter):
+            return None
+        for dimension, size in enumerate(tensor.shape):
+            if size == self._images:
+                return dimension
+        return None
+
+    def _is_new(self, tensor: Tensor) -> bool:
+        if self._versions.get(tensor) == _version(tensor):
+            return False
+        self._versions[tensor] = _version(tensor)
+        base = tensor._base
+        if base is None:
+            return True
+        return not isinstance(base, nn.Parameter) and self._versions.get(base) != _version(base)
+
+    def _show(self, argument: int, terms: Sequence[tuple[Tensor, float]]) -> None:
+        dimension = self._image_dimension(terms[0][0]) or 0
+        shape = terms[0][0].movedim(dimension, 0).shape[1:]
+        site = Site(self._operation, argument, tuple(shape))
+
+        def values() -> Tensor:
+            total = torch.zeros((), device=terms[0][0].device)
+            for tensor, sign in terms:
+                total = total + sign * tensor.detach().float().movedim(dimension, 0)
+            numbers = total.reshape(self._images, -1)
+            if not site.channels:
+                return numbers
+            return torch.cat([numbers, total.flatten(2).mean(dim=2)], dim=1)
+
+        def parts() -> list[Part]:
+            every = []
+            for tensor, sign in terms:
+                edge = get_gradient_edge(tensor) if tensor.grad_fn is not None else None
+                every.append(Part(edge, dimension, sign))
+            return every
+
+        self._see(View(site, values, parts))
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; PyTorch does not count it for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _chooses(result: Any, first: Tensor, second: Tensor) -> bool:
+    """Whether each number of the result is one of two numbers, or says which is larger."""
+    if not isinstance(result, Tensor) or not first.shape == second.shape == result.shape:
+        return False
+    if not (first.is_floating_point() and second.is_floating_point()):
+        return False
+    return result.dtype == torch.bool or bool(((result == first) | (result == second)).all())
+
+
+def watched(model: nn.Module, x: Tensor, see: Callable[[View], None]) -> Tensor:
+    """The logits of x; ``see`` is shown the values on the way."""
+    # A gradient leads to a result of an operation, which x itself is not.
+    points = x + 0 if x.requires_grad else x
+    with Watching(len(x), see):
+        logits: Tensor = model(points)
+    return logits
+
+
+@dataclass
+class Ranges:
+    """The least and the largest that the values of each site were on all images that were shown."""
+
+    low: dict[Site, Tensor]
+    high: dict[Site, Tensor]
+
+    def widen(self, view: View) -> None:
+        """Take in the images of a forward pass."""
+        values = view.values()
+        low, high = values.amin(dim=0), values.amax(dim=0)
+        if view.site in self.low:
+            low = torch.minimum(low, self.low[view.site])
+            high = torch.maximum(high, self.high[view.site])
+        self.low[view.site], self.high[view.site] = low, high
+
+    def widths(self, site: Site) -> Tensor:
+        """Of the ranges; at least what is rounding there."""
+        low, high = self.low[site], self.high[site]
+        return high - low + self.rounding(site)
+
+    def rounding(self, site: Site) -> float:
+        """By how much a value may move that is said to be always the same."""
+        largest = torch.maximum(self.low[site].abs(), self.high[site].abs()).nan_to_num(0.0, 0.0, 0.0).amax()
+        return _NO_WIDTH * float(largest) + 1e-30
+
+
+def measured_ranges(trial: Trial) -> Ranges:
+    """On the images on trial."""
+    ranges = Ranges({}, {})
+    with torch.no_grad():
+        for images, _, _ in batches(trial.data, trial.batch_size, trial.device):
+            watched(trial.model, images, ranges.widen)
+    return ranges
+
+
+# --- values that can leave their range --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A value that can leave its range.
+
+    Attributes:
+        place: which value of the site, of numbers and channels.
+        sign: it leaves its range upwards (1) or downwards (-1).
+        edge: where the range ends: the largest that ``sign`` times the value is on the images.
+        gain: how far one step of eps takes it beyond.
+        score: ``gain`` in widths of the range.
+        way: (C, H, W) the direction of that step, at the first image.
+        along_gradient: whether this is its gradient; otherwise it is what random points show.
+    """
 
     site: Site
     place: int
     sign: float
+    edge: float
+    gain: float
+    score: float
+    way: Tensor
+    along_gradient: bool
 
 
-#: Called with where it is, the input (N, ...), the function of that input, and what it gave.
-See = Callable[[Site, Tensor, Callable[[Tensor], Tensor], Tensor], None]
+class Reading(NamedTuple):
+    """A forward pass in which row i was asked for the values of the i-th set of places."""
+
+    logits: Tensor
+    values: Tensor  # (N, most places of a set)
+    parts: Mapping[Site, list[Part]]
 
 
-class Switches(TorchFunctionMode):
-    """Within it ``see`` is shown what activation functions are given, be they modules, functions or methods.
+Place = tuple[Site, int]
 
-    Inputs of another length than ``rows`` are not shown.
+
+class Reader:
+    """Reads other values in each row of a batch, so that many values take one pass together."""
+
+    def __init__(self, model: nn.Module, places: Sequence[Sequence[Place]], device: torch.device) -> None:
+        self._model = model
+        self.most = max(map(len, places))
+        of_site: dict[Site, list[tuple[int, int, int]]] = {}
+        for row, places_of_row in enumerate(places):
+            for column, (site, place) in enumerate(places_of_row):
+                of_site.setdefault(site, []).append((row, column, place))
+        self._where = {site: torch.tensor(where, device=device).unbind(1) for site, where in of_site.items()}
+
+    def read(self, x: Tensor) -> Reading:
+        """Pass x through the model. What this pass does not compute, as it takes another way, is 0."""
+        values = torch.zeros(len(x), self.most, device=x.device)
+        parts: dict[Site, list[Part]] = {}
+
+        def note(view: View) -> None:
+            if view.site in self._where:
+                rows, columns, places = self._where[view.site]
+                values[rows, columns] = view.values()[rows, places]
+                parts[view.site] = view.parts()
+
+        logits = watched(self._model, x, note)
+        return Reading(logits, values, parts)
+
+    def gradient(self, reading: Reading, x: Tensor, weights: Tensor) -> Tensor:
+        """Of the sum of ``weights``, of the shape of the values, times the values; by x."""
+        edges: list[GradientEdge] = []
+        seeds: list[Tensor] = []
+        for site, parts in reading.parts.items():
+            rows, columns, places = self._where[site]
+            seed = torch.zeros(len(x), site.numbers + site.channels, device=x.device)
+            seed.index_put_((rows, places), weights[rows, columns], accumulate=True)
+            numbers = seed[:, : site.numbers]
+            if site.channels:
+                size_of_map = site.numbers // site.channels
+                numbers = numbers + (seed[:, site.numbers :] / size_of_map).repeat_interleave(size_of_map, dim=1)
+            for part in parts:
+                if part.edge is not None:
+                    edges.append(part.edge)
+                    seeds.append((part.sign * numbers).view(len(x), *site.shape).movedim(0, part.image_dimension))
+        if not edges:
+            return torch.zeros_like(x)
+        try:
+            (gradient,) = torch.autograd.grad(edges, x, grad_outputs=seeds, allow_unused=True)
+        except RuntimeError:  # a model that computes gradients itself has freed what they need; random points are left
+            return torch.zeros_like(x)
+        return torch.zeros_like(x) if gradient is None else gradient.nan_to_num(0.0)
+
+
+def random_points(trial: Trial, x: Tensor, noise: torch.Generator) -> list[Tensor]:
+    """``DRAWS`` points of the ball around each of the images, (draws * n, C, H, W) for each pass."""
+    draws = max(1, trial.batch_size // len(x))
+    points = []
+    for first in range(0, DRAWS, draws):
+        repeated = x.repeat(min(draws, DRAWS - first), 1, 1, 1)
+        points.append(trial.threat.random_start(repeated, noise))
+    return points
+
+
+def candidates(
+    trial: Trial, ranges: Ranges, x: Tensor, points: Sequence[Tensor], looked_at: int, most: int
+) -> list[Unit]:
+    """At most so many values that leave their ranges in the ball around x, those first that leave them furthest.
+
+    All values are rated by how far random points move them. For ``looked_at`` of them, about as many of each site,
+    steps of eps are made.
     """
-
-    def __init__(self, rows: int, see: See) -> None:
-        super().__init__()
-        self._rows, self._see, self._seen = rows, see, 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call ``func``; this mode is off meanwhile."""
-        named = kwargs or {}
-        if getattr(func, "__name__", "").strip("_") not in _SWITCHES:
-            return func(*args, **named)
-        # Copies, since the function may work in place.
-        inputs = {at: each.clone() for at, each in enumerate(args) if isinstance(each, Tensor)}
-        out = func(*args, **named)
-        for at, z in inputs.items():
-
-            def again(value: Tensor, at: int = at) -> Tensor:
-                given: Tensor = func(*args[:at], value, *args[at + 1 :], **named)
-                return given
-
-            if isinstance(out, Tensor) and out.shape == z.shape and z.is_floating_point():
-                if z.shape[:1] == (self._rows,):
-                    self._see(Site(self._seen, z[0].numel()), z, again, out)
-                self._seen += 1
-        return out
+    moves = _moves(trial.model, ranges, x, points)
+    of_each_site = max(2, looked_at // max(1, len(moves)))
+    rated: list[tuple[float, Place]] = []
+    for site, move in moves.items():
+        rating = (move / ranges.widths(site)).masked_fill(move <= ranges.rounding(site), 0.0).nan_to_num(0.0, 0.0, 0.0)
+        best = rating.topk(min(of_each_site, len(rating)))
+        for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            if value > 0:
+                rated.append((value, (site, place)))
+    rated.sort(key=lambda rating_of_place: -rating_of_place[0])
+    places = [place for _, place in rated[:looked_at]]
+    slopes = _slopes(trial.model, places, x, points)
+    units = []
+    some = x[:MEASURED]
+    at_once = max(1, trial.batch_size // len(some))
+    for first in range(0, len(places), at_once):
+        part = slice(first, first + at_once)
+        units += _measured(trial, ranges, some, places[part], slopes[part])
+    units.sort(key=lambda unit: -unit.score)
+    different: list[Unit] = []
+    for unit in units:
+        if len(different) < most and not any(_same_way(unit.way, other.way) for other in different):
+            different.append(unit)
+    return different
 
 
-def dead_units(trial: Trial, x: Tensor) -> tuple[list[Unit], float | None]:
-    """Units that no image on trial wakes, at most ``TRIED``, what may change the answers most first; and their share of
-    all units, None where no activation function is seen (TorchScript).
+def _same_way(way: Tensor, other: Tensor) -> bool:
+    return float(functional.cosine_similarity(way.flatten(), other.flatten(), dim=0)) > _SAME_WAY
 
-    To first order a unit changes logits by at most their slope in its output times how far its input moves within the
-    ball, which is at most a constant times how far it moves from ``x``, some of the images, to random points of it.
-    Units are ordered by the product, which does not depend on the scale of the unit.
+
+def _moves(model: nn.Module, ranges: Ranges, x: Tensor, points: Sequence[Tensor]) -> dict[Site, Tensor]:
+    """Root mean square by which each value differs at random points around x from what it is at x."""
+    at_images: dict[Site, Tensor] = {}
+    squares: dict[Site, Tensor] = {}
+
+    def note_images(view: View) -> None:
+        if view.site in ranges.low:
+            at_images[view.site] = view.values()
+
+    def note_points(view: View) -> None:
+        before = at_images.get(view.site)
+        if before is not None:
+            change = view.values().view(-1, *before.shape) - before
+            squares[view.site] = squares.get(view.site, 0.0) + change.square().sum(dim=(0, 1))
+
+    with torch.no_grad():
+        watched(model, x, note_images)
+        for some in points:
+            watched(model, some, note_points)
+    return {site: (total / (DRAWS * len(x))).sqrt() for site, total in squares.items()}
+
+
+def _slopes(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequence[Tensor]) -> Tensor:
+    """(places, pixels) what random points around x say about the gradient of values, up to a factor.
+
+    For a value that was detached, rounded or given a gradient that is not its own there is nothing better.
     """
-    awake: dict[Site, Tensor] = {}
-    units: list[tuple[float, Unit]] = []
-    noise = generator(trial.seed, "trust/dead units")
+    slopes = torch.zeros(len(places), x[0].numel(), device=x.device)
+    of_site: dict[Site, list[tuple[int, int]]] = {}
+    for row, (site, place) in enumerate(places):
+        of_site.setdefault(site, []).append((row, place))
+    at_images: dict[Site, Tensor] = {}
 
-    def note_awake(site: Site, z: Tensor, again: Callable[[Tensor], Tensor], out: Tensor) -> None:
-        point = z.detach().requires_grad_()
+    def note_images(view: View) -> None:
+        if view.site in of_site:
+            at_images[view.site] = view.values()
+
+    with torch.no_grad():
+        watched(model, x, note_images)
+        for some in points:
+            steps = (some.view(-1, *x.shape) - x).view(len(some), -1)
+
+            def note_points(view: View, steps: Tensor = steps) -> None:
+                before = at_images.get(view.site)
+                if before is not None:
+                    rows, at = torch.tensor(of_site[view.site], device=x.device).unbind(1)
+                    change = (view.values().view(-1, *before.shape) - before)[..., at].flatten(0, 1)
+                    slopes[rows] += change.nan_to_num(0.0, 0.0, 0.0).T @ steps
+
+            watched(model, some, note_points)
+    return slopes
+
+
+def _measured(trial: Trial, ranges: Ranges, x: Tensor, places: Sequence[Place], slopes: Tensor) -> list[Unit]:
+    """Values that one step of eps takes out of their range, in the mean over the images."""
+    threat, images = trial.threat, len(x)
+    rows = x.repeat_interleave(len(places), dim=0).requires_grad_()
+    reader = Reader(trial.model, [[place] for place in places] * images, x.device)
+    with torch.enable_grad():
+        reading = reader.read(rows)
+    gradient = reader.gradient(reading, rows, torch.ones_like(reading.values))
+    project = threat.projection(rows.detach())
+    ways = {True: gradient, False: slopes.repeat(images, 1).view_as(rows)}
+    ends: dict[tuple[bool, float], Tensor] = {}
+    with torch.no_grad():
+        for along_gradient, way in ways.items():
+            for sign in (1.0, -1.0):
+                end = project(threat.ascend(rows.detach(), sign * way, float(threat.eps)))
+                values = reader.read(end).values.view(images, len(places))
+                ends[along_gradient, sign] = sign * values.mean(dim=0)
+    units = []
+    for row, (site, place) in enumerate(places):
+        width = float(ranges.widths(site)[place])
+        for sign in (1.0, -1.0):
+            edge = float(ranges.high[site][place]) if sign > 0 else -float(ranges.low[site][place])
+            by_gradient, by_slope = float(ends[True, sign][row]), float(ends[False, sign][row])
+            # Where both lead as far, the gradient: it is measured anew at every step.
+            along_gradient = by_gradient >= by_slope - 1e-3 * width
+            gain = (by_gradient if along_gradient else by_slope) - edge
+            if gain > 0 and math.isfinite(gain / width):
+                way = sign * ways[along_gradient][row].detach()
+                units.append(Unit(site, place, sign, edge, gain, gain / width, way, along_gradient))
+    return units
+
+
+# --- climbing ---------------------------------------------------------------------------------------------------------
+
+
+#: Stages: the values of each are climbed together, from where the stage before ended.
+Plan = tuple[tuple[Unit, ...], ...]
+
+
+class Climb(NamedTuple):
+    """What became of images, a row each."""
+
+    found: Tensor  # the first point on the way that is wrong, else the last
+    right: Tensor  # whether the model was right all the way
+    opened: Tensor  # where the last stage ended
+
+
+def climbed(model: nn.Module, threat: ThreatModel, plans: Sequence[Plan], x: Tensor, y: Tensor) -> Climb:
+    """Lead each image along the stages of its own plan, and then along the margin, which open gates are now part of.
+
+    Within a stage the value that is furthest back is pushed most, so that all of them are open together at its end.
+    """
+    stages = max(map(len, plans))
+    readers = [_StageReader(model, [plan[min(stage, len(plan) - 1)] for plan in plans], x) for stage in range(stages)]
+    project, step_size = threat.projection(x), float(threat.eps) / 4
+    point, found, opened = x.clone(), x.clone(), x
+    right = torch.ones_like(y, dtype=torch.bool)
+    climbs = stages * STEPS
+    for step in range(climbs + STEPS + 1):
+        if step == climbs:
+            opened = point
+        point = point.detach().requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(again(point.clone()).sum(), point)
-        found = (slope.reshape(len(z), -1).abs() > _ASLEEP).any(dim=0)
-        awake[site] = found | awake.get(site, found)
-
-    def note_effect(site: Site, z: Tensor, again: Callable[[Tensor], Tensor], out: Tensor) -> None:
-        if not (out.requires_grad and z.requires_grad and site in awake):
-            return
-        with torch.no_grad():
-            far = 2 * z.abs() + 1
-            up, down = ((again(z + sign * far) - out).abs().reshape(len(z), -1).amax(dim=0) for sign in (1, -1))
-            clean, moved = z.reshape(2, len(x), -1)
-            reach = (moved - clean).square().mean(dim=0).sqrt()
-
-        def rank(grad: Tensor) -> None:
-            effect = grad.reshape(len(z), -1).abs().amax(dim=0)
-            score = (effect * reach * ~awake[site]).nan_to_num(0.0)
-            best = score.topk(min(TRIED, len(score)))
-            for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                if value > 0:
-                    units.append((value, Unit(site, place, 1.0 if up[place] >= down[place] else -1.0)))
-
-        out.register_hook(rank)
-
-    with attack_mode(trial.model), float32_as("fp32", trial.device):
-        with torch.no_grad():
-            for images, _, _ in batches(trial.data, trial.batch_size, trial.device):
-                with Switches(len(images), note_awake):
-                    trial.model(images)
-        points = torch.cat([x, trial.threat.random_start(x, noise)]).requires_grad_()
-        with torch.enable_grad(), Switches(len(points), note_effect):
-            logits = trial.model(points)
-        # Signs that add up to 0: what moves all logits alike changes no answer.
-        signs = torch.empty(logits.shape).bernoulli_(0.5, generator=noise).to(logits)
-        input_gradient((logits * (signs - signs.mean(dim=1, keepdim=True))).sum(), points)
-    seen = torch.cat([each.cpu() for each in awake.values()]) if awake else None
-    units.sort(key=lambda each: -each[0])
-    return [unit for _, unit in units[:TRIED]], None if seen is None else share(~seen)
-
-
-def woken(model: nn.Module, threat: ThreatModel, unit: Unit, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image the first point on the way that is wrong, else the last; and whether the model is right there.
-
-    The way leads along the unit's input for ``STEPS`` steps, from the image to where it is as far awake as the ball
-    allows, and from there as many along the margin, which the unit's own gradient is now part of.
-    """
-    found, right, step = x.clone(), torch.ones_like(y, dtype=torch.bool), 0
-    held: Tensor | None = None
-
-    def hold(site: Site, z: Tensor, again: Callable[[Tensor], Tensor], out: Tensor) -> None:
-        nonlocal held
-        if site == unit.site:
-            held = unit.sign * z.reshape(len(z), -1)[:, unit.place]
-
-    def watched(x_adv: Tensor) -> Tensor:
-        nonlocal found, right, held
-        held = None  # where the model takes another way for these images
-        with Switches(len(x_adv), hold):
-            logits: Tensor = model(x_adv)
-        found = x_adv.detach().where(per_example(right, x), found)
+            if step < climbs:
+                logits, direction = readers[step // STEPS].look(point)
+            else:
+                logits = model(point)
+                direction = input_gradient(-margin(logits, y).sum(), point)
+        point = point.detach()
+        found = point.where(per_example(right, x), found)
         right = right & (logits.argmax(dim=1) == y)
-        return logits
+        point = project(threat.ascend(point, direction.detach(), step_size))
+    return Climb(found, right, opened)
 
-    def climbed(logits: Tensor) -> Tensor:
-        nonlocal step
-        step += 1
-        return held.sum() if step <= STEPS and held is not None else -margin(logits, y).sum()
 
-    with attack_mode(model):
-        last = gradient_ascent(
-            watched, x, climbed, threat=threat, steps=2 * STEPS, step_size=float(threat.eps) / 4, start=x
+class _StageReader:
+    """The values that each row climbs in one stage, and the direction in which they leave their ranges together."""
+
+    def __init__(self, model: nn.Module, stage: Sequence[tuple[Unit, ...]], x: Tensor) -> None:
+        self._reader = Reader(model, [[(unit.site, unit.place) for unit in units] for units in stage], x.device)
+        shape = (len(stage), self._reader.most)
+        self._signs, self._edges = torch.zeros(shape), torch.zeros(shape)
+        self._gains = torch.full(shape, math.inf)  # where a row has fewer values than another
+        self._fixed: list[tuple[int, int, Tensor]] = []
+        for row, units in enumerate(stage):
+            for column, unit in enumerate(units):
+                self._signs[row, column] = unit.sign
+                self._edges[row, column] = unit.edge
+                self._gains[row, column] = unit.gain
+                if not unit.along_gradient:
+                    self._fixed.append((row, column, unit.sign * unit.way))
+        self._signs, self._edges, self._gains = (
+            table.to(x.device) for table in (self._signs, self._edges, self._gains)
         )
+
+    def look(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits at x, and the direction."""
+        reading = self._reader.read(x)
+        progress = (self._signs * reading.values - self._edges) / self._gains
+        urgency = (-_SHARPNESS * progress).masked_fill(self._gains.isinf(), -math.inf).softmax(dim=1)
+        weights = self._signs * urgency / self._gains
+        direction = self._reader.gradient(reading, x, weights.nan_to_num(0.0))
+        for row, column, way in self._fixed:
+            direction[row] = direction[row] + weights[row, column] * way
+        return reading.logits, direction
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+class Leaps:
+    """Whether values leave their ranges by far, at points where a plan ended."""
+
+    def __init__(self, model: nn.Module, ranges: Ranges, points: Sequence[Tensor]) -> None:
+        """Ranges are those on images and at random points, so that what any change moves is no leap."""
+        self._model = model
+        self._ranges = Ranges(dict(ranges.low), dict(ranges.high))
         with torch.no_grad():
-            watched(last)
-    return found, right
+            for some in points:
+                watched(model, some, self._ranges.widen)
+        self._sites = list(ranges.low)
+
+    def share_asleep(self) -> float:
+        """The share of values that are the same on all images and at all random points."""
+        asleep = total = 0
+        for site in self._sites:
+            width = self._ranges.high[site] - self._ranges.low[site]
+            asleep += int((width <= self._ranges.rounding(site)).sum())
+            total += len(width)
+        return asleep / total
+
+    def of(self, x: Tensor) -> Tensor:
+        """(N, sites) by how many widths of its range a value of the site leaves it, the one that does most."""
+        leaps = torch.zeros(len(x), len(self._sites), device=x.device)
+        column = {site: number for number, site in enumerate(self._sites)}
+
+        def note(view: View) -> None:
+            if view.site in column:
+                values = view.values()
+                beyond = torch.maximum(values - self._ranges.high[view.site], self._ranges.low[view.site] - values)
+                widths = beyond / self._ranges.widths(view.site)
+                leaps[:, column[view.site]] = widths.nan_to_num(0.0, 1e30, 0.0).clamp(0.0, 1e30).amax(dim=1)
+
+        with torch.no_grad():
+            watched(self._model, x, note)
+        return leaps
+
+
+class Tried(NamedTuple):
+    """A plan and what came of it on a few images."""
+
+    plan: Plan
+    broken: int
+    opened: Tensor  # (n, C, H, W)
+    leaps: Tensor  # (sites,) geometric mean over the images of 1 + leap
+
+
+class Search:
+    """Which plans break images that withstood all attacks so far."""
+
+    def __init__(self, trial: Trial, x: Tensor, y: Tensor, noise: torch.Generator) -> None:
+        self._trial, self._x, self._y, self._noise = trial, x, y, noise
+        self._ranges = measured_ranges(trial)
+        self._points = random_points(trial, x, noise)
+        self._leaps = Leaps(trial.model, self._ranges, self._points)
+        self.share_asleep = self._leaps.share_asleep()
+
+    def plans(self) -> list[Plan]:
+        """At most ``KEPT``, what breaks most first."""
+        units = candidates(self._trial, self._ranges, self._x, self._points, LOOKED_AT, TRIED)
+        singles = self._tried([((unit,),) for unit in units], IMAGES)
+        every = list(singles)
+        if not any(2 * tried.broken >= len(self._x) for tried in singles):
+            gates = self._gates(singles)
+            together: list[Plan] = []
+            for several in (*combinations(gates, 2), *combinations(gates, 3)):
+                together.append((tuple(tried.plan[0][0] for tried in several),))
+            every += self._tried(together, FEW)
+            every += self._chains(gates)
+        breaking = []
+        for tried in every:
+            images = len(tried.opened)
+            # An attack from another start may break an image of an honest network: that nothing opened says so.
+            if 2 * tried.broken >= images or (tried.broken and float(tried.leaps.max()) > LEAP):
+                breaking.append((tried.broken / images, tried.plan))
+        breaking.sort(key=lambda share_and_plan: -share_and_plan[0])
+        return [plan for _, plan in breaking[:KEPT]]
+
+    def _tried(self, plans: Sequence[Plan], most_images: int) -> list[Tried]:
+        x, y = self._x[:most_images], self._y[:most_images]
+        results = []
+        at_once = max(1, self._trial.batch_size // len(x))
+        for first in range(0, len(plans), at_once):
+            part = plans[first : first + at_once]
+            rows = [plan for plan in part for _ in range(len(x))]
+            climb = climbed(
+                self._trial.model, self._trial.threat, rows, x.repeat(len(part), 1, 1, 1), y.repeat(len(part))
+            )
+            leaps = (1 + self._leaps.of(climb.opened)).log().view(len(part), len(x), -1).mean(dim=1).exp()
+            broken = (~climb.right).view(len(part), len(x)).sum(dim=1).tolist()
+            opened = climb.opened.view(len(part), *x.shape)
+            results += [Tried(*result) for result in zip(part, broken, opened, leaps, strict=True)]
+        return results
+
+    def _gates(self, singles: Sequence[Tried]) -> list[Tried]:
+        """Values that opened something, each on a way of its own, what leapt furthest first."""
+        gates: list[Tried] = []
+        for tried in sorted(singles, key=lambda tried: -float(tried.leaps.max())):
+            way = tried.opened - self._x
+            new = not any(_same_way(way, gate.opened - self._x) for gate in gates)
+            if float(tried.leaps.max()) > LEAP and new and len(gates) < GATES:
+                gates.append(tried)
+        return gates
+
+    def _chains(self, gates: Sequence[Tried]) -> list[Tried]:
+        """Plans that first open a gate, and then climb values that could not leave their range before."""
+        every: list[Tried] = []
+        parents = list(gates[:PARENTS])
+        for _ in range(LONGEST - 1):
+            children: list[tuple[float, Tried]] = []
+            for parent in parents:
+                opened = parent.opened[:FEW]
+                points = random_points(self._trial, opened, self._noise)
+                links = candidates(self._trial, self._ranges, opened, points, LINKS_LOOKED_AT, LINKS)
+                plans = [(*parent.plan, (*parent.plan[-1], link)) for link in links]
+                for child in self._tried(plans, FEW):
+                    every.append(child)
+                    children.append((float((child.leaps / parent.leaps).max()), child))
+            children.sort(key=lambda news_and_child: -news_and_child[0])
+            parents = [child for news, child in children[:PARENTS] if news > LEAP]
+        return every
 
 
 class Waking(BudgetedAttack):
-    """Wakes one unit after the other; what is broken is not attacked again."""
+    """Follows one plan after the other; what is broken is not attacked again."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, plans: Sequence[Plan]) -> None:
         super().__init__(BudgetOptions())
-        self._units = units
+        self._plans = plans
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        return {"attack": "dead units", "units": len(self._units), "steps": 2 * STEPS, "batch_size": task.batch_size}
+        return {"attack": "dead units", "units": len(self._plans), "steps": STEPS, "batch_size": task.batch_size}
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: torch.Generator) -> Tensor:
         found, left = x.clone(), torch.arange(len(y), device=y.device)
-        for unit in self._units:
-            if len(left) == 0:
-                break
-            still_right = []
-            for part in left.split(min(task.rows_at_once, len(left))):
-                found[part], right = woken(task.model, self.threat(task), unit, x[part], y[part])
-                still_right.append(part[right])
-            left = torch.cat(still_right)
+        with attack_mode(task.model):
+            for plan in self._plans:
+                if len(left) == 0:
+                    break
+                still_right = []
+                for part in left.split(min(task.rows_at_once, len(left))):
+                    climb = climbed(task.model, self.threat(task), [plan] * len(part), x[part], y[part])
+                    found[part] = climb.found
+                    still_right.append(part[climb.right])
+                left = torch.cat(still_right)
         return found
 
 
-def worst_units(trial: Trial) -> tuple[list[Unit], float | None]:
-    """At most ``KEPT`` units that break images which withstood every attack so far, and as :func:`dead_units`."""
+def worst_plans(trial: Trial) -> tuple[list[Plan], float]:
+    """Plans that break images which withstood every attack so far; and the share of values that nothing woke."""
     left = trial.robust.nonzero().squeeze(1)
     order = torch.randperm(len(left), generator=generator(trial.seed, "trust/dead units", extra=1))
     some = left[order[:IMAGES]].sort().values
     few = trial.data.subset(some.numpy()).to(trial.device)
-    x = pixels(few.x)
-    units, dead = dead_units(trial, x)
-    broken = {}
-    with float32_as("fp32", trial.device):
-        for unit in units:
-            _, right = woken(trial.model, trial.threat, unit, x, few.y)
-            broken[unit] = int((~right).sum())
-    return sorted((unit for unit in units if broken[unit]), key=lambda unit: -broken[unit])[:KEPT], dead
+    x, noise = pixels(few.x), generator(trial.seed, "trust/dead units")
+    # As where Waking attacks: another layout of the weights may mean other operations.
+    with attack_mode(trial.model), float32_as("fp32", trial.device), fast_passes(trial.model, x):
+        search = Search(trial, x, few.y, noise)
+        return search.plans(), search.share_asleep

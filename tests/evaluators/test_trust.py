@@ -34,7 +34,7 @@ from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging import surrogate
 from calfat_plugin.judging.attacks import DLR, Noise, ProbabilityMargin
 from calfat_plugin.judging.battery import AutoAttackCheck, DeadUnits, Surrogate, battery
-from calfat_plugin.judging.dead_units import TRIED, dead_units
+from calfat_plugin.judging.dead_units import DRAWS, IMAGES, LOOKED_AT, MEASURED, STEPS, TRIED, worst_plans
 from calfat_plugin.judging.findings import Findings
 from calfat_plugin.judging.record import Record
 from calfat_plugin.judging.surrogate import network, trained_surrogate
@@ -47,7 +47,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from tests.cli import runner
 from tests.evaluators.stored import run_of
-from tests.evaluators.trust_models import QUICK, Planted, narrowed, weak_battery
+from tests.evaluators.trust_models import QUICK, Planted, PlantedBehind, PlantedTogether, narrowed, weak_battery
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
 
@@ -301,6 +301,33 @@ def relu_in_place(z: torch.Tensor) -> torch.Tensor:
     return kept
 
 
+class InOneFunction(torch.autograd.Function):
+    """max(z, 0), as an operation of its own that says its gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+        return (z * 1.0).clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(gradients[0])
+
+
+def by_index(z: torch.Tensor) -> torch.Tensor:
+    index = torch.stack([torch.zeros_like(z), z], dim=1).argmax(dim=1)
+    return nn.functional.embedding(index, torch.tensor([[0.0], [1.0]])).squeeze(1)
+
+
+def by_attention(z: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.zeros_like(z), 2000 * z], dim=1).softmax(dim=1)[:, 1]
+
+
+def by_order(z: torch.Tensor) -> torch.Tensor:
+    """Of two values that both vary among images, and the order of which does not."""
+    other = torch.linspace(-5, 5, len(z))
+    return (z + other > other).float()
+
+
 SWITCHES = {
     "module": nn.ReLU(),
     "module in place": lambda z: nn.ReLU(inplace=True)(z.clone()),
@@ -315,29 +342,63 @@ SWITCHES = {
     "leaky": lambda z: nn.functional.leaky_relu(z, 1e-6),
     "silu": lambda z: nn.functional.silu(500 * z) / 500,
     "softplus": lambda z: nn.functional.softplus(z, beta=1000),
+    "a sum": lambda z: z + z.abs(),
+    "the largest of a stack": lambda z: torch.stack([z, torch.zeros_like(z)]).amax(dim=0),
+    "a comparison": lambda z: (z > 0).float(),
+    "a comparison of two": by_order,
+    "a rounding": lambda z: torch.floor(z + 1).clamp(min=0),
+    "an index": by_index,
+    "attention": by_attention,
+    "a function of autograd": InOneFunction.apply,
+    "a value without gradient": lambda z: z.detach().relu(),
+    "a sigmoid": lambda z: torch.sigmoid(4000 * z),
 }
 
 
 @pytest.mark.parametrize("switch", SWITCHES.values(), ids=list(SWITCHES))
 def test_every_way_to_write_a_unit_is_seen(switch: Any, digits_model: nn.Module) -> None:
-    made = on_trial(planted(digits_model, switch), 40, threat=ThreatModel(eps=0.1))
+    made = on_trial(planted(digits_model, Planted, switch), 40, threat=ThreatModel(eps=0.1), batch_size=100)
     (claim,) = CHECK["pgd"].run(made).rows
     (row,) = DeadUnits().run(made).rows
     assert claim.accuracy > 0.6 > 0.2 > row.accuracy
 
 
-def planted(net: nn.Module, switch: Any) -> nn.Module:
-    model = Planted(in_channels=1, image_size=(8, 8), num_classes=10)
+@pytest.mark.parametrize("kind", [PlantedTogether, PlantedBehind])
+def test_units_that_must_wake_together_or_one_behind_the_other_are_woken(
+    kind: type[Planted], digits_model: nn.Module
+) -> None:
+    made = on_trial(planted(digits_model, kind, None), 40, threat=ThreatModel(eps=0.1), batch_size=100)
+    (claim,) = CHECK["pgd"].run(made).rows
+    (row,) = DeadUnits().run(made).rows
+    assert claim.accuracy > 0.6 > 0.4 > row.accuracy
+
+
+def planted(net: nn.Module, kind: type[Planted], switch: Any) -> nn.Module:
+    model = kind(in_channels=1, image_size=(8, 8), num_classes=10)
     model.net, model.switch = net, switch
     return model.eval()
 
 
-def test_a_unit_that_wakes_where_its_input_falls_is_climbed_down(digits_model: nn.Module) -> None:
-    made = on_trial(planted(digits_model, lambda z: -(-z).clamp(max=0)), 20, threat=ThreatModel(eps=0.1))
-    units, share = dead_units(made, made.data.x)
-    assert 0 < (share or 0) < 1
-    assert (units[0].place, units[0].sign) == (0, -1)  # one input an image; -z is above 0, and has to fall
-    assert len(units) <= TRIED
+def test_a_model_in_torchscript_is_seen_into(digits_model: nn.Module) -> None:
+    model = planted(digits_model, Planted, nn.ReLU())
+    traced = torch.jit.trace(model, torch.zeros(2, 1, 8, 8))
+    made = on_trial(traced, 40, threat=ThreatModel(eps=0.1), batch_size=100)
+    (row,) = DeadUnits().run(made).rows
+    assert row.accuracy < 0.2
+
+
+def test_a_model_that_computes_gradients_itself_is_no_error(digits_model: nn.Module) -> None:
+    """What it has freed has no gradient any more; random points show the way."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                torch.autograd.grad((point.exp() * point.sin()).sum(), point)
+            logits: torch.Tensor = digits_model(x)
+            return logits
+
+    assert DeadUnits().run(on_trial(Inner().eval(), 20)).facts["dead"] < 0.5
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -346,15 +407,41 @@ def test_of_an_honest_model_nothing_is_said(norm: Any, digits_model: nn.Module) 
     eps = {"linf": 0.1, "l2": 0.6, "l1": 2}[norm]
     made = on_trial(digits_model, 60, threat=ThreatModel(norm, eps))
     evidence = [CHECK[name].run(made) for name in ("answers", "gradients", "pgd", "losses", "dead-units")]
-    assert 0.01 < evidence[-1].facts["dead"] < 0.5
+    assert 0 < evidence[-1].facts["dead"] < 0.5
     facts = judging_findings.found(evidence, exact_text(made.threat.eps), 60)
     assert facts is not None
     assert list(DeadUnits().symptoms(evidence[-1].rows, facts)) == []
 
 
-def test_where_no_activation_is_seen_nothing_is_said_of_them() -> None:
+def test_of_a_model_without_units_nothing_is_said() -> None:
+    torch.manual_seed(0)
     linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
-    assert DeadUnits().run(on_trial(linear, 100)) == Findings("dead-units", ())
+    made = on_trial(linear, 100, threat=ThreatModel(eps="0.01"))  # type: ignore[arg-type]
+    CHECK["pgd"].run(made)
+    assert int(made.robust.sum()) > 0
+    assert DeadUnits().run(made) == Findings("dead-units", (), {"dead": 0.0})
+
+
+def test_the_search_asks_a_model_no_more_for_more_images(digits_model: nn.Module) -> None:
+    """Beyond one pass for the ranges."""
+
+    def asked(examples: int) -> int:
+        made, images = on_trial(digits_model, examples, threat=ThreatModel(eps=0.1), batch_size=20), 0
+
+        def count(module: nn.Module, args: tuple[torch.Tensor]) -> None:
+            nonlocal images
+            images += len(args[0])
+
+        made.robust[20:] = False  # the search is on the first ones
+        handle = digits_model.register_forward_pre_hook(count)
+        worst_plans(made)
+        handle.remove()
+        return images - examples
+
+    few = asked(20)
+    assert few == asked(100)
+    most = IMAGES * (2 * DRAWS + 10 + TRIED * (2 * STEPS + 2)) + 5 * LOOKED_AT * MEASURED  # nothing opens
+    assert few < most
 
 
 @pytest.mark.parametrize(("turned", "eps"), [(1, 0.1), (0, 1e-4)])

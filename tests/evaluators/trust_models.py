@@ -120,6 +120,44 @@ class PlantedForFour(Planted):
     turned = 4
 
 
+class PlantedTogether(Planted):
+    """Three units on pixels of their own, of which each alone, and each two, change nothing."""
+
+    seeds = (188, 11, 275)
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        data = load_digits()
+        x = torch.cat([data.train.x, data.test.x]).flatten(1)
+        thresholds, ways = [], torch.zeros(3, 64)
+        for number, seed in enumerate(self.seeds):
+            pixels = torch.arange(64) % 3 == number
+            signs = torch.randn(64, generator=torch.Generator().manual_seed(seed)).sign()[pixels]
+            covariance = torch.cov(x.T)[pixels][:, pixels] + 0.003 * torch.eye(len(signs))
+            ways[number, pixels] = nn.functional.normalize(torch.linalg.solve(covariance, signs), dim=0)
+        for way in ways:
+            reached = (x + 0.1 * ways.sum(dim=0).sign()).clamp(0, 1) @ way
+            thresholds.append(0.6 * (x @ way).amax() + 0.4 * reached.quantile(0.05))
+        self.register_buffer("ways", ways, persistent=False)
+        self.register_buffer("thresholds", torch.stack(thresholds), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        gates = x.flatten(1) @ self.ways.T > self.thresholds
+        return torch.where(gates.all(dim=1, keepdim=True), logits.roll(1, dims=1), logits)
+
+
+class PlantedBehind(PlantedTogether):
+    """Two of these units: the second one is given the image only where the first one is awake."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        image = x.flatten(1)
+        first = (image @ self.ways[0] > self.thresholds[0]).float()
+        second = (image * first[:, None]) @ self.ways[2] > self.thresholds[2]
+        return torch.where(second[:, None], logits.roll(1, dims=1), logits)
+
+
 class RandomisedAndFlat(Randomised):
     """The same with tiny logits."""
 
