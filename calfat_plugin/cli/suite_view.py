@@ -30,8 +30,8 @@ class SuiteProgress(SuiteObserver):
         self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
 
     def run_started(self, run: SuiteRun) -> None:
-        resumed = run.state == "unfinished"
-        self._console.say(f"{'resuming' if resumed else 'running'} {run.name} in {run.directory}", unless_drawn=True)
+        doing = {"unfinished": "resuming", "unmeasured": f"measuring {', '.join(run.lacks)} of"}
+        self._console.say(f"{doing.get(run.state, 'running')} {run.name} in {run.directory}", unless_drawn=True)
         self._console.at(run.name, 0, None, lambda: "starting")
 
     def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:

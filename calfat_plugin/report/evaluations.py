@@ -12,6 +12,9 @@ from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import FREQUENCY, WORST
 
 Evaluation = Mapping[str, Any]  # as in ``results.json``
+#: What the cells of :func:`evaluation_row` are.
+EVALUATION_HEAD = ("evaluator", "accuracy %", "95 % interval", "release %", "examples", "seconds")
+_BESIDE = 4  # where cells that stand beside the accuracies are put in
 
 
 def evaluations_table(
@@ -29,7 +32,8 @@ def evaluations_table(
         release = each.get("accuracy_release", each["accuracy"])  # as the paper's tables count
         beside = ["" if known is None else f"{known:.2f}", "" if known is None else points(release - known / 100)]
         rows.append(evaluation_row(each, beside if compared else []))
-    head = ["evaluator", "accuracy %", "95 % interval", "release %", *compared, "examples", "seconds"]
+    numbers, costs = EVALUATION_HEAD[:_BESIDE], EVALUATION_HEAD[_BESIDE:]
+    head = [*numbers, *compared, *costs]
     return Table(name, head, rows, notes=notes)
 
 

@@ -21,7 +21,7 @@ import hashlib
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ import yaml
 
 from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
-from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
+from calfat_plugin.experiment import Experiment, assemble, changes, evaluators_of, same_but_rounds, why_not
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
@@ -82,6 +82,22 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         return self.results.exists()
+
+    def not_measured(self, experiment: Experiment) -> tuple[str, ...]:
+        """Labels of the recipe's evaluators that the results of this run, which has done all its rounds, do not have.
+
+        Empty of a run that is not finished: its final evaluation will measure all. Only what the run's recipe has
+        counts as measured, for nothing else says with which options that was.
+        """
+        if not self.finished:
+            return ()
+        recipe = read_document(self.recipe)
+        if recipe.get(("train_args", "comm_round")) != experiment.num_rounds:
+            return ()
+        with_options = evaluators_of({"calfat": {"evaluators": recipe.get(("calfat", "evaluators"))}})
+        results = read_json(self.results).get("evaluations", ())
+        measured = with_options.keys() & {evaluation["label"] for evaluation in results}
+        return tuple(pick.label for pick in experiment.evaluators if pick.label not in measured)
 
     @property
     def without_page(self) -> str:
@@ -136,6 +152,7 @@ class RunDirectory:
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
         """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
 
+        A finished one counts as unfinished where the recipe asks for more rounds, or for evaluators that it lacks.
         Where there is none, and :attr:`finished_too`, it is the newest of all.
         """
         parent = parent or DEFAULT_ROOT / experiment.name
@@ -143,7 +160,7 @@ class RunDirectory:
         for recipe in runs:
             run = cls(recipe.parent)
             rounds = read_document(recipe).get(("train_args", "comm_round")) if run.finished else 0
-            if not isinstance(rounds, int) or rounds < experiment.num_rounds:
+            if not isinstance(rounds, int) or rounds < experiment.num_rounds or run.not_measured(experiment):
                 return run
         if runs and cls.finished_too:
             return cls(runs[0].parent)
@@ -152,6 +169,17 @@ class RunDirectory:
         raise RunError(
             f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}" + page
         )
+
+    @classmethod
+    def left_behind(cls: type[D], experiment: Experiment) -> D | None:
+        """The newest unfinished run of this recipe and seed, if it can be resumed and no process is at it."""
+        try:
+            run = cls.latest_unfinished(experiment)
+            run.check_same(experiment)
+        except RunError:
+            return None
+        resumable = run.last_checkpoint.exists() and not run.finished and not run.busy
+        return run if resumable else None
 
     def check_same(self, experiment: Experiment) -> None:
         try:
@@ -186,9 +214,11 @@ class RunDirectory:
                     "without --resume."
                 )
 
-    def write_recipe(self, experiment: Experiment) -> None:
+    def write_recipe(self, experiment: Experiment, measured_before: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Write the recipe as run, with further evaluators whose results the run has."""
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
+        written["calfat"]["evaluators"] = [*written["calfat"]["evaluators"], *measured_before]
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
         write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
@@ -206,11 +236,21 @@ class RunDirectory:
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.
 
-        The results go first: those of fewer rounds beside the new recipe would look like its own.
+        The results go first: those of fewer rounds beside the new recipe would look like its own. What a stopped final
+        evaluation had done goes where an evaluator was removed: it may come back with other options.
         """
         self.results.unlink(missing_ok=True)
         self.evidence.unlink(missing_ok=True)
+        if self.removed_evaluators(experiment):
+            shutil.rmtree(self.evaluation, ignore_errors=True)
         self.write_recipe(experiment)
+
+    def removed_evaluators(self, experiment: Experiment) -> list[Mapping[str, Any]]:
+        """Evaluators of this run's recipe that another recipe no longer has."""
+        written = read_document(self.recipe).get(("calfat", "evaluators"))
+        labels = {pick.label for pick in experiment.evaluators}
+        then = evaluators_of({"calfat": {"evaluators": written}})
+        return [pick for label, pick in then.items() if label not in labels]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
