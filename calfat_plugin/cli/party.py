@@ -70,7 +70,10 @@ def warn_of_unfinished(request: Request, command: list[str]) -> None:
     unfinished = RunDirectory.left_behind(request.experiment)
     if unfinished is None:
         return
-    done, rounds = len(read_rounds(unfinished.rounds)), request.experiment.num_rounds
+    try:
+        done, rounds = len(read_rounds(unfinished.rounds)), request.experiment.num_rounds
+    except RunError:  # damaged, so it cannot go on
+        return
     how = shlex.join([*command, "--resume", "--run-dir", str(unfinished.path)])
     warn(
         f"{unfinished.path}: there is an unfinished run of this recipe and seed, with {done} of {rounds} rounds done. "

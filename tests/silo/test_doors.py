@@ -111,7 +111,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     experiment = checked_experiment(read_document(Federation(tmp_path).recipe))
     run = RunDirectory.create(experiment, Path("runs/recipe/3-20260101-120000"))
-    run.rounds.write_text("round\n1\n2\n")
+    run.rounds.write_text("round,clients,refused,seconds\n1,0 1,,1.0\n2,0 1,,1.0\n")
     run.last_checkpoint.touch()
     return run
 
