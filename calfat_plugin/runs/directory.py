@@ -173,13 +173,15 @@ class RunDirectory:
     @classmethod
     def left_behind(cls: type[D], experiment: Experiment) -> D | None:
         """The newest unfinished run of this recipe and seed, if it can be resumed and no process is at it."""
-        try:
-            run = cls.latest_unfinished(experiment)
-            run.check_same(experiment)
-        except RunError:
-            return None
-        resumable = run.last_checkpoint.exists() and not run.finished and not run.busy
-        return run if resumable else None
+        parent = DEFAULT_ROOT / experiment.name
+        for recipe in sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True):
+            run = cls(recipe.parent)
+            if run.finished or run.busy or not run.last_checkpoint.exists():
+                continue
+            with suppress(RunError):  # of another recipe, or damaged
+                run.check_same(experiment)
+                return run
+        return None
 
     def check_same(self, experiment: Experiment) -> None:
         try:
