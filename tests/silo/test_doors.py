@@ -140,7 +140,6 @@ def test_a_server_that_begins_anew_names_the_run_that_it_leaves_behind(
     assert unfinished.path not in begun
     for words in (["--seed", "4"], ["--set", "train_args.learning_rate=0.1"], ["--run-dir", "elsewhere"], ["--resume"]):
         assert "there is an unfinished run" not in warned("--role", "server", *words)
-    assert begun[-1] == unfinished.path
 
 
 @pytest.mark.parametrize("change", ["finished", "busy", "no round"])
