@@ -42,6 +42,17 @@ class Provider:
     distribution: str
     version: str
     plugin: str = ""
+    unmet: str = ""  # what it asks of this package and does not get, such as ``calfat-plugin>=99``; empty: nothing
+
+    @property
+    def complaint(self) -> str:
+        """Why it may not work with this version of the package; an empty text where nothing speaks against it."""
+        if not self.unmet:
+            return ""
+        return (
+            f"{self} requires {self.unmet}, and this is calfat-plugin {__version__}: it may fail or measure something "
+            "else. Install versions that fit together."
+        )
 
     @property
     def key(self) -> str:
@@ -208,7 +219,10 @@ class Registry:
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
-        self.failures.append(Failure(provider, _reason(error)))
+        reason = _reason(error)
+        if provider.complaint:
+            reason = f"{reason.rstrip('.')}. {provider.complaint}"
+        self.failures.append(Failure(provider, reason))
         self._providers.pop(provider.key, None)
         if self._manager.has_plugin(provider.key):
             self._manager.unregister(name=provider.key)
@@ -298,13 +312,33 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
             first = distribution(name)
             seen.add(_normal(name))
             points = [point for point in first.entry_points if point.group == GROUP]
-            offered = [(Provider(name, first.version or "?", point.name), point) for point in points]
+            unmet = _unmet(first.requires or ())
+            offered = [(Provider(name, first.version or "?", point.name, unmet), point) for point in points]
         except Exception as error:  # in another encoding, say, or with the name of another distribution
             folder = Path(str(getattr(found, "_path", "unknown")))  # not public, but all that is left of a damaged one
             name, _, version = folder.stem.partition("-")
             yield Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({_reason(error)})")
         else:
             yield from offered
+
+
+def _unmet(requirements: Iterable[str]) -> str:
+    """What a distribution requires of this package that this version is not; pip sees to it, but not later on."""
+    for text in requirements:
+        if not _normal(text).startswith(BUILT_IN.distribution):
+            continue
+        from packaging.requirements import InvalidRequirement, Requirement  # here: it costs each start some time
+
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if not applies or _normal(requirement.name) != BUILT_IN.distribution:
+            continue
+        if not requirement.specifier.contains(__version__, prereleases=True):
+            return f"{BUILT_IN.distribution}{requirement.specifier}"
+    return ""
 
 
 def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:

@@ -1,29 +1,35 @@
-"""``calfat attack CHECKPOINT_OR_RUN_DIR``: how much of a finished model's accuracy an attacker leaves."""
+"""``calfat attack CHECKPOINT_OR_RUN_DIR ...``: how much of a finished model's accuracy an attacker leaves."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from calfat_plugin import report
+from calfat_plugin.analyses.attack import AttackReport
 from calfat_plugin.analyses.attack import attack as measure
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import model_options, target_argument
+from calfat_plugin.cli.options import model_options, targets_argument
 from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_alarms, show_evaluations
 from calfat_plugin.disk import read_json
-from calfat_plugin.errors import OptionError
+from calfat_plugin.errors import CalfatError, OptionError
+from calfat_plugin.report.evaluations import EVALUATION_HEAD, evaluation_row
+from calfat_plugin.report.table import Table, print_table
+from calfat_plugin.results import evaluation_as_json
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
 
 @click.command()
-@target_argument
+@targets_argument
 @click.option(
     "--attacks",
     default="fgsm,pgd20,cw20,autoattack",
@@ -46,7 +52,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
 )
 @json_option
 def attack(
-    target: Path | None,
+    targets: tuple[Path, ...],
     attacks: str,
     eps: str | None,
     output: Path | None,
@@ -57,26 +63,90 @@ def attack(
     """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
 
     Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
-    about numbers that look too good.
+    about numbers that look too good. Of several runs each has its own results file, and one table shows all; those that
+    cannot be measured are named at the end, with exit code 2.
     """
     with stop_signals(), json_output(as_json) as show:
-        budgets = () if eps is None else _split(eps, "--eps")
-        plan = planned(target, attacks=_split(attacks, "--attacks"), eps=budgets, **how)
-        warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
-        console = verbatim_console()
+        how |= {"attacks": _split(attacks, "--attacks"), "eps": () if eps is None else _split(eps, "--eps")}
+        if len(targets) > 1:
+            _refuse_for_several(targets, output)
+            _attack_several(targets, how, plain, show)
+        else:
+            plan, measured = _attack_one(targets[0] if targets else None, how, plain, output)
+            show_evaluations(verbatim_console(), measured.results)
+            _finish_one(plan, measured)
+            show({"file": str(measured.path), "results": read_json(measured.path)})
+
+
+def _attack_one(
+    target: Path | None, how: Mapping[str, Any], plain: bool, output: Path | None = None
+) -> tuple[AttackPlan, AttackReport]:
+    """Attack one model."""
+    plan = planned(target, **how)
+    warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
+    try:
+        with choose_progress(verbatim_console(), plain=plain) as progress:
+            return plan, measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
+    except KeyboardInterrupt:
+        fail("stopped.", _RESUME, INTERRUPTED)
+
+
+def _finish_one(plan: AttackPlan, measured: AttackReport) -> None:
+    """Show findings and files, and draw the page of the run, where there is one, again."""
+    console = verbatim_console()
+    show_alarms(console, measured.alarms)
+    console.print(f"results: {measured.path}", soft_wrap=True)
+    for curve in measured.curves:
+        console.print(f"curve: {curve}", soft_wrap=True)
+    if (run := plan.run) is not None and (run / "report.html").exists():
+        write_page(lambda: report.write_run_report(run), run)
+
+
+def _refuse_for_several(targets: Sequence[Path], output: Path | None) -> None:
+    if output is not None:
+        raise OptionError(
+            f"--output {output}: one file cannot have the results of {len(targets)} runs. Leave it out: each run gets "
+            "a file in its attacks/."
+        )
+    places = [target.resolve() for target in targets]
+    twice = [target for target, place in zip(targets, places, strict=True) if places.count(place) > 1]
+    if twice:
+        raise OptionError(f"{twice[-1]}: is named twice; name it once.")
+
+
+def _attack_several(targets: Sequence[Path], how: Mapping[str, Any], plain: bool, show: Callable[[Any], None]) -> None:
+    """Attack one run after the other; one that cannot be measured does not stop the others."""
+    console = verbatim_console()
+    measured: dict[Path, AttackReport] = {}
+    refused: dict[Path, CalfatError] = {}
+    for number, target in enumerate(targets, start=1):
+        console.print(f"[{number}/{len(targets)}] {target}", soft_wrap=True)
         try:
-            with choose_progress(console, plain=plain) as progress:
-                outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
-        except KeyboardInterrupt:
-            fail("stopped.", _RESUME, INTERRUPTED)
-        show_evaluations(console, outcome.results)
-        show_alarms(console, outcome.alarms)
-        console.print(f"results: {outcome.path}", soft_wrap=True)
-        for curve in outcome.curves:
-            console.print(f"curve: {curve}", soft_wrap=True)
-        if (run := plan.run) is not None and (run / "report.html").exists():
-            write_page(lambda: report.write_run_report(run), run)
-        show({"file": str(outcome.path), "results": read_json(outcome.path)})
+            plan, measured[target] = _attack_one(target, how, plain)
+        except CalfatError as error:
+            refused[target] = error
+            warn(f"{target} is not measured: {error}")
+        except SystemExit:  # stopped
+            left = shlex.join(map(str, [*refused, *targets[number - 1 :]]))
+            print(f"Name those alone that are left, for the others would be measured again: {left}", file=sys.stderr)
+            raise
+        else:
+            _finish_one(plan, measured[target])
+    rows = []
+    for target, one in measured.items():
+        rows += [[str(target), *evaluation_row(evaluation_as_json(result))] for result in one.results]
+    if rows:
+        print_table(console, Table("", ["run", *EVALUATION_HEAD], rows, 2))
+    files = {target: {"file": str(one.path), "results": read_json(one.path)} for target, one in measured.items()}
+    show(
+        {
+            "runs": [{"run": str(target), **content} for target, content in files.items()],
+            "not_measured": [{"run": str(target), "error": str(error)} for target, error in refused.items()],
+        }
+    )
+    if refused:
+        others = "The others are done; what" if measured else "What"
+        fail(f"not measured: {', '.join(map(str, refused))}. {others} is wrong is said above.")
 
 
 def _split(text: str, flag: str) -> tuple[str, ...]:

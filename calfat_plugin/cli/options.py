@@ -102,6 +102,10 @@ _trust_option: Decorator = click.option(
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
 )
+#: Likewise, several.
+targets_argument: Decorator = click.argument(
+    "targets", metavar="[CHECKPOINT_OR_RUN_DIR]...", nargs=-1, type=click.Path(path_type=Path)
+)
 #: Which model, on which data; of ``calfat replay``, too.
 which_model = together(
     click.option(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.local import run_all
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
 from calfat_plugin.host.runtimes import Runtime
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory, new_path
 from calfat_plugin.runs.request import Request
 from calfat_plugin.shipped import located
@@ -60,6 +63,24 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
     return True
 
 
+def warn_of_unfinished(request: Request, command: list[str]) -> None:
+    """Say that a new cross-silo run begins beside one that could go on: its clients would start from the beginning."""
+    if request.resume or request.run_dir is not None:
+        return
+    unfinished = RunDirectory.left_behind(request.experiment)
+    if unfinished is None:
+        return
+    try:
+        done, rounds = len(read_rounds(unfinished.rounds)), request.experiment.num_rounds
+    except RunError:  # damaged, so it cannot go on
+        return
+    how = shlex.join([*command, "--resume", "--run-dir", str(unfinished.path)])
+    warn(
+        f"{unfinished.path}: there is an unfinished run of this recipe and seed, with {done} of {rounds} rounds done. "
+        f"This is a new one, which begins with the first round. To continue that one instead: {how}"
+    )
+
+
 def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> None:
     experiment = request.experiment
     if request.run_dir is not None:
@@ -67,6 +88,7 @@ def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint
     elif request.resume:
         directory = RunDirectory.latest_unfinished(experiment).path
     else:
+        warn_of_unfinished(request, hint.command)
         directory = new_path(experiment)
     words = [word for word in command[command.index("run") + 1 :] if word != "--plain"]
     if not located(words[0]).is_file():

@@ -65,6 +65,8 @@ def _print_list(registry: Registry) -> None:
             for entry, provider in offers:
                 table.add_row(Text(entry.shown_name), Text(str(provider)), Text(entry.summary))
             console.print(Padding(table if offers else Text("none"), (0, 0, 1, 2)))
+        for complaint in dict.fromkeys(filter(None, (provider.complaint for provider in registry.plugins()))):
+            console.print(Text.assemble(("warning: ", "bold yellow"), f"{complaint}\n"), soft_wrap=True)
         for failure in registry.failures:
             console.print(Text.assemble(("not loaded: ", "bold red"), str(failure)), soft_wrap=True)
         if registry.failures:
@@ -81,6 +83,8 @@ def _print_pages(registry: Registry, found: Sequence[entries.Entry]) -> None:
         for entry in found:
             provider = registry.provider(kind_of(entry), entry.name)
             console.print(Text(f"{entry.name} ({entry.kind}), offered by {provider} ({provider.plugin})", "bold"))
+            if provider.complaint:
+                console.print(Text.assemble(("warning: ", "bold yellow"), provider.complaint))
             console.print(Markdown(f"---\n{entry_page(registry, entry)}"))
             if entry.citation is not None and entry.citation.bibtex:
                 console.print(Text(f"\n{entry.citation.bibtex}"), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from calfat_plugin.cli.progress import ShownProgress
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
 
 
@@ -15,6 +16,7 @@ class ResumeHint:
         self.command = command  # without where to write; what is added to it is said to the user, too
         self._resumed = resumed  # the run was begun by an earlier process
         self.directory: RunDirectory | None = None  # once there is one
+        self.experiment: Experiment | None = None  # likewise
         self.progress = ShownProgress()
         self.is_ours = True  # and not written by a process that this one has started
         self.last_words: str | None = None  # of a process without a run directory of its own
@@ -26,6 +28,8 @@ class ResumeHint:
         if self.directory is None or self._discarded(self.directory):
             return "stopped. No round was finished, so nothing is kept."
         if self.directory.finished and not self.progress.owes_round:  # else they are the results of fewer rounds
+            if self.experiment is not None and self.directory.not_measured(self.experiment):
+                return f"stopped. What was measured before is kept. {self._how_to_resume(self.directory)}"
             return f"stopped. The run itself is finished: {self.directory.path}.{self.directory.without_page}"
         return f"stopped. {self._how_to_resume(self.directory)}"
 

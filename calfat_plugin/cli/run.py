@@ -123,7 +123,9 @@ def run(
                 return
         elif experiment.executor == MPI:  # how its job was started is not known here; the result is that of any number
             hint.command += [OPTION, str(mpi_workers())]
-        hint.directory = RunDirectory.open(request)
+        if runtime.is_cross_silo:
+            party.warn_of_unfinished(request, hint.command)
+        hint.directory, hint.experiment = RunDirectory.open(request), experiment
         if not located(recipe).is_file():  # a pipe gives it once only
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)

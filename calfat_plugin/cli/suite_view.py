@@ -31,8 +31,8 @@ class SuiteProgress(SuiteObserver):
         self._data_findings: set[str] = set()  # texts; most runs of a suite have the same data
 
     def run_started(self, run: SuiteRun) -> None:
-        resumed = run.state == "unfinished"
-        self._console.say(f"{'resuming' if resumed else 'running'} {run.name} in {run.directory}", unless_drawn=True)
+        doing = {"unfinished": "resuming", "unmeasured": f"measuring {', '.join(run.lacks)} of"}
+        self._console.say(f"{doing.get(run.state, 'running')} {run.name} in {run.directory}", unless_drawn=True)
         self._console.at(run.name, 0, None, lambda: "starting")
 
     def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:

@@ -17,7 +17,7 @@ from calfat_plugin import __version__
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import TRY_AGAIN, opened_regular, refuse_link, reporting_disk_errors
-from calfat_plugin.errors import BudgetError
+from calfat_plugin.errors import BudgetError, RunError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
 from calfat_plugin.maths.tied import state_of
 from calfat_plugin.results import WORST_CASE, EvaluationResult
@@ -126,6 +126,11 @@ class Collector:
         max_bytes: of the adversarial images. It decides how many images are covered: always the same random ones, which
             are a part of those that evaluators with ``max_examples`` take, or have these as a part.
         scratch: where images are noted, for attacks that continue after a crash.
+        earlier: evidence about the same model, data and budget, to which other attacks are added. It also decides what
+            is covered, and what the model says of the clean images.
+
+    Raises:
+        RunError: ``earlier`` is about another model, other data or another budget.
     """
 
     def __init__(
@@ -136,6 +141,7 @@ class Collector:
         threat: ThreatModel,
         max_bytes: int,
         scratch: Path | None = None,
+        earlier: Evidence | None = None,
     ) -> None:
         self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
         self._label = data.y.cpu()
@@ -147,6 +153,8 @@ class Collector:
         self._tried: dict[str, Tensor] = {}
         self.not_run: dict[str, str] = {}  # attack to why it did not run
         self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
+        if earlier is not None:
+            self._continue_from(earlier)
         if scratch is not None:
             for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
                 label = unquote(journal.stem.split("-", 3)[3])
@@ -157,6 +165,24 @@ class Collector:
     def correct(self) -> Tensor:
         """(N,) bool on the CPU: the clean images that the model gets right."""
         return self._clean == self._label
+
+    def _continue_from(self, earlier: Evidence) -> None:
+        """Begin with all that earlier evidence says, without asking the model again."""
+        for key, now in {**self._about, **budget_as_json(self._threat)}.items():
+            if earlier.facts.get(key) != now:
+                raise RunError(
+                    f"the evidence of the evaluators that this run has measured already is about other {key} "
+                    f"({earlier.facts.get(key)}; here {now}), so others cannot be added. Put the checkpoint and the "
+                    "data of the run back."
+                )
+        self._clean = earlier.clean
+        self._covered = torch.zeros_like(self._covered)
+        self._covered[earlier.covered] = True
+        self._attacks = [*earlier.attacks]
+        self._tried = dict(earlier.tried)
+        self._broken = {label: broken.clone() for label, broken in earlier.broken.items()}
+        for row, at in enumerate(earlier.index.tolist()):
+            self._points[at] = int(earlier.by[row]), int(earlier.prediction[row]), earlier.x_adv[row]
 
     def restore(self, evidence: Evidence) -> None:
         """Take over what an earlier process kept, of the same images and weights."""

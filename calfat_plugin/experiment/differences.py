@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,12 +44,22 @@ _REASONS = {
     "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
     "calfat.plugins.": "Rounds with different versions of a plugin would make a model of neither",
+    "calfat.evaluators.": "Two settings under one label would be mixed: give the new one a label of its own",
 }
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ; first those with a value in both."""
-    flat_first, flat_second = flat(first), flat(second)
+    """Dotted keys in which two recipes, as run, differ; first those with a value in both.
+
+    An evaluator of the final evaluation that only one of them has is no difference, as training does not depend on it;
+    nor is a plugin file that only the second one has, which the first could not have used.
+    """
+    shared = evaluators_of(first).keys() & evaluators_of(second).keys()
+    flat_first, flat_second = _flat_by_label(first, shared), _flat_by_label(second, shared)
+    plugins_then, plugins_now = (recipe.get("calfat", {}).get("plugins") or {} for recipe in (first, second))
+    new_plugins = plugins_now.keys() - plugins_then.keys()
+    of_new_plugins = tuple(f"calfat.plugins.{name}." for name in new_plugins)
+    flat_second = {key: value for key, value in flat_second.items() if not key.startswith(of_new_plugins)}
     if comparable(first).get(STEP_SIZE) == comparable(second).get(STEP_SIZE):
         flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None
     every = sorted(set(flat_first) | set(flat_second))
@@ -74,6 +84,18 @@ def unchanging_digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def evaluators_of(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Label to pick of the final evaluation's evaluators, of a recipe as run."""
+    picks = recipe.get("calfat", {}).get("evaluators") or ()
+    return {pick.get("label", pick["name"]): pick for pick in picks}
+
+
+def _flat_by_label(recipe: Mapping[str, Any], labels: Collection[str]) -> dict[str, Any]:
+    """As :func:`flat`, with a key for each option of these evaluators; others are left out."""
+    picks = {label: pick for label, pick in evaluators_of(recipe).items() if label in labels}
+    return flat({**recipe, "calfat": {**recipe.get("calfat", {}), "evaluators": picks}})
+
+
 def _counts_its_rounds(recipe: Mapping[str, Any]) -> bool:
     """Whether training, also a group's, goes by the number of rounds: in a warm-up of eps by class, which is a share of
     them, or where ATAS goes on in the last one with what a longer run draws anew."""
@@ -86,7 +108,7 @@ def _counts_its_rounds(recipe: Mapping[str, Any]) -> bool:
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:
     """The first of these keys with both values, for a message; ``when`` is what the first recipe's is called."""
-    flat_then, flat_now = flat(then), flat(now)
+    flat_then, flat_now = _flat_by_label(then, evaluators_of(then)), _flat_by_label(now, evaluators_of(now))
     shown = "; ".join(f"{key}: {flat_then.get(key)!r} {when}, {flat_now.get(key)!r} now" for key in keys[:_SHOWN])
     return shown + (f" (and {len(keys) - _SHOWN} more)" if len(keys) > _SHOWN else "")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calfat_plugin import entries, returned
+from calfat_plugin.entries import kind_of
 from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_mean, listed
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
@@ -80,8 +81,21 @@ def assemble(
         _check_together(experiment, finished)
     for each in experiment.clients:  # what holds for the whole run is said there, too
         warnings += [text for text in each.recipe.warnings if text not in warnings]
+    if not finished:
+        warnings += [text for text in _of_misfits(experiment) if text not in warnings]
     more = () if finished or group else implausible(experiment, written, trains)
     return dataclasses.replace(experiment, warnings=(*warnings, *more))
+
+
+def _of_misfits(experiment: Experiment) -> Iterator[str]:
+    """A warning for each plugin that the recipe picks and whose distribution requires another version of this one."""
+    for plugin in experiment.picked:
+        if ":" in plugin.name:  # a model of the user's own
+            continue
+        provider = experiment.registry.provider(kind_of(plugin.entry), plugin.entry.name)
+        if provider.complaint:
+            place = f"{experiment.document.place(plugin.path)}: {dotted(plugin.path)}"
+            yield f"{place}: '{plugin.name}' is of {provider.complaint}"
 
 
 def _name(document: Document) -> str:

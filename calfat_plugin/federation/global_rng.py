@@ -31,11 +31,16 @@ def seeded_global_rng(seed: int) -> Iterator[None]:
     client draws would depend on who trained before it in this process, and a resumed run would end elsewhere.
     """
     with generators_kept():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-        # Not torch.manual_seed: for kinds of devices that are not in use it queues a call with a traceback each time,
-        # which takes milliseconds and is never freed.
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(seed)
+        set_global_rng(seed)
         yield
+
+
+def set_global_rng(seed: int) -> None:
+    """Put the global generators at a derived state."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    # Not torch.manual_seed: for kinds of devices that are not in use it queues a call with a traceback each time,
+    # which takes milliseconds and is never freed.
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.evaluators.evidence import Collector
+from calfat_plugin.evaluators.evidence import Collector, Evidence
 from calfat_plugin.evaluators.evidence_file import write_evidence
 from calfat_plugin.evaluators.measure import clean_predictions, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.clients import ClientsOfRound
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.global_rng import seeded_global_rng, set_global_rng
 from calfat_plugin.interfaces import Evaluator, SetUpTask, State
 from calfat_plugin.maths.tied import load_state
 from calfat_plugin.observer import RunObserver
@@ -82,9 +82,14 @@ class Measurements:
     def of_round(self, state: State, round: int, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
         return self._measured(state, self.subset, self._monitoring, clients, round)
 
-    def final(self, state: State, scratch: Path | None, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        """Label to result of the recipe's evaluators, on all test images; in ``scratch`` their evidence."""
-        return self._measured(state, self._test, self._closing, clients, scratch=scratch, keep=True)
+    def final(
+        self, state: State, scratch: Path | None, clients: ClientsOfRound | None, earlier: Evidence | None = None
+    ) -> dict[str, EvaluationResult]:
+        """Label to result of the recipe's evaluators, on all test images; in ``scratch`` their evidence.
+
+        ``earlier`` is evidence of other evaluators about the same model, to which theirs is added.
+        """
+        return self._measured(state, self._test, self._closing, clients, scratch=scratch, keep=True, earlier=earlier)
 
     def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
@@ -105,21 +110,23 @@ class Measurements:
         *,
         quiet: bool = False,
         keep: bool = False,
+        earlier: Evidence | None = None,
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
         observer = RunObserver() if quiet else self._observer
         load_state(self._model, state)
-        with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
+        seed = derive_seed(experiment.seed, "ambient evaluation", round=round)
+        with seeded_global_rng(seed), timed("evaluation"):
             sizes = {"num_classes": self._task.num_classes, "batch_size": experiment.evaluation.batch_size}
             collector, room = None, experiment.evaluation.evidence_mb * 10**6
-            if keep and room:
+            if keep and (room or earlier):
                 with timed("clean examples"):
                     clean = clean_predictions(self._model, data, device=self._task.device, **sizes)
-                collector = Collector(self._model, data, clean, experiment.threat, room, scratch)
+                collector = Collector(self._model, data, clean, experiment.threat, room, scratch, earlier)
             found = measure(
                 self._model,
                 data,
-                evaluators,
+                _each_with_the_same_generators(evaluators, seed),
                 num_classes=self._task.num_classes,
                 threat=experiment.threat,
                 batch_size=experiment.evaluation.batch_size,
@@ -138,6 +145,16 @@ class Measurements:
                 if scratch is not None:
                     write_evidence(scratch / EVIDENCE, evidence)
             return found
+
+
+def _each_with_the_same_generators(evaluators: Ready, seed: int) -> Iterator[tuple[str, Evaluator]]:
+    """The evaluators, each with the global generators at one state.
+
+    What an evaluator of a plugin draws from them must not depend on those before it: it may be added to a finished run.
+    """
+    for label, evaluator in evaluators:
+        set_global_rng(seed)
+        yield label, evaluator
 
 
 @dataclass(frozen=True)

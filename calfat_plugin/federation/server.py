@@ -23,6 +23,7 @@ from torch import Tensor
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import NO_UPDATE, RunError, UpdateError
+from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers
@@ -128,11 +129,18 @@ class Server:
         self.server_state: State = {}
         self.broadcast: State = {}
         self.round = 0
+        self._earlier_evidence: Evidence | None = None
         moved(self._model, device).eval()
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
-    def begin(self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = ()) -> None:
-        """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show."""
+    def begin(
+        self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = (), earlier: Evidence | None = None
+    ) -> None:
+        """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show.
+
+        ``earlier`` is the evidence of a finished run, to whose final evaluation evaluators are added.
+        """
+        self._earlier_evidence = earlier
         self._measurements.set_up()
         if snapshot is None:
             first = [client for client in self.clients_of(1) if client not in self._attackers.ids] or self.clients_of(1)
@@ -147,8 +155,9 @@ class Server:
         if self.is_over and self._measurements.final_uses_clients and not snapshot.client_models:
             raise RunError(
                 f"the final evaluation measures the clients of round {snapshot.round}, whose models the checkpoint "
-                "does not have: the run was asked for more rounds when it was written. Resume with more rounds: --set "
-                f"train_args.comm_round={snapshot.round + 1}."
+                "does not have: when it was written, the run was asked for more rounds, or for no evaluator that "
+                f"measures clients. Resume with more rounds, --set train_args.comm_round={snapshot.round + 1}, or "
+                "leave that evaluator out."
             )
         self._client_models = snapshot.client_models
         self.average = snapshot.global_state if snapshot.trained else {}
@@ -287,7 +296,8 @@ class Server:
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
         """Evaluate the global model with the recipe's evaluators on the full test split."""
         begin_part("final evaluation")
-        return tuple(self._measurements.final(self.evaluated, scratch, self._clients()).values())
+        measured = self._measurements.final(self.evaluated, scratch, self._clients(), self._earlier_evidence)
+        return tuple(measured.values())
 
     def _clients(self, models: Mapping[int, State] | None = None) -> ClientsOfRound | None:
         """For evaluators that look at them: the clients of the last round, or others with these models."""

@@ -139,12 +139,21 @@ class CrossSilo(Runtime):
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.server import run_server
 
+        self._refuse_unfit_certificate(0)
         return run_server(task, self.open_transport)
 
     def run_client(self, task: ClientTask) -> None:
         from calfat_plugin.host.silo.client import run_client
 
+        self._refuse_unfit_certificate(task.rank)
         run_client(task, self.open_transport)
+
+    def _refuse_unfit_certificate(self, rank: int) -> None:
+        """Refuse the certificate of another rank at once, whoever would refuse it later."""
+        if (settings := self.experiment.silo.tls) is not None:
+            from calfat_plugin.host.transports.certificates import refuse_unfit_certificate
+
+            refuse_unfit_certificate(settings, rank)
 
 
 class CrossSiloGRPC(CrossSilo):

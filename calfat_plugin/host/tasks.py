@@ -40,6 +40,7 @@ class ServerTask:
     workers: Workers | None = None  # train a simulation's clients; None: this process does
     start_elsewhere: Callable[[], Worker] | None = None  # picklable; for processes that the host starts
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
+    run_name: str = ""  # of the run's directory; the clients are told which run they join
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class ClientTask:
     keep_state: Callable[[int, State, int], None]  # (round, state after it, round last used); others are forgotten
     on_round: Callable[[int, str], None]
     on_notice: Callable[[str], None]  # what the server has to say to the user
-    on_finished: Callable[
-        [int], None
-    ]  # with the rounds that were done; before the goodbye is acknowledged, in a receiving thread; the server may leave
+    on_joined: Callable[[str, int], None]  # (name of the server's run, round), whenever it is another run than before
+    on_finished: Callable[[int], None]  # with the rounds that were done, before the goodbye is acknowledged, in a
+    # receiving thread; the server may leave
 
 
 def fingerprint(experiment: Experiment) -> str:

@@ -12,6 +12,9 @@ from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import FREQUENCY, WORST
 
 Evaluation = Mapping[str, Any]  # as in ``results.json``
+#: What the cells of :func:`evaluation_row` are, where nothing stands beside the accuracies.
+EVALUATION_HEAD = ("evaluator", "accuracy %", "95 % interval", "examples", "seconds")
+_ACCURACIES = 3  # of these cells; what stands beside them comes next
 
 
 def evaluations_table(
@@ -33,7 +36,7 @@ def evaluations_table(
         if reported:
             beside += _beside_reported(evaluation, reported.get(evaluation["label"]))
         rows.append(evaluation_row(evaluation, beside))
-    head = ["evaluator", "accuracy %", "95 % interval"]
+    head = [*EVALUATION_HEAD[:_ACCURACIES]]
     head += ["release %"] if release_shown else []
     head += ["reported %", "difference"] if reported else []
     why = [
@@ -41,7 +44,7 @@ def evaluations_table(
         for evaluation in rows_of
         if evaluation.get("not_run")
     ]
-    return Table(name, [*head, "examples", "seconds"], rows, notes=[*notes, *dict.fromkeys(why)])
+    return Table(name, [*head, *EVALUATION_HEAD[_ACCURACIES:]], rows, notes=[*notes, *dict.fromkeys(why)])
 
 
 def shows_release(evaluations: Iterable[Evaluation]) -> bool:

@@ -22,7 +22,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ import yaml
 
 from calfat_plugin.disk import lock, opened, read_json, refuse_link, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
-from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
+from calfat_plugin.experiment import Experiment, assemble, changes, evaluators_of, same_but_rounds, why_not
 from calfat_plugin.experiment.differences import unchanging_digest
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.peer_text import peer_text
@@ -88,6 +88,22 @@ class RunDirectory:
     def finished(self) -> bool:
         return self.results.exists()
 
+    def not_measured(self, experiment: Experiment) -> tuple[str, ...]:
+        """Labels of the recipe's evaluators that the results of this run, which has done all its rounds, do not have.
+
+        Empty of a run that is not finished: its final evaluation will measure all. Only what the run's recipe has
+        counts as measured, for nothing else says with which options that was.
+        """
+        if not self.finished:
+            return ()
+        recipe = read_document(self.recipe)
+        if recipe.get(("train_args", "comm_round")) != experiment.num_rounds:
+            return ()
+        with_options = evaluators_of({"calfat": {"evaluators": recipe.get(("calfat", "evaluators"))}})
+        results = read_json(self.results).get("evaluations", ())
+        measured = with_options.keys() & {evaluation["label"] for evaluation in results}
+        return tuple(pick.label for pick in experiment.evaluators if pick.label not in measured)
+
     @property
     def without_page(self) -> str:
         """What to say of a finished run whose page is missing: a sentence with a space before it, or nothing."""
@@ -141,13 +157,14 @@ class RunDirectory:
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
         """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
 
+        A finished one counts as unfinished where the recipe asks for more rounds, or for evaluators that it lacks.
         Where there is none, and :attr:`finished_too`, it is the newest of all.
         """
         parent = parent or DEFAULT_ROOT / experiment.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
-            if not run.finished or run.goes_further(experiment):
+            if not run.finished or run.goes_further(experiment) or run.not_measured(experiment):
                 return run
         if runs and cls.finished_too:
             return cls(runs[0].parent)
@@ -167,6 +184,19 @@ class RunDirectory:
             return False
         before = then.get(("train_args", "patience"))
         return isinstance(before, int) and is_more_patient(experiment.train.patience, before)
+
+    @classmethod
+    def left_behind(cls: type[D], experiment: Experiment) -> D | None:
+        """The newest unfinished run of this recipe and seed, if it can be resumed and no process is at it."""
+        parent = DEFAULT_ROOT / experiment.name
+        for recipe in sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True):
+            run = cls(recipe.parent)
+            if run.finished or run.busy or not run.last_checkpoint.exists():
+                continue
+            with suppress(RunError):  # of another recipe, or damaged
+                run.check_same(experiment)
+                return run
+        return None
 
     def check_same(self, experiment: Experiment) -> None:
         try:
@@ -243,10 +273,18 @@ class RunDirectory:
                 "directory."
             )
 
-    def write_recipe(self, experiment: Experiment, digest: str | None = None) -> None:
-        """Write the recipe as run; ``digest``: what the run's checkpoints name (:attr:`recipe_digest`)."""
+    def write_recipe(
+        self, experiment: Experiment, digest: str | None = None, measured_before: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        """Write the recipe as run.
+
+        Args:
+            digest: what the run's checkpoints name (:attr:`recipe_digest`).
+            measured_before: further evaluators whose results the run has.
+        """
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
+        written["calfat"]["evaluators"] = [*written["calfat"]["evaluators"], *measured_before]
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
         text += f"{_DIGEST} {digest}\n" if digest else ""
@@ -265,16 +303,26 @@ class RunDirectory:
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.
 
-        The results go first: those of fewer rounds beside the new recipe would look like its own.
+        The results go first: those of fewer rounds beside the new recipe would look like its own. What a stopped final
+        evaluation had done goes where an evaluator was removed: it may come back with other options.
         """
         self.results.unlink(missing_ok=True)
         self.evidence.unlink(missing_ok=True)
+        if self.removed_evaluators(experiment):
+            shutil.rmtree(self.evaluation, ignore_errors=True)
         self.write_recipe(experiment, self.recipe_digest)
 
     def refuse_links(self) -> None:
         """Refuse folders of the run that are links: what is written there would land in another place."""
         for folder in (self.last_checkpoint.parent, self.client_states, self.evaluation):
             refuse_link(folder)
+
+    def removed_evaluators(self, experiment: Experiment) -> list[Mapping[str, Any]]:
+        """Evaluators of this run's recipe that another recipe no longer has."""
+        written = read_document(self.recipe).get(("calfat", "evaluators"))
+        labels = {pick.label for pick in experiment.evaluators}
+        then = evaluators_of({"calfat": {"evaluators": written}})
+        return [pick for label, pick in then.items() if label not in labels]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -159,6 +159,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
             on_notice=warn,
+            on_joined=lambda run, round: say(f"round {round}/{experiment.num_rounds}  of the server's run {run}"),
             on_finished=lambda rounds: write_json(
                 directory.results,
                 {

@@ -33,6 +33,7 @@ from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import EarlyStop, RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
+from calfat_plugin.runs.addition import Addition
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
 from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
 from calfat_plugin.runs.directory import RunDirectory
@@ -55,7 +56,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
             warn(finding)
         if request.workers:
             workers.prepare()
-        snapshot, best = _restore(directory, experiment)
+        addition = Addition.to(directory, experiment)
+        snapshot, best = _restore(directory, experiment, addition)
         device = pick_device(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
 
@@ -130,15 +132,25 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
                 states = writer.client_states
                 worker = partial(Worker, experiment, dataset, shards, device, RunObserver(), states)
                 loading = model_loader(experiment.dataset.name, dataset, device)
-                server = Server(experiment, dataset, device, observer, worker if shards else None, loading)
-                server.begin(snapshot, read_rounds(directory.rounds))
-                used, scratch = last_used(directory.rounds), directory.evaluation
-                task = ServerTask(server, on_round, shards, states, used, scratch, crew, start, warn)
+                measuring = experiment if addition is None else addition.experiment
+                server = Server(measuring, dataset, device, observer, worker if shards else None, loading)
+                evidence = None if addition is None else addition.evidence
+                server.begin(snapshot, read_rounds(directory.rounds), evidence)
+                used = last_used(directory.rounds)
+                scratch = directory.evaluation if addition is None else addition.scratch
+                task = ServerTask(
+                    server, on_round, shards, states, used, scratch, crew, start, warn, run_name=directory.path.name
+                )
                 evaluations = runtime.run_server(task)
             tails = experiment.partition.entry.long_tailed
             evaluations = tuple(found.with_worst_clients(counts, long_tailed=tails) for found in evaluations)
+            if addition is not None:
+                evaluations, earlier = addition.together(evaluations), addition.seconds
             result = RunResult(evaluations, server.round, earlier + time.perf_counter() - started, server.stop)
-            writer.run_finished(result)
+            writer.run_finished(result, scratch)
+            if addition is not None:  # only now: until the results have them, the recipe must not say so
+                removed = directory.removed_evaluators(experiment)
+                directory.write_recipe(experiment, directory.recipe_digest, removed)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)
             raise
@@ -147,13 +159,15 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
                 write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
         listeners.run_finished(info, result)
 
-        if request.page:
+        if request.page or (addition is not None and directory.page.exists()):  # a page that is there lacks them
             page, said = partial(report.write_run_report, directory.path), ". The results are complete"
             report.try_report(page, directory.path, warn, after=said, traceback=True)
     return result
 
 
-def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
+def _restore(
+    directory: RunDirectory, experiment: Experiment, addition: Addition | None
+) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
     """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
         rounds = len(read_rounds(directory.rounds))
@@ -169,7 +183,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
     if isinstance(snapshot.client_states, ClientStateFiles):
         snapshot.client_states.check_complete()
     done, asked = snapshot.round, experiment.num_rounds
-    if done > asked or (directory.finished and done == asked):
+    if done > asked or (directory.finished and done == asked and addition is None):
         state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"
         raise RunError(
             f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}"

@@ -115,8 +115,13 @@ class RunWriter:
                 found[column.name] = sum(map(float, texts))
         return {name: number if math.isfinite(number) else None for name, number in found.items()}
 
-    def run_finished(self, result: RunResult) -> None:
-        """Write ``results.json``; its presence says that the run is finished."""
+    def run_finished(self, result: RunResult, scratch: Path | None = None) -> None:
+        """Write ``results.json``; its presence says that the run is finished.
+
+        Args:
+            result: of the whole run.
+            scratch: where its final evaluation has left its evidence; None: in ``evaluation/``.
+        """
         experiment = self.experiment
         model = "global model" if experiment.ema is None else "moving average of the global models"
         class_names = read_json(self.directory.partition).get("class_names") or ()
@@ -135,7 +140,7 @@ class RunWriter:
             alarms.append(Alarm("test-images-used", text, ()))
         for problem, training in experiment.training_step_problems.items():
             alarms.append(Alarm(STEP_SIZE, f"{', '.join(whose for _, whose in training)}: {problem}", ()))
-        kept = self.directory.evaluation / EVIDENCE
+        kept = (scratch or self.directory.evaluation) / EVIDENCE
         evidence = {}
         if kept.exists():
             evidence = {"evidence": [{"file": EVIDENCE, **read_evidence(kept).as_json()}]}

@@ -12,23 +12,25 @@ from typing import Any, Literal
 from calfat_plugin.disk import TRY_AGAIN, read_bytes, read_json, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
-from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
+from calfat_plugin.experiment import Experiment, assemble, changes, evaluators_of, same_but_rounds
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import examples_of, measured, why_not_run
+from calfat_plugin.results import WORST_CASE, evaluator_of, examples_of, measured, why_not_run
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import Setting, Suite
-from calfat_plugin.suites.record import Key, Recorded, digest, read_record, verdict_of
+from calfat_plugin.suites.record import Digests, Key, Recorded, digest, read_record, verdict_of
 from calfat_plugin.suites.schema import SEED_KEY, slug
 
 _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
 _LOST_WITH = "recipe "  # before the digest, in the first line of a mark
 
-State = Literal["new", "unfinished", "finished", "lost", "failed", "interrupted", "elsewhere", "not tried"]
+State = Literal[
+    "new", "unfinished", "unmeasured", "finished", "lost", "failed", "interrupted", "elsewhere", "not tried"
+]
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,21 @@ class SuiteRun:
     experiment: Experiment  # the cell's recipe resolved
     seed: int
     directory: Path
-    # Finished: its results are there, or in the record; unfinished: a run directory to resume; lost: a choice run
-    # failed, or the training of another diverged, which are answers, too, and count as the worst. In a session also:
-    # elsewhere: a process that is not ours is at it; not tried: the cell failed with an earlier seed before its first
-    # round was finished.
+    # Finished: its results are there, or in the record; unfinished: a run directory to resume; unmeasured: trained
+    # to its end, but its results lack evaluators that the suite has since; lost: a choice run failed, or the training
+    # of another diverged, which are answers, too, and count as the worst. In a session also: elsewhere: a process that
+    # is not ours is at it; not tried: the cell failed with an earlier seed before its first round was finished.
     state: State = "new"
     recorded: Recorded | None = None  # its row of the suite's record; None where its directory is there
+    lacks: tuple[str, ...] = ()  # labels of evaluators that the suite has since and its results, or its row, do not
     message: str = ""  # what went wrong, for people
     seconds: float = 0.0  # wall-clock time in this session
     results: Mapping[str, Any] = field(default_factory=dict)  # ``results.json``, where a summary has read it
 
     def ended(self, state: State, message: str = "", seconds: float = 0.0) -> SuiteRun:
         """The run as it ended in this session."""
-        return dataclasses.replace(self, state=state, message=message, seconds=seconds)
+        lacks = () if state == "finished" else self.lacks
+        return dataclasses.replace(self, state=state, message=message, seconds=seconds, lacks=lacks)
 
     @property
     def key(self) -> Key:
@@ -97,12 +101,17 @@ class SuiteRun:
 
     @property
     def to_do(self) -> bool:
-        return self.state in ("new", "unfinished")
+        return self.state in ("new", "unfinished", "unmeasured")
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether it counts in the table: it has results, if not of all evaluators, or was lost."""
+        return self.state in ("finished", "lost") or (bool(self.lacks) and self.recorded is None)
 
     @property
     def verdict(self) -> str | None:
         """What ``calfat trust`` says of its model; empty where it was not asked, None where it was of another model."""
-        if self.state != "finished":
+        if self.state == "lost" or not self.has_numbers:
             return ""
         return verdict_of(self.directory, self.experiment) if self.recorded is None else self.recorded.verdict
 
@@ -113,7 +122,20 @@ class SuiteRun:
         """
         if self.state == "lost" and metric not in self.experiment.final_metrics:
             return 0.0
+        if evaluator_of(metric) == WORST_CASE and not self._worst_case_is_of_the_suite:
+            return None
         return measured(self.results, metric) if self.recorded is None else self.recorded.values.get(metric)
+
+    @property
+    def _worst_case_is_of_the_suite(self) -> bool:
+        """Whether the worst case is over attacks that the suite has, and over all of them.
+
+        It has one label whatever the attacks are, and numbers over other attacks do not belong into one mean.
+        """
+        asked = {pick.label for pick in self.experiment.evaluators}
+        evaluations = self.results.get("evaluations", ())
+        attacks = [row["settings"].get("attacks", ()) for row in evaluations if row["label"] == WORST_CASE]
+        return not self.lacks and all(label in asked for labels in attacks for label in labels)
 
     def num_examples(self, metric: str) -> int | None:
         return examples_of(self.results, metric)
@@ -131,27 +153,28 @@ class SuiteRun:
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
     """The runs with their states as they are now: another process may have changed them since the plan was made."""
     rows = {} if record is None else read_record(record)
-    digests: dict[int, str] = {}  # by experiment, which the seeds of a cell share
+    digests: dict[int, Digests] = {}  # by experiment, which the seeds of a cell share
     found, changed = [], []
     for run in runs:
         lost_with, row, place = _mark(run)[0], rows.get(run.key), id(run.experiment)
         if (lost_with or row) and place not in digests:
-            digests[place] = digest(run.experiment)
-        now = digests.get(place, "")
-        if lost_with and lost_with == now:
-            found.append(dataclasses.replace(run, recorded=None, state="lost"))
-        elif row is None or RunDirectory(run.directory).recipe.exists():
-            state, change = _state(run)
-            found.append(dataclasses.replace(run, recorded=None, state=state))
+            digests[place] = Digests.of(run.experiment)
+        if lost_with and digests[place].added_since(lost_with) is not None:
+            found.append(dataclasses.replace(run, recorded=None, lacks=(), state="lost"))
+            continue
+        if row is None or RunDirectory(run.directory).recipe.exists():
+            state, change, lacks = _state(run)
+            found.append(dataclasses.replace(run, recorded=None, lacks=lacks, state=state))
             changed += [f"{run.directory}: {change}"] if change else []
-        elif row.recipe == now:
-            found.append(dataclasses.replace(run, recorded=row, state=row.state))
-        else:
+            continue
+        added = digests[place].added_since(row.recipe)
+        if added is None:
             raise RunError(
                 f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} "
-                f"then, {now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove that row "
-                "to run it again."
+                f"then, {digests[place].now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or "
+                "remove that row to run it again."
             )
+        found.append(dataclasses.replace(run, recorded=row.without(added), lacks=added, state=row.state))
     if changed:
         more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         raise RunError(
@@ -186,15 +209,15 @@ def _mark(run: SuiteRun) -> tuple[str, str]:
     return (first.removeprefix(_LOST_WITH), reason.strip()) if first.startswith(_LOST_WITH) else ("", "")
 
 
-def _state(run: SuiteRun) -> tuple[State, str]:
-    """(state, what has changed since the run was started)."""
+def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
+    """(state, what has changed since the run was started, labels of evaluators that its results lack)."""
     directory, experiment = RunDirectory(run.directory), run.experiment
     if not directory.recipe.exists():
-        return "new", ""
+        return "new", "", ()
     try:
         then = _as_started(directory.recipe, read_text(directory.recipe, "recipe"), experiment.registry)
     except CalfatError as error:
-        return "unfinished", f"its recipe can no longer be read: {error}"
+        return "unfinished", f"its recipe can no longer be read: {error}", ()
     now = with_resolved_precision(experiment).as_run()
     section, _, key = SEED_KEY.partition(".")
     now[section][key] = run.seed
@@ -206,11 +229,15 @@ def _state(run: SuiteRun) -> tuple[State, str]:
     if patience is not None and (patience_then is None or patience < patience_then):
         keys = [*keys, "train_args.patience"]  # with less of it the run might have stopped earlier
     if keys:
-        return "unfinished", changes(then, now, keys, "then")
+        return "unfinished", changes(then, now, keys, "then"), ()
     goes_further = asked > done
     if patience_then is not None and "stopped_early" in read_json(directory.results):
         goes_further |= is_more_patient(patience, patience_then)
-    return ("finished" if directory.finished and not goes_further else "unfinished"), ""
+    if not directory.finished or goes_further:
+        return "unfinished", "", ()
+    measured_then = evaluators_of(then)
+    lacks = tuple(label for label in evaluators_of(now) if label not in measured_then)
+    return ("unmeasured" if lacks else "finished"), "", lacks
 
 
 @lru_cache(1024)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import starmap
 from pathlib import Path
@@ -28,7 +29,7 @@ from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
 from calfat_plugin.report.table import csv_text
-from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
@@ -39,6 +40,7 @@ CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metri
 GUESS = "guess"  # beside it, what one answer to all images would have had; rows of earlier versions have none
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 _LARGEST = 32_000_000  # bytes: a hundred thousand runs
+_MOST_TRIED = 5000  # choices of evaluators that may have been added: all of a dozen
 _FIRST = 4  # of these; every version of a record begins with them
 
 
@@ -55,6 +57,22 @@ class Recorded:
     format: str = str(RESULTS_FORMAT)  # of the run's ``results.json``, which says how accuracies count
     verdict: str = ""  # of ``calfat trust`` (:func:`verdict_of`)
 
+    def without(self, labels: Collection[str]) -> Recorded:
+        """The row without what these evaluators measure: whatever it has under their names is not of them.
+
+        Nor is its worst case, which is to be over their examples, too.
+        """
+        if not labels:
+            return self
+        gone = {*labels, WORST_CASE}
+        values = {metric: value for metric, value in self.values.items() if _evaluator(metric) not in gone}
+        return replace(self, values=values)
+
+
+def _evaluator(metric: str) -> str:
+    """``pgd20`` of ``pgd20:tail`` and of ``pgd20/ece``."""
+    return evaluator_of(metric).partition("/")[0]
+
 
 def digest(experiment: Experiment) -> str:
     """Twelve hexadecimal digits that change with what is run.
@@ -62,13 +80,61 @@ def digest(experiment: Experiment) -> str:
     The seed does not count, nor what a resumed run may change, nor where a plugin file lies, nor an option that others
     make useless, nor a value that equals its default: so a key that a later version adds changes no digest.
     """
-    names = _names(experiment)
-    run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
-    for plugin in experiment.picked:
-        for name in plugin.entry.idle(plugin.options):
-            run.pop(dotted((*plugin.path, name)), None)
-    said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
-    return hashlib.sha256(json.dumps([names, said], sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return Digests.of(experiment).now
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The digest of a recipe, and those that it had before evaluators were added to it."""
+
+    names: Mapping[str, Any]  # the plugins that it picks (:func:`_names`)
+    said: Mapping[str, Any]  # dotted key to each value that is not the default
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Digests:
+        names = _names(experiment)
+        run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
+        for plugin in experiment.picked:
+            for name in plugin.entry.idle(plugin.options):
+                run.pop(dotted((*plugin.path, name)), None)
+        said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
+        return cls(json.loads(names), said)
+
+    @property
+    def now(self) -> str:
+        """The digest."""
+        return self._without(())
+
+    def added_since(self, then: str) -> tuple[str, ...] | None:
+        """Labels of the evaluators that were added since the recipe had the digest ``then``; None: it never had it.
+
+        A digest does not say which evaluators there were, so all that may have been added are tried, few before many.
+        """
+        labels = [_label(pick) for pick in self.names["calfat"]["evaluators"]]
+        choices = (added for number in range(len(labels) + 1) for added in itertools.combinations(labels, number))
+        for added in itertools.islice(choices, _MOST_TRIED):
+            if self._without(added) == then:
+                return added
+        return None
+
+    def _evaluator_of_key(self, key: str) -> str:
+        """The label of the evaluator that a dotted key is about; empty for other keys. Labels may have dots, too."""
+        labels = [_label(pick) for pick in self.names["calfat"]["evaluators"]]
+        about = [label for label in labels if key.startswith(f"calfat.evaluators.{label}.")]
+        return max(about, key=len, default="")
+
+    def _without(self, labels: Collection[str]) -> str:
+        """The digest of the recipe without these evaluators."""
+        section = self.names["calfat"]
+        picks = [pick for pick in section["evaluators"] if _label(pick) not in labels]
+        names = {**self.names, "calfat": {**section, "evaluators": picks}}
+        said = {key: value for key, value in self.said.items() if self._evaluator_of_key(key) not in labels}
+        text = json.dumps([json.dumps(names, sort_keys=True), said], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _label(pick: Mapping[str, Any]) -> str:
+    return str(pick.get("label", pick["name"]))
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:

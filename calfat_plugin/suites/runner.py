@@ -20,7 +20,7 @@ from calfat_plugin.disk import lock, read_json, refuse_link
 from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import measured, release_of
+from calfat_plugin.results import release_of
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
@@ -285,12 +285,14 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     for run in look_again(suite.record, *runs):
         if run.recorded is None and run.state in ("finished", "lost"):
             results = read_results(RunDirectory(run.directory).results) if run.state == "finished" else {}
+            values: dict[str, float | None] = {}
             if run.cell.tried and suite.choose is not None:
                 values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
-            else:
+            elif run.state == "finished":
                 published = suite.reported.percent.get(run.cell.name)
                 release = () if published is None else map(release_of, published.percent)
-                values = {metric: measured(results, metric) for metric in (*suite.metrics, *release)}
+                measured_run = replace(run, results=results)
+                values = {metric: measured_run.value(metric) for metric in (*suite.metrics, *release)}
             recipe, environment = digest(run.experiment), read_json(RunDirectory(run.directory).environment)
             row = before.get(run.key)
             if row is None or (row.state, row.recipe) != (run.state, recipe):

@@ -17,7 +17,7 @@ from calfat_plugin.maths.intervals import (
 )
 from calfat_plugin.report.comparability import compared_alike, score_of
 from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import NOT_RUN, evaluator_of
+from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
 from calfat_plugin.suites.parse import Suite
@@ -40,7 +40,7 @@ class CellSummary:
     @property
     def ended(self) -> int:
         """How many seeds the accuracies are over: those that finished or were lost."""
-        return sum(run.state in ("finished", "lost") for run in self.runs)
+        return sum(run.has_numbers for run in self.runs)
 
     @property
     def verdict(self) -> str:
@@ -51,7 +51,7 @@ class CellSummary:
     @property
     def left(self) -> list[int]:
         """The seeds that have not been run, or not to their end; a failed one is no longer left."""
-        unfinished = ("new", "unfinished", "interrupted", "elsewhere")
+        unfinished = ("new", "unfinished", "unmeasured", "interrupted", "elsewhere")
         return [*self.waiting, *(run.seed for run in self.runs if run.state in unfinished)]
 
     @property
@@ -60,17 +60,13 @@ class CellSummary:
         if self.cell.skipped:
             return [f"skipped: {self.cell.skipped}"]
         notes = [] if self.choice is None else choice_notes(self.choice)
-        known = [run for run in self.runs if run.recorded is not None and run.state == "finished"]
-        for label, score in self.scores.items():  # the suite may have it since, and n of the row is of all metrics
-            if lacking := [run.seed for run in known if run.seed not in score.by_seed]:
-                notes.append(f"the record has no {label} of {_seeds(lacking)}: its mean is over the others")
-        notes += [*self._without_number, *self._findings]
+        notes += [*self._lacking_notes, *self._without_number, *self._findings]
         return notes + [
             f"seed {run.seed} {run.state}"
             + (", which counts as 0 in accuracies" if run.state == "lost" else "")
             + (f": {run.message}" if run.message else "")
             for run in self.runs
-            if run.state not in ("finished", "new", "unfinished")
+            if run.state not in ("finished", "new", "unfinished", "unmeasured")
         ]
 
     @property
@@ -97,6 +93,31 @@ class CellSummary:
         for code, alarms in found.items():
             seeds = list(dict.fromkeys(seed for seed, _ in alarms))
             yield f"finding {code} ({_seeds(seeds)}): {alarms[0][1].text}"
+
+    @property
+    def _lacking_notes(self) -> list[str]:
+        """Which metrics runs that count do not have: the suite may have them since, and n of the row is of all."""
+        notes = []
+        counting = [run for run in self.runs if run.has_numbers and run.state != "lost"]
+        for label, score in self.scores.items():
+            without = {*score.by_seed, *score.not_run}
+            lacking = [run for run in counting if run.seed not in without]
+            recorded = [run.seed for run in lacking if run.recorded is not None]
+            if recorded:
+                notes.append(
+                    f"the record has no {label} of {_seeds(recorded)}: its mean is over the others. Run the suite "
+                    "with this record where the directories of these runs are, or remove their rows to run them again"
+                )
+            not_yet = [run.seed for run in lacking if run.recorded is None and run.lacks]
+            if not_yet:
+                notes.append(f"{_seeds(not_yet)}: {label} is not measured yet; run the suite again")
+            others = [run.seed for run in lacking if run.recorded is None and not run.lacks]
+            if others and evaluator_of(label) == WORST_CASE:
+                notes.append(
+                    f"{_seeds(others)}: the worst case in the results is of other attacks than the suite's; put these "
+                    "back, or move the run directories away to run them again"
+                )
+        return notes
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -130,7 +151,7 @@ def summarise(plan: SuitePlan, ended: Iterable[SuiteRun] = ()) -> SuiteSummary:
         run = known.get(planned.key, planned)
         if run.state == "lost" and not run.message:
             run = replace(run, message=why_lost(run))
-        if run.state == "finished" and run.recorded is None:
+        if run.has_numbers and run.state != "lost" and run.recorded is None:
             run = replace(run, results=read_results(RunDirectory(run.directory).results))
         by_cell[run.cell.name].append(run)
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]

@@ -134,6 +134,14 @@ class Everything:
         yield AggregatorEntry("everything", build=dict, summary="has hardly anything")
 
 
+def test_a_distribution_that_requires_another_version_is_named(installed: Installed) -> None:
+    provider = Provider("slow-at", "1.1", "slow-at", unmet="calfat-plugin>=99")
+    installed.append((provider, Point("slow-at", Everything())))
+    said = f"warning: slow-at 1.1 requires calfat-plugin>=99, and this is calfat-plugin {__version__}"
+    assert said in calfat("plugins").out
+    assert " ".join(calfat("plugins", "everything").out.split()).count(said) == 2  # a method and an aggregator
+
+
 def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed, snapshot: TextSnapshot) -> None:
     add(installed, "all", Everything())
     ended = calfat("plugins", "everything")

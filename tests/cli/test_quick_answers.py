@@ -41,6 +41,14 @@ def test_they_import_nothing_heavy() -> None:
     assert [text for (_, first), text in zip(QUICK, said[:-1], strict=True) if not text.startswith(first)] == []
 
 
+def test_the_package_is_a_program_like_its_command() -> None:
+    """Where the script of an environment is not on the PATH."""
+    module = "import runpy; runpy.run_module('calfat_plugin', run_name='__main__', alter_sys=True)"
+    for words in (["--version"], ["check", DIGITS], ["no-such-command"]):
+        ended, command = python(module, *words), calfat(*words)
+        assert (ended.code, ended.out, ended.err) == (command.code, command.out, command.err)
+
+
 def test_help_lists_every_command_with_its_purpose() -> None:
     shown = calfat("--help").out
     for name, purpose in COMMANDS.items():

@@ -43,7 +43,7 @@ FLOORS = (
         "run directories, and the reports and analyses made from them",
         "runs report analyses judging suites",
     ),
-    ("commands", "the command line", "cli"),
+    ("commands", "the command line", "cli __main__"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),
 )
 FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part in parts.split()}

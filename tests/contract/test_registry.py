@@ -13,7 +13,9 @@ import pytest
 from calfat_plugin import __version__
 from calfat_plugin.entries import EvaluatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import PluginError
+from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Provider, Registry
 from tests.cli.runner import Ended, python
 from tests.contract.distributions import install
@@ -278,3 +280,51 @@ def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
     broken = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: {}["x"]), __name__="Broken")
     with pytest.raises(PluginError, match=r"^Broken: KeyError: 'x'$"):
         Registry.load(entry_points=False, plugins=[broken])
+
+
+# --- a distribution that requires another version of this package -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("requirement", "unmet"),
+    [
+        ("calfat-plugin>=99", "calfat-plugin>=99"),
+        ("calfat_plugin (<0.1)", "calfat-plugin<0.1"),
+        ("Calfat.Plugin[grpc] ==99.* ; python_version > '3'", "calfat-plugin==99.*"),
+        (f"calfat-plugin<={__version__}", ""),
+        ("calfat-plugin", ""),
+        ("calfat-plugin>=99 ; extra == 'new'", ""),
+        ("calfat-plugin>=99 ; python_version < '3'", ""),
+        ("calfat-plugin-more>=99", ""),
+        ("calfat-plugin >= >= 1", ""),
+        ("numpy>=99", ""),
+    ],
+)
+def test_what_a_distribution_requires_of_this_package_is_known(
+    requirement: str, unmet: str, site: Install, tmp_path: Path
+) -> None:
+    modules = {"my_hooks": offering("my-fat")}
+    install(tmp_path, "my-fat", "1.1", modules, ["torch>=2", requirement], my_fat="my_hooks")
+    assert Registry.load().provider(TrainerEntry, "my-fat").unmet == unmet
+
+
+def test_a_recipe_that_picks_a_plugin_of_another_version_is_warned_at_the_key(site: Install, tmp_path: Path) -> None:
+    install(tmp_path, "my-fat", "1.1", {"my_hooks": offering("my-fat")}, ["calfat-plugin>=99"], my_fat="my_hooks")
+    registry = Registry.load()
+    recipe = "data_args: {dataset: digits}\nmodel_args: {model: cnn_small}\ncalfat:\n  trainer: "
+    complaint = (
+        f"my-fat 1.1 requires calfat-plugin>=99, and this is calfat-plugin {__version__}: it may fail or measure "
+        "something else. Install versions that fit together."
+    )
+    picks = assemble(parse_document(recipe + "my-fat", "r.yaml"), registry)
+    assert f"r.yaml:4: calfat.trainer: 'my-fat' is of {complaint}" in picks.warnings
+    others = assemble(parse_document(recipe + "calfat", "r.yaml"), registry)
+    assert "my-fat" not in str(others.warnings)
+
+
+def test_a_plugin_that_fails_to_load_names_the_version_that_it_requires(site: Install, tmp_path: Path) -> None:
+    modules = {"my_hooks": "from calfat_plugin import NotYetThere\n"}
+    install(tmp_path, "my-fat", "1.1", modules, ["calfat-plugin>=99"], my_fat="my_hooks")
+    (said,) = failures(Registry.load())
+    assert said.startswith("my-fat (my-fat 1.1): ImportError: cannot import name 'NotYetThere'")
+    assert f". my-fat 1.1 requires calfat-plugin>=99, and this is calfat-plugin {__version__}" in said

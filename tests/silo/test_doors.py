@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from calfat_plugin.cli import party
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat
 from tests.silo.federation import Federation
@@ -96,3 +100,57 @@ def test_run_says_which_party_to_be(tmp_path: Path, options: str, snapshot: Text
     done = calfat("run", Federation(tmp_path).recipe, *options.split())
     assert done.code == 2
     snapshot(done.out + done.err)
+
+
+# --- a new run beside one that could go on ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run of the recipe that was killed after its second round of three."""
+    monkeypatch.chdir(tmp_path)
+    experiment = checked_experiment(read_document(Federation(tmp_path).recipe))
+    run = RunDirectory.create(experiment, Path("runs/recipe/3-20260101-120000"))
+    run.rounds.write_text("round,clients,refused,seconds\n1,0 1,,1.0\n2,0 1,,1.0\n")
+    run.last_checkpoint.touch()
+    return run
+
+
+def warned(*words: str) -> str:
+    return calfat("run", "recipe.yaml", *words).err
+
+
+def test_a_server_that_begins_anew_names_the_run_that_it_leaves_behind(
+    unfinished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+    run = importlib.import_module("calfat_plugin.cli.run")
+    monkeypatch.setattr(run, "_run", lambda request, directory, plain, hint: begun.append(directory.path))
+    monkeypatch.setattr(party, "run_all", lambda runtime, words, directory, resume: begun.append(directory) or 1)
+    said = (
+        "warning: runs/recipe/3-20260101-120000: there is an unfinished run of this recipe and seed, with 2 of 3 "
+        "rounds done. This is a new one, which begins with the first round. To continue that one instead: "
+    )
+    how = "run recipe.yaml --role server --resume --run-dir runs/recipe/3-20260101-120000\n"
+    served = warned("--role", "server")
+    assert said in served
+    assert how in served
+    assert said in warned("--local")
+    assert len(begun) == 2
+    assert unfinished.path not in begun
+    for words in (["--seed", "4"], ["--set", "train_args.learning_rate=0.1"], ["--run-dir", "elsewhere"], ["--resume"]):
+        assert "there is an unfinished run" not in warned("--role", "server", *words)
+
+
+@pytest.mark.parametrize("change", ["finished", "busy", "no round"])
+def test_only_a_run_that_can_be_resumed_is_named(unfinished: RunDirectory, change: str) -> None:
+    experiment = checked_experiment(read_document("recipe.yaml"))
+    assert RunDirectory.left_behind(experiment) is not None
+    with ExitStack() as stack:
+        if change == "finished":
+            unfinished.results.touch()
+        elif change == "no round":
+            unfinished.last_checkpoint.unlink()
+        else:
+            stack.enter_context(unfinished.locked())
+        assert RunDirectory.left_behind(experiment) is None

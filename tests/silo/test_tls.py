@@ -20,9 +20,9 @@ import trustme
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
-from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.certificates import Certificates, refuse_unfit_certificate
 from calfat_plugin.host.transports.grpc import GRPCTransport
-from calfat_plugin.host.transports.message import MODEL, Message, RefusedError
+from calfat_plugin.host.transports.message import MODEL, ImpostorError, Message, RefusedError
 from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.certificates import block_of_page, make_certificates, tls_of
@@ -231,8 +231,8 @@ def test_a_party_sends_nothing_to_who_is_not_the_server(tmp_path: Path, authorit
     write(tmp_path / "1", 1, authority, authority, "rank-1.calfat")
     place = silo(tmp_path / "0")
     with party(0, place) as impostor, party(1, replace(place, tls=tls_of(tmp_path / "1"))) as client:
-        with pytest.raises(UnreachableError):
-            client.send_now(update(), 5)
+        with pytest.raises(ImpostorError, match=r"has a certificate that is not made out to rank-0\.calfat"):
+            client.send_now(update(), 60)
         assert impostor.inbox.get(time.monotonic()) is None
 
 
@@ -266,3 +266,38 @@ def test_files_that_are_missing_or_not_pem(
     with pytest.raises(HostError) as caught:
         Certificates.read(replace(tls_of(certificates), **{name: f"{tmp_path}/party-{{rank}}"}), 1)
     assert str(caught.value).startswith(f"calfat.silo.tls.{name}: {tmp_path}/party-1 {said}")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rank-2.calfat"], "is made out to rank-2.calfat, and this is rank 1, whose certificate says rank-1.calfat"),
+        (["*.calfat"], r"is made out to \*.calfat, and this is rank 1"),
+        (["10.0.0.1"], "is made out to no name, and this is rank 1"),
+    ],
+)
+def test_the_certificate_of_another_rank_is_refused_before_it_is_used(
+    tmp_path: Path, authority: trustme.CA, names: list[str], said: str
+) -> None:
+    write(tmp_path, 1, authority, authority, *names, common_name="rank-1.calfat")
+    with pytest.raises(HostError, match=f"^calfat.silo.tls.cert: {tmp_path}/rank-1.pem {said}"):
+        refuse_unfit_certificate(tls_of(tmp_path), 1)
+
+
+@pytest.mark.parametrize("names", [["rank-1.calfat"], ["somewhere.example.org", "rank-1.calfat"]])
+def test_the_certificate_of_this_rank_is_fit(tmp_path: Path, authority: trustme.CA, names: list[str]) -> None:
+    write(tmp_path, 1, authority, authority, *names)
+    refuse_unfit_certificate(tls_of(tmp_path), 1)
+
+
+@pytest.mark.parametrize(
+    ("foreign", "said"), [(True, "unable to get local issuer"), (False, "certificate has expired")]
+)
+def test_a_certificate_that_nobody_would_believe_is_refused_with_the_reason(
+    tmp_path: Path, authority: trustme.CA, foreign: bool, said: str
+) -> None:
+    yesterday = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=1)
+    signed_by = trustme.CA() if foreign else authority
+    write(tmp_path, 1, signed_by, authority, "rank-1.calfat", **({} if foreign else {"not_after": yesterday}))
+    with pytest.raises(HostError, match=f"the other parties would refuse it: {said}"):
+        refuse_unfit_certificate(tls_of(tmp_path), 1)

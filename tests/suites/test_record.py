@@ -380,5 +380,8 @@ def test_a_metric_that_rows_of_a_record_lack_is_said(registry: Registry) -> None
         return Recorded("finished", digest(run.experiment), values)
 
     summary = recorded(Path(), SUITE, registry, row)
-    note = "the record has no pgd20 of seed 1: its mean is over the others"
+    note = (
+        "the record has no pgd20 of seed 1: its mean is over the others. Run the suite with this record where the "
+        "directories of these runs are, or remove their rows to run them again"
+    )
     assert [cell.notes for cell in summary.cells] == [[note], [note]]

@@ -20,7 +20,7 @@ from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.tasks import ClientTask, OpenTransport, fingerprint, max_message
 from calfat_plugin.host.transports.base import FAILED, AnothersError, Transport
-from calfat_plugin.host.transports.message import Message, RefusedError
+from calfat_plugin.host.transports.message import ImpostorError, Message, RefusedError
 from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -52,6 +52,7 @@ class SiloClient(OnTransport, ClientMasterManager):
         self._session = secrets.token_hex(16)
         self._server = f"the server (rank 0{f', {silo.addresses[0]}' if silo.addresses else ''})"
         self._answering: dict[str, Any] = {}
+        self._run = ""  # the name of the server's run; empty before the first model
         self._noted = False
         self._noting = threading.Lock()
         self._beat_now = threading.Event()
@@ -91,6 +92,10 @@ class SiloClient(OnTransport, ClientMasterManager):
             text = f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
             raise HostError(text) from None
         begin_part(f"round {round}")
+        run = peer_text(fields.get("run", ""))
+        if run and run != self._run:
+            self._run = run
+            self._task.on_joined(run, round)
         self._task.on_round(round, "training")
         worker.client_states[client] = self._task.state_after(used)
         self._answering = {"round": round, "ticket": fields["ticket"]}
@@ -130,6 +135,11 @@ class SiloClient(OnTransport, ClientMasterManager):
             try:
                 self.com_manager.send_now(status, timeout=3 * BEAT)
                 came, last_seen = True, time.monotonic()
+            except ImpostorError as error:
+                self._fail(
+                    f"{self._server} is not trusted: {error}. Let it use its own certificate, or correct its address."
+                )
+                return
             except RefusedError as refused:
                 self._fail(f"{self._server} refused rank {self.rank}: {refused}")
                 return

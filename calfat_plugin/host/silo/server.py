@@ -24,7 +24,7 @@ from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
 from calfat_plugin.host.tasks import OpenTransport, ServerTask, fingerprint, max_message
 from calfat_plugin.host.transports.base import ALARM, PostponedError, Transport
-from calfat_plugin.host.transports.message import Message, RefusedError
+from calfat_plugin.host.transports.message import Message, RefusedError, sendable
 from calfat_plugin.results import EvaluationResult
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,7 @@ class SiloServer(OnTransport, FedMLServerManager):
 
     def __init__(self, args: Any, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
         self.server, self._on_round, self._used, self._shutdown = task.server, task.on_round, dict(task.used), shutdown
+        self._run_name = sendable(task.run_name)
         self._silo = self.server.experiment.silo
         self._fingerprint = fingerprint(self.server.experiment)
         self._ranks = range(1, args.client_num_in_total + 1)
@@ -311,6 +312,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         if type_ in MODEL_TYPES:
             now = self._current
             message.add_params("round", now.number)
+            message.add_params("run", self._run_name)
             message.add_params("used", self._used.get(rank - 1, 0))
             message.add_params("ticket", now.tickets[rank])
             received = partial(now.received.add, self._sessions[rank])

@@ -34,7 +34,7 @@ from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import PostponedError, Transport
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.message import RefusedError
+from calfat_plugin.host.transports.message import ImpostorError, RefusedError
 from calfat_plugin.host.transports.queues import Outgoing, UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
@@ -226,6 +226,10 @@ _WILL_NOT_CHANGE = (
 )
 
 
+_SERVER = 0
+_OTHER_NAME = "Hostname Verification Check failed"  # gRPC's words where a certificate is valid, and another's
+
+
 class GRPCTransport(Transport):
     """One party's end: a server on its own address, a channel to each peer."""
 
@@ -276,6 +280,10 @@ class GRPCTransport(Transport):
             if error.code() in _WILL_NOT_CHANGE:
                 raise RefusedError(peer_text(error.details())) from None
             reason = peer_text(str(error.details() or "no answer").splitlines()[0])
+            if peer == _SERVER and _OTHER_NAME in reason:  # of a client that is somebody else, the next may be itself
+                raise ImpostorError(
+                    f"{self._parties[peer]} has a certificate that is not made out to {certificate_name(peer)}"
+                ) from None
             raise UnreachableError(f"{self._parties[peer]}: {reason}") from None
 
     def stop_receive_message(self) -> None:

@@ -37,6 +37,7 @@ FIELDS: Mapping[str, type] = {
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
     "notice": str,  # of the server, for the user of a client
     "recipe": str,  # fingerprint of what the sender runs
+    "run": str,  # what the server calls its run, for the user of a client
 }
 _REQUIRED = (TYPE, SENDER, RECEIVER)
 _MAX_HEADER = 16_000_000
@@ -73,6 +74,16 @@ class Message:
 
 class RefusedError(Exception):
     """A message that is not let in. The text says why, for the log and for the sender."""
+
+
+def sendable(text: str) -> str:
+    """A text of ours as a field may hold it: printable ASCII, not too long."""
+    ascii_only = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text)
+    return ascii_only[:_MAX_TEXT]
+
+
+class ImpostorError(RefusedError):
+    """Nothing is sent to whoever is at a party's address: it has proved to be somebody else."""
 
 
 def encode(message: Message) -> bytes:
