@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.measuring import wait_for
-from benchmarks.work import METHODS
+from benchmarks.work import CLEAN_ROUNDS, METHODS
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
@@ -86,6 +86,7 @@ def task(
     precision: Precision = "fp32",
     epochs: int = 1,
     inner: InnerAttack = PGD,
+    clean_rounds: int = 0,
 ) -> LocalTask:
     """One client's round, settings as in the release for CIFAR-10."""
     if precision not in PRECISIONS:
@@ -103,6 +104,7 @@ def task(
         client=0,
         precision=precision,
         inner=inner,
+        clean_rounds=clean_rounds,
     )
 
 
@@ -110,7 +112,7 @@ def fit(method: str, base: nn.Module, data: ImageData, device: torch.device, **h
     """(seconds, update) of one round of a client that starts from ``base``, which stays as it is."""
     trains = trainer(method)
     model = trains.adapt_model(copy.deepcopy(base)).to(device)
-    work = task(model, data, device, **how)
+    work = task(model, data, device, clean_rounds=CLEAN_ROUNDS.get(method, 0), **how)
     wait_for(device)
     started = time.perf_counter()
     update = trains.fit(work)

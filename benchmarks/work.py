@@ -38,8 +38,10 @@ METHODS: dict[str, tuple[dict[str, object], Passes]] = {
     "fedgairat": ({"start_round": 1}, Passes()),
     "fedrbn": ({}, Passes(outer=2)),
     "fedawp": ({"warmup": 0}, Passes(outer=2)),
-    "fedlat": ({"clean_rounds": 1}, Passes(attacked=0)),  # a clean round: standard training
+    "fedlat": ({}, Passes(attacked=0)),  # in a clean round: standard training
 }
+#: Methods that are measured in a round on clean images: how many of these there are.
+CLEAN_ROUNDS = {"fedlat": 1}
 
 
 @dataclass(frozen=True)

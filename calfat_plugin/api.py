@@ -288,7 +288,7 @@ def trust(
         batch_size = 500 if batch_size is None else batch_size
         data = images_of(x, y)
         for text in image_findings(data, "images"):
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(text, stacklevel=3)  # the caller, outside of the decorator
         experiment = experiment_of([], eps, norm or "linf", step_size, batch_size, seed or 0)
         with TemporaryDirectory() as folder:
             return examine_module(
@@ -399,7 +399,7 @@ def load_dataset(
             document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
         loaded = assemble(document, Registry.for_recipe(document)).load_dataset()
     for text in dataset_findings(loaded):
-        warnings.warn(f"data set {loaded.name}: {text}", stacklevel=2)
+        warnings.warn(f"data set {loaded.name}: {text}", stacklevel=3)  # the caller, outside of the decorator
     return loaded
 
 

@@ -223,7 +223,7 @@ class TrainerEntry(Entry):
 
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
-    reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp")
+    reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp", "clean_rounds")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", ALIGNMENT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
     reshapes: bool = False

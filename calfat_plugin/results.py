@@ -70,7 +70,7 @@ class EvaluationResult:
     """One evaluator's verdict on one model. Accuracies are fractions in [0, 1].
 
     An attack that did not run has no number, because clean accuracy would pass for robustness:
-    :meth:`without_number` makes such a result.
+    ``without_number`` makes such a result.
 
     Attributes:
         label: the evaluator's name in this run (``pgd20``).

@@ -84,7 +84,7 @@ def evaluate(
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
     data = images_of(x, y)
     for text in image_findings(data, "images"):
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=3)  # the caller, outside of the decorator
     found = _measure(experiment, model, data, on_progress=on_progress or _ignore)
     for alarm in find_alarms(found.values()):
         warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=3)  # the caller, outside of the decorator
@@ -137,7 +137,7 @@ def attack(
         raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
     data = images_of(x, y, keeps_order=True)
     for text in image_findings(data, "images"):
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, stacklevel=3)  # the caller, outside of the decorator
     found = pixels(data.x).clone()
 
     def keep(where: Tensor, x_adv: Tensor) -> None:

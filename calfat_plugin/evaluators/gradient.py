@@ -123,7 +123,7 @@ class PGD(BudgetedAttack):
 
         Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
         Tallies ``zero_gradients``: examples whose first gradient is exactly zero, or nan, in each pixel, in the first
-        start, without the :meth:`satisfied`.
+        start, without the ``satisfied``.
         """
         import torch
 

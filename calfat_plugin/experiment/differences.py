@@ -79,7 +79,7 @@ def unchanging_digest(recipe: Mapping[str, Any]) -> str:
     """
     values = comparable(recipe)
     depends = values.get(_SCHEDULE) == COSINE or _counts_its_rounds(flat(recipe))
-    free = FREE if depends else (*FREE, _ROUNDS)
+    free = (*FREE, _PATIENCE) if depends else (*FREE, _PATIENCE, _ROUNDS)
     kept = {key: value for key, value in values.items() if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -156,7 +156,7 @@ class LoadedRun:
         model = self.experiment.build_model(images or self.images, trainer, weights_follow=True)
         state = self.checkpoint[0].global_state
         if self.run is None:
-            state = _without_wrappers(state, model.state_dict())
+            state = _without_wrappers(state, state_of(model))
         try:
             state = each_once(state, model, who="the file")  # of one's own it may have all names of a tied tensor
             check_update(state, state_of(model), who="the file")
@@ -254,7 +254,7 @@ def _why_unreadable(path: Path, error: Exception) -> str:
 
 
 def _without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state dict under the names of the model, ``wanted``, if what wrappers add to names is all that differs."""
+    """A state dict under the names of the model, as ``wanted`` has them, if only what wrappers add to names differs."""
     found = {name: tensor for name, tensor in state.items() if name != _AVERAGED or name in wanted}
     while not found.keys() & wanted.keys():
         names = [str(name) for name in found]

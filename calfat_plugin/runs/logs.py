@@ -23,8 +23,8 @@ def log_to(path: Path) -> Iterator[None]:
     Afterwards the process's handlers, levels, streams and way of showing warnings are what they were.
     """
     refuse_link(path, "the log is written")
-    if path.exists() and not path.is_file():  # opening a pipe would wait for its reader for ever
-        raise RunError(f"{path}: is no file, so the log cannot be written there. Remove it.")
+    if path.is_fifo():  # opening it would wait for its reader for ever
+        raise RunError(f"{path}: is a pipe, so the log cannot be written there. Remove it.")
     root = logging.getLogger()
     handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))

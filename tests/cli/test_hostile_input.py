@@ -185,12 +185,10 @@ def test_no_text_of_a_plugin_s_exception_drives_the_terminal() -> None:
     [
         (("check", "pipe.yaml"), "pipe.yaml"),
         (("suite", "pipe.yaml", "--dry-run"), "pipe.yaml"),
-        (("report", "run"), "run/rounds.csv"),
+        (("run", "pipe.yaml"), "pipe.yaml"),
     ],
 )
 def test_ctrl_c_ends_every_command_alike(command: tuple[str, ...], read: str) -> None:
-    Path("run").mkdir()
-    Path("run/recipe.yaml").write_text((RECIPES / "fedpgd_digits.yaml").read_text())
     os.mkfifo(read)
     search = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(

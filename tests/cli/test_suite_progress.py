@@ -17,7 +17,9 @@ from calfat_plugin.cli.suite_view import SuiteProgress
 
 def test_bars_of_runs_come_and_go() -> None:
     first, second = (
-        SimpleNamespace(name=f"CalFAT seed {seed}", directory=Path("runs"), output=Path("seed.txt"), state="new")
+        SimpleNamespace(
+            name=f"CalFAT seed {seed}", directory=Path("runs"), output=Path("seed.txt"), state="new", lacks=()
+        )
         for seed in (0, 1)
     )
     stream = io.StringIO()

@@ -31,8 +31,9 @@ def test_a_mistake_comes_to_what_the_page_says(kind: str, what: str, caplog: pyt
         assert mistake.says in {alarm.partition(":")[0] for alarm in alarms}
     elif mistake.outcome == "warning":
         assert any(mistake.says in text for text in said), said
-    else:
-        assert not said
+    else:  # but that a model has learned nothing in so few rounds
+        learned_nothing = ("guessing", "one-answer")
+        assert not [text for text in said if not text.startswith(learned_nothing)]
 
 
 def test_the_page_has_the_table(request: pytest.FixtureRequest) -> None:

@@ -85,7 +85,7 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert (run_dir / "results.json").read_text() == "the run's own\n"
     assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.evidence.safetensors", "last.json"]
     assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
-    row = r"^pgd5 +│ +\d+\.\d\d │ +\[\d+\.\d, \d+\.\d\] │ +\d+\.\d\d │ +60 │ .*\nlinf, eps 0\.1 "
+    row = r"^pgd5 +│ +\d+\.\d\d │ +\[\d+\.\d, \d+\.\d\] │ +60 │ .*\nlinf, eps 0\.1 "
     assert re.search(row, out, re.MULTILINE)
     assert out.endswith("results: run/attacks/last.json\n")
 

@@ -30,7 +30,7 @@ def test_a_client_that_is_started_again_is_sent_a_model_that_replaces_the_one_on
     """Over MQTT that one, which the client was fetching, would be waited for until the round's deadline."""
     server, sent = object.__new__(SiloServer), list[Message]()
     server._round = Round(1, (1,), {1: "ticket"}, time.monotonic() + 3600.0)
-    server._used, server.rank, server.aggregator = {}, 0, None
+    server._used, server.rank, server.aggregator, server._run_name = {}, 0, None, "run"
     server._sessions, server._heard, server._missed = {}, {}, {1}
     server.server = SimpleNamespace(downlink=lambda: Wire({"w": torch.zeros(4)}))
     server.com_manager = SimpleNamespace(send_message=lambda message, *patience: sent.append(message))
@@ -57,7 +57,11 @@ def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_
     server._sessions, server._heard, server._used = {1: "first", 2: "second", 3: "third"}, {}, {0: 3}
     server._missed, server._silo = {2, 3, 4}, SimpleNamespace(min_clients=1, round_deadline=600.0)
     server.server = SimpleNamespace(
-        downlink=lambda: wire, finish_round=lambda number, answers: record(number, {}, clients=0), snapshot=lambda: None
+        round=5,
+        is_over=True,
+        downlink=lambda: wire,
+        finish_round=lambda number, answers: record(number, {}, clients=0),
+        snapshot=lambda: None,
     )
     server._on_round = lambda record, snapshot: told.append(record)
     server.round_num, server.com_manager = 5, SimpleNamespace(leave_loop=lambda: None)
@@ -80,13 +84,14 @@ def test_who_is_silent_at_the_deadline_is_not_waited_for_again_and_who_is_late_i
     server._silo = SimpleNamespace(min_clients=1, round_deadline=600.0)
     server.server = SimpleNamespace(
         round=4,
+        is_over=False,
         downlink=lambda: wire,
         finish_round=lambda number, answers: record(number, {}, clients=1),
         snapshot=lambda: None,
         start_round=lambda number: (0, 1, 2),
     )
     server._on_round = lambda record, snapshot: told.append(record)
-    server.round_num, server.rank, server.aggregator = 5, 0, None
+    server.round_num, server.rank, server.aggregator, server._run_name = 5, 0, None, "run"
     server.com_manager = SimpleNamespace(send_message=lambda *words: None)
     assert server._finish_round_if_over()
     late = "no answer within 600 s"

@@ -455,7 +455,9 @@ def test_a_page_leaves_out_a_loss_that_no_client_can_have(tmp_path: Path) -> Non
 
 STEPS = [  # norm and cosine of the server's step beside clients of norms 1 and 2, whether it remembers; what is said
     ((2.0, 1.0), False, ""),
-    ((5.9, -0.49), False, ""),
+    ((5.9, -0.09), False, ""),
+    ((5.9, -0.11), False, "moved against its clients (cosine to their median update -0.11)"),
+    ((5.9, -0.49), True, ""),
     ((6.1, 1.0), False, "moved by 6.1, 3.05 times the longest update of its clients"),
     ((6.1, 1.0), True, ""),
     ((0.1, -0.51), True, "moved against its clients (cosine to their median update -0.51)"),

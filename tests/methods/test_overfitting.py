@@ -195,7 +195,7 @@ def test_a_resumed_run_goes_on_from_its_rounds() -> None:
     run = experiment("fedpgd", calfat__threat__inner="n-fgsm")
     first = Federation(run)
     first.play()
-    row = {"clients": "0 1", "alignment_0": "-1", "alignment_1": "-1"}
+    row = {"round": "1", "clients": "0 1", "alignment_0": "-1", "alignment_1": "-1"}
     for rows in ([], [row] * 3):
         resumed = Federation(run)
         resumed.server.begin(first.snapshot(), rows)

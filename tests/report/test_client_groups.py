@@ -55,7 +55,7 @@ def test_the_table_has_who_differs_in_what(tmp_path: Path) -> None:
         (
             "weak",
             "share 0.34 · epochs 2 · trainer fedpgd · trainer.loss logitadj · trainer.loss.tau 1.0 · "
-            "trainer.loss.delta 1e-06 · trainer.loss.calibrate_inner false · threat.eps 0.05",
+            "trainer.loss.calibrate_inner false · threat.eps 0.05",
             ["2-3", "1.25", "", ""],
         ),
         ("others", "as the recipe says", ["0, 5", "0.5", "0.125", ""]),

@@ -105,7 +105,7 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
-    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 53 values). {FILE_AGAIN}\n"),
+    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 55 values). {FILE_AGAIN}\n"),
     (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
     (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
     (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),

@@ -96,7 +96,7 @@ def test_no_reader_of_a_run_directory_waits_for_what_is_no_file(tmp_path: Path, 
         load_checkpoint,
         read_evidence,
         read_document,
-        lambda path: PluginFile(path, "").read(),
+        lambda path: PluginFile(path, "").load(),
     ]
     for read in readers:
         with pytest.raises((CalfatError, OSError), match="it is a device or a pipe, not a regular file"):

@@ -53,7 +53,7 @@ def test_what_a_run_says(whole: Path) -> None:
     assert internal["metrics"].keys() == {"worst", "mean"}
     assert [int(client) for client in personalised["details"]["clients"]] == [c for c in clients if c != 4]
     assert len(personalised["metrics"]) == 8
-    assert [len(row) for row in rows if all(row.values())] == [12, 12]
+    assert [len(row) for row in rows if all(row.values())] == [13, 13]
     last = load_file(whole / "checkpoints" / "last.safetensors")
     assert {name.split("/")[1] for name in last if name.startswith("sent/")} == set(map(str, clients))
 

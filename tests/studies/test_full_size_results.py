@@ -12,7 +12,7 @@ from scipy import stats
 from studies import pages
 from studies.full_size import tables
 from studies.full_size.curves import HEAD
-from studies.full_size.tables import NAMES, PAPER, REFERENCE, STANDARD, Study
+from studies.full_size.tables import FLOOR, NAMES, PAPER, REFERENCE, STANDARD, Study
 
 WORST = ("natural:worst-class", "pgd20:worst-class")
 SUITE = {
@@ -52,7 +52,7 @@ def test_every_number_of_a_table_is_that_of_its_record() -> None:
     assert {"hypotheses", *(f"accuracies {name}" for name in with_rows)} <= set(published)
     assert shown == ["skewed digits"]
     head, ours, *_ = tables.skewed("digits")[1]
-    assert [*zip(head, ours, strict=True)][:2] == [("method", PAPER), ("n", "61")]
+    assert [*zip(head, ours, strict=True)][:2] == [("method", FLOOR), ("n", "61")]
 
 
 def test_endpoints_of_hand_made_pairs() -> None:
@@ -80,6 +80,36 @@ def test_a_family_is_corrected_for_all_that_was_planned_in_it() -> None:
     assert equal.word == "clear"
     rows = ((f"0.1/{row}", [0.8, 0.9, 0.7], [0.5, 0.6, 0.4]) for row in (PAPER, REFERENCE, STANDARD))
     assert {each.word for each in made(*rows).comparisons()} == {"not all pairs yet"}
+
+
+def with_both_floors(seeds: range) -> Study:
+    """Both rows of CalFAT, FedPGD and standard FL, of these pairs."""
+    count = len(seeds)
+    rows = ((FLOOR, 0.60), (PAPER, 0.50), (REFERENCE, 0.62), (STANDARD, 0.10))
+    values = ((f"0.1/{row}", [0.9] * count, [robust + 0.001 * pair for pair in range(count)]) for row, robust in rows)
+    axes = {"beta": {"0.1": {}}, "method": dict.fromkeys([FLOOR, PAPER, REFERENCE, STANDARD])}
+    of = made(*values, axes=axes, seeds=seeds)
+    return dataclasses.replace(of, runs=of.runs.rename(index=dict(enumerate(seeds)), level="seed"))
+
+
+def test_the_floor_of_one_example_is_compared_with_fedpgd_and_with_the_former_floor() -> None:
+    """Eight tests, and the three of the former floor are of no hypothesis; as published first, that row has five."""
+    of = with_both_floors(range(4))
+    assert of.main == FLOOR
+    against = {(each.cell, each.endpoint): each for each in of.comparisons()}
+    assert len(against) == 8
+    assert against[f"0.1/{REFERENCE}", "autoattack"].difference.mean == pytest.approx(-0.02)
+    assert against[f"0.1/{PAPER}", "autoattack"].difference.mean == pytest.approx(0.1)
+    assert of.claim("autoattack").startswith("-2.0")
+    assert [each.cell for each in of.comparisons(PAPER)] == [f"0.1/{REFERENCE}"] * 5
+    assert of.comparisons(PAPER)[2].difference.mean == pytest.approx(-0.12)
+
+
+def test_pairs_of_the_pilot_are_left_out_of_what_nobody_had_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "study", lambda _: with_both_floors(range(4005, 4012)))
+    _, (_, *rows) = tables.unseen("digits")
+    assert {row[0] for row in rows} == {REFERENCE, PAPER}
+    assert {row[2] for row in rows} == {"3"}  # 4009 to 4011
 
 
 def test_a_pair_in_which_standard_training_is_as_robust_leaves_the_fourth_undone() -> None:
