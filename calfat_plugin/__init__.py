@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.compat import make_torchvision_importable as _make_torchvision_importable
+from calfat_plugin import compat
 
 __version__ = "0.1.0"
 """The version of this package, a text."""
@@ -96,7 +96,7 @@ _HOME = {
     if isinstance(node, ast.ImportFrom) and str(node.module).startswith("calfat_plugin.")
     for alias in node.names
 }
-_make_torchvision_importable()  # networks and plugins of users import it, and so does FedML
+compat.make_torchvision_importable()  # networks and plugins of users import it, and so does FedML
 
 __all__ = ["__version__", *sorted(_HOME)]
 

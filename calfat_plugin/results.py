@@ -69,8 +69,8 @@ class LocalUpdate:
 class EvaluationResult:
     """One evaluator's verdict on one model. Accuracies are fractions in [0, 1].
 
-    An attack that did not run has no number, because clean accuracy would pass for robustness:
-    ``without_number`` makes such a result.
+    An attack that did not run has no number, because clean accuracy would pass for robustness. Such
+    a result is made by ``without_number``.
 
     Attributes:
         label: the evaluator's name in this run (``pgd20``).

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import nn
 
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.cli import attack as attack_command
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.interfaces import SetUpTask
@@ -29,7 +31,7 @@ from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import _without_wrappers, model_loader
 from calfat_plugin.runs.session import describe_data
-from tests.cli.runner import Ended, calfat, python
+from tests.cli.runner import Ended, calfat, python, refused
 from tests.evaluators.stored import run_of
 from tests.recipes import assembled
 
@@ -306,6 +308,139 @@ def test_a_model_that_returns_probabilities_raises_an_alarm(own):
     code, out, _ = call(*own_model(own, "Soft"), "--attacks", "pgd2,autoattack", *QUICK, "--examples", 10)
     assert code == 0
     assert "  probabilities: natural, pgd2, autoattack: the model returns probabilities, not logits: " in out
+
+
+# --- several runs in one call -----------------------------------------------------------------------------------------
+
+FEW = ("--attacks", "fgsm", "--examples", 20)
+
+
+@pytest.fixture
+def other_run(run_dir: Path) -> Path:
+    """A second run directory beside ``run``, after another number of rounds."""
+    other = Path(shutil.copytree(run_dir, "other"))
+    shutil.copy(other / "checkpoints" / "best-robust.safetensors", other / "checkpoints" / "last.safetensors")
+    return other
+
+
+def rows_of(out: str, run: Path) -> list[list[str]]:
+    """The rows of the last table that begin with the name of a run, as (evaluator, accuracy)."""
+    cells = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
+    return [row[1:3] for row in cells if row[0] == str(run)]
+
+
+def in_percent(path: Path) -> list[list[str]]:
+    """The same of a file of results."""
+    evaluations = json.loads(path.read_text())["evaluations"]
+    return [[row["label"], f"{100 * row['accuracy']:.2f}"] for row in evaluations]
+
+
+def test_several_runs_have_a_file_each_and_one_table(run_dir, other_run):
+    code, out, err = call(run_dir, other_run, *FEW)
+    assert (code, err) == (0, "")
+    files = [run / "attacks" / "last.json" for run in (run_dir, other_run)]
+    assert [json.loads(file.read_text())["round"] for file in files] == [7, 5]  # each of its own checkpoint
+    for number, run in enumerate((run_dir, other_run), start=1):
+        assert f"[{number}/2] {run}\n" in out
+        assert f"results: {run}/attacks/last.json\n" in out
+    end = out.rpartition("results: ")[2]  # after all that was said of each
+    for run, file in zip((run_dir, other_run), files, strict=True):
+        rows = rows_of(end, run)
+        assert [label for label, _ in rows] == ["natural", "fgsm"]
+        assert rows == in_percent(file) == rows_of(out, run)
+
+
+def test_options_are_those_of_every_run(run_dir, other_run):
+    options = ("--attacks", "pgd3", "--set", "pgd3.restarts=2", "--eps", "0.05", "--examples", 9, "--seed", 4)
+    assert call(run_dir, other_run, *options, "--checkpoint", "best-robust").code == 0
+    for run in (run_dir, other_run):
+        content = json.loads((run / "attacks" / "best-robust.json").read_text())
+        settings = content["evaluations"][1]["settings"]
+        assert (settings["restarts"], settings["eps"], settings["seed"]) == (2, "0.05", 4)
+        assert {row["num_examples"] for row in content["evaluations"]} == {9}
+
+
+def test_a_run_that_cannot_be_measured_does_not_stop_the_others(run_dir, other_run):
+    """One without a recipe, and one whose results would go through a link, each before one that is measured."""
+    Path("nothing").mkdir()
+    linked, elsewhere = Path(shutil.copytree(run_dir, "linked")), Path("elsewhere")
+    elsewhere.mkdir()
+    (linked / "attacks").symlink_to(elsewhere.resolve())
+    code, out, err = call("nothing", run_dir, linked, other_run, *FEW)
+    assert code == 2
+    link = "linked/attacks: is a link, and results are written to no other place. Remove the link."
+    assert err.startswith("warning: nothing is not measured: nothing: ")
+    assert f"warning: linked is not measured: {link}\n" in err
+    assert err.endswith("error: not measured: nothing, linked. The others are done; what is wrong is said above.\n")
+    assert list(elsewhere.iterdir()) == []
+    for run in (run_dir, other_run):
+        assert rows_of(out, run) == in_percent(run / "attacks" / "last.json")
+    assert rows_of(out, linked) == []
+
+
+def test_where_no_run_can_be_measured_there_is_no_table(run_dir):
+    code, out, err = call("one", "two", *FEW)
+    assert (code, "evaluator" in out) == (2, False)
+    assert err.endswith("error: not measured: one, two. What is wrong is said above.\n")
+
+
+def test_a_run_that_is_named_twice_is_refused_before_any_is_measured(run_dir, other_run):
+    for again in ("run", "./run", run_dir.resolve(), "other/../run"):
+        assert call(run_dir, other_run, again, *FEW) == refused(f"{Path(again)}: is named twice; name it once.")
+    Path("link").symlink_to("run")
+    assert call("run", "link", *FEW) == refused("link: is named twice; name it once.")
+    assert not (run_dir / "attacks").exists()
+    assert not (other_run / "attacks").exists()
+
+
+def test_one_file_cannot_have_the_results_of_several_runs(run_dir, other_run):
+    assert call(run_dir, other_run, *FEW, "--output", "mine.json") == refused(
+        "--output mine.json: one file cannot have the results of 2 runs. Leave it out: each run gets a file in its "
+        "attacks/."
+    )
+    assert not Path("mine.json").exists()
+
+
+def test_several_runs_as_json(run_dir, other_run):
+    code, out, _ = call(run_dir, "nothing", other_run, *FEW, "--json")
+    assert code == 2
+    content = json.loads(out)
+    assert list(content) == ["runs", "not_measured"]
+    for row, run in zip(content["runs"], (run_dir, other_run), strict=True):
+        assert (row["run"], row["file"]) == (str(run), f"{run}/attacks/last.json")
+        assert row["results"] == json.loads((run / "attacks" / "last.json").read_text())
+    (missing,) = content["not_measured"]
+    assert missing["run"] == "nothing"
+    assert missing["error"].startswith("nothing: ")
+
+
+def test_pages_of_several_runs_are_made_anew(run_dir, other_run):
+    pages = []
+    for run in (run_dir, other_run):
+        (run / "results.json").unlink()
+        pages.append(write_run_report(run))
+    assert call(run_dir, other_run, *FEW).code == 0
+    assert ["Further attacks" in page.read_text(encoding="utf-8") for page in pages] == [True, True]
+
+
+def test_ctrl_c_names_the_runs_that_are_left(run_dir, other_run, monkeypatch):
+    """The first is measured, the second has no recipe, the third is stopped, the fourth was not begun."""
+    third, fourth = (Path(shutil.copytree(run_dir, name)) for name in ("third", "the fourth"))
+    measure = attack_command.measure
+
+    def stopped(plan, *arguments):
+        if plan.run == third:
+            raise KeyboardInterrupt
+        return measure(plan, *arguments)
+
+    monkeypatch.setattr(attack_command, "measure", stopped)
+    code, _, err = call(run_dir, "nothing", third, fourth, *FEW)
+    assert code == 130
+    assert err.endswith(
+        "Name those alone that are left, for the others would be measured again: nothing third 'the fourth'\n"
+    )
+    assert (run_dir / "attacks" / "last.json").exists()
+    assert not (fourth / "attacks").exists()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

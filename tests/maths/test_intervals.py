@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -21,6 +22,7 @@ from calfat_plugin.maths.intervals import (
     wilson,
 )
 from calfat_plugin.maths.metrics import mean_std
+from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,22 @@ def test_wilsons_interval_is_that_of_scipy(right: int, number: int) -> None:
     found = wilson(right / number, number)
     assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= found.low <= right / number <= found.high <= 1
+
+
+def test_a_result_has_the_interval_of_its_accuracy_also_in_results_json() -> None:
+    """30 of 40 right, by hand with z^2 = 3.8415: (p + z^2/2n +- z sqrt(p(1 - p)/n + z^2/4n^2)) / (1 + z^2/n).
+
+    That is (0.75 + 0.048018 +- 1.959964 * 0.072717) / 1.096036. By the release's convention 35 are right, which counts
+    for nothing here.
+    """
+    result = EvaluationResult("pgd", 40, 0.75, 0.875, (0.5, 1.0), (0.75, 1.0), {}, "by hand", 1.0)
+    assert result.interval == pytest.approx((0.598061, 0.858129), abs=1e-6)
+    row = json.loads(json.dumps(evaluation_as_json(result)))
+    assert row["interval"] == pytest.approx([0.598061, 0.858129], abs=1e-6)
+    assert evaluation_from_json(row) == result
+    not_run = EvaluationResult.without_number("pgd", "there are 3 classes", settings={}, implementation="by hand")
+    assert not_run.interval is None
+    assert "interval" not in evaluation_as_json(not_run)
 
 
 @pytest.mark.parametrize("values", [(0.5, 0.25), (0.61, 0.64, 0.7), (0.2,) * 4, (0.1, 0.4, 0.2, 0.3, 0.9)])

@@ -14,6 +14,7 @@ from calfat_plugin.models.cnn import CNN, CNNSmall
 from calfat_plugin.models.dual_norm import with_dual_norms
 from calfat_plugin.models.fix_norm import FixBatchNorm2d, begin_round
 from calfat_plugin.models.residual import PreActBlock, PreActResNet
+from tests.methods.helpers import Federation, experiment, same_bits
 
 NORMS = ("none", "batch", "fixbn", "group")
 
@@ -116,6 +117,34 @@ def test_the_statistics_are_fixed_in_the_second_half_of_the_rounds(num_rounds: i
     for round in range(1, num_rounds + 1):
         begin_round(model, round, num_rounds)
         assert {layer.is_fixed for layer in layers} == {round > last_free}
+
+
+def statistics(federation: Federation) -> dict[str, torch.Tensor]:
+    """The running statistics of the global model."""
+    return {name: tensor for name, tensor in federation.server.state.items() if "running" in name}
+
+
+def test_a_federation_has_fixed_statistics_in_its_second_half_also_where_its_worker_begins_there() -> None:
+    """A worker that is new in round 3, as after a crash, must know as well which half it is in."""
+    model = {"model_args__model": "cnn_small", "calfat__model": {"norm": "fixbn"}}
+    run = experiment("standard", **model, train_args__comm_round=4)
+    whole = Federation(run)
+    seen = [statistics(whole)]
+    for round in range(1, 5):
+        if round == 3:
+            resumed = Federation(run, whole.snapshot())
+        whole.play()
+        seen.append(statistics(whole))
+    assert len(seen[0]) == 6  # a mean and a variance of three layers
+    for name in seen[0]:
+        assert not torch.equal(seen[0][name], seen[1][name])
+        assert not torch.equal(seen[1][name], seen[2][name])
+        for later in seen[3:]:
+            torch.testing.assert_close(later[name], seen[2][name])  # an average of equal ones may round
+    resumed.play()
+    torch.testing.assert_close(statistics(resumed), seen[2])
+    resumed.play()
+    assert same_bits(resumed.server.state, whole.server.state)
 
 
 def test_fedrbn_has_statistics_of_its_own() -> None:

@@ -118,6 +118,22 @@ def test_modified_cross_entropy(modifier, options, logits, y, expected):
     assert loss.cross_entropy(logits, torch.tensor([y])).item() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("modifier", ["calibrated", "logitadj", "robal"])
+@pytest.mark.parametrize(
+    ("counts", "shares"),
+    [
+        ([3, 1, 0, 0], [1, 0.5, 0.25, 0.25]),
+        ([200, 50, 0, 0], [0.804, 0.204, 0.004, 0.004]),
+        ([0, 2000, 0, 0], [0.0005, 1.0005, 0.0005, 0.0005]),
+    ],
+    ids=["4 examples", "250 examples", "2000 examples"],
+)
+def test_the_floor_of_a_prior_is_one_example_of_the_client(modifier, counts, shares):
+    """(n_y + 1) / n, whatever n is. The vectors above are of 100 examples, where it is 0.01."""
+    loss = build_modifier(modifier).bind(torch.tensor(counts))
+    assert loss.log_prior.exp().tolist() == pytest.approx(shares, rel=1e-5)
+
+
 def test_fedlc_takes_missing_classes_out_of_the_softmax():
     loss = build_modifier("fedlc").bind(COUNTS)
     logits = torch.zeros(1, 4, requires_grad=True)

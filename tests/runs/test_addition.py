@@ -162,10 +162,12 @@ def stopping(*arguments: Any, **options: Any) -> None:
 )
 @pytest.mark.usefixtures("finished")
 def test_an_addition_that_is_stopped_loses_nothing_and_ends_with_the_same_bits(place: Any, name: str) -> None:
-    before = results()
+    before, recipe = results(), Path("run/recipe.yaml").read_bytes()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(place, name, stopping)
         stopped = add("natural", PGD, CW)
+    # A suite takes the recipe's word for what was measured, so it comes last.
+    assert Path("run/recipe.yaml").read_bytes() == recipe
     assert stopped.code == 130
     assert stopped.err.startswith("stopped. What was measured before is kept.")
     assert "--resume --run-dir run" in stopped.err

@@ -219,6 +219,16 @@ def test_a_checkpoint_of_another_seed_is_of_another_run(tmp_path: Path) -> None:
     assert schedules[0] != schedules[1]  # every round goes by the number of rounds
 
 
+def test_a_reopened_run_keeps_the_digest_that_its_checkpoints_name(tmp_path: Path) -> None:
+    """Also where this version would give the recipe another one, as after a new default."""
+    recipe = checked_experiment(parse_document(RECIPE, "tiny.yaml"))
+    run = RunDirectory.create(recipe, tmp_path / "run")
+    of_older_version = "0" * 64
+    run.write_recipe(recipe, of_older_version)
+    run.reopen(recipe)
+    assert run.recipe_digest == of_older_version
+
+
 def test_a_resumed_run_names_in_its_checkpoints_what_it_was_started_with(warm: WarmServer, folder: Path) -> None:
     run = RunDirectory(folder / "run")
     before = run.recipe_digest

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import read_rounds
@@ -110,6 +111,7 @@ def test_results_json(run: Path) -> None:
     assert [evaluation["label"] for evaluation in results["evaluations"]] == ["natural", "fgsm"]
     for evaluation in results["evaluations"]:
         assert evaluation["num_examples"] == 359
+        assert evaluation["interval"] == list(wilson(evaluation["accuracy"], 359))
         # The last round was monitored on the same test split, by attacks without randomness.
         assert evaluation["accuracy"] == float(last[evaluation["label"]])
         assert evaluation["accuracy_release"] == float(last[evaluation["label"] + "_release"])

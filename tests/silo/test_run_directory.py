@@ -9,11 +9,18 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from calfat_plugin.disk import write_json
 from calfat_plugin.errors import RunError
+from calfat_plugin.federation.server import Server
+from calfat_plugin.host.runtimes import CrossSiloGRPC
 from calfat_plugin.host.tasks import fingerprint
+from calfat_plugin.host.transports.base import Transport
+from calfat_plugin.host.transports.message import Message, read_envelope
+from calfat_plugin.host.transports.queues import Outgoing
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
@@ -100,6 +107,60 @@ def test_a_client_that_is_finished_is_told_how_to_go_further_if_it_can(
     run_client(Request(silos, directory.path, True, []), 1, said.append)
     (text,) = said
     assert text.startswith(f"client 0 of made is finished after 3 rounds. {further}")
+
+
+class ServersMessages(Transport):
+    """A backend whose server answers a client's first sign of life with these messages, one after the other."""
+
+    def __init__(self, rank: int, messages: list[Message]) -> None:
+        super().__init__(rank, 3)
+        self.messages = messages
+        self.sent: list[Message] = []
+        self.began = False
+
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
+        """Put the next message in when the client has said that it is there, or has answered the one before."""
+        message = read_envelope(outgoing.data)
+        is_sign_of_life = "session" in message.get_params()
+        if is_sign_of_life and self.began:
+            return
+        self.began = True
+        self.sent.append(message)
+        if self.messages:
+            self.inbox.put(self.messages.pop(0))
+
+
+def test_a_client_says_which_run_of_the_server_it_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each run: a server that was started anew has another one. What a peer sends is shown as plain text."""
+    silos = experiment(
+        "common_args.training_type=cross_silo",
+        "comm_args.backend=GRPC",
+        "train_args.comm_round=3",
+        "data_args.max_train_examples=40",
+        "calfat.trainer={name: standard}",
+    )
+    server = Server(silos, silos.load_dataset(), torch.device("cpu"), RunObserver())
+    joined = [(1, "3-20261128-1"), (2, "3-20261128-1"), (2, "3-20261128-2"), (3, "3-20261128-2"), (3, ""), (3, "a\nb")]
+    messages = [
+        Message(2, 0, 1, round=round, used=0, ticket="t", run=run, model_params=server.downlink())
+        for round, run in joined
+    ]
+    transport = ServersMessages(1, [*messages, Message(7, 0, 1)])
+    monkeypatch.setattr(CrossSiloGRPC, "open_transport", lambda runtime, rank, limit: transport)
+    said: list[str] = []
+    run_client(Request(silos, tmp_path / "rank-1", False, []), 1, said.append)
+    of_rounds = [text for text in said if text.startswith("round ") and not text.endswith("  sent")]
+    assert of_rounds == [
+        "round 1/3  of the server's run 3-20261128-1",
+        "round 1/3  training",
+        "round 2/3  training",
+        "round 2/3  of the server's run 3-20261128-2",
+        "round 2/3  training",
+        "round 3/3  training",
+        "round 3/3  training",
+        "round 3/3  of the server's run a b",
+        "round 3/3  training",
+    ]
 
 
 def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_figures: None) 
         found.append(("trained", str(client)))
         return fit(worker, client, *arguments)
 
-    def run_all(plan: SuitePlan, jobs: int, observer: object, ended: list[SuiteRun], *how: Any) -> None:
+    def run_all(plan: SuitePlan, jobs: int, observer: object, ended: list[SuiteRun], *how: Any, **also: Any) -> None:
         for run in plan.left:
             done = calfat(*command(plan, run), "--plain", "--no-page")
             ended.append(run.ended("finished" if done.code == 0 else "failed", done.err))

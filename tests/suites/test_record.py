@@ -35,6 +35,14 @@ TWO_TRIES = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.02, 0.05]").replace("[100,
 ROW = Recorded("finished", "0123456789ab", {"natural": 0.5}, "1.0", "a processor", "0.1.0")
 
 
+def test_a_row_without_an_evaluator_has_no_worst_case_either() -> None:
+    """It is to be over the examples of the evaluator that is added, too."""
+    values = {"natural": 0.9, "pgd": 0.4, "pgd:worst-class": 0.1, "cw": 0.3, "cw:release": 0.5, "cw/queries": 7.0}
+    row = dataclasses.replace(ROW, values={**values, "worst-case": 0.2, "worst-case:tail": 0.1})
+    assert row.without(["cw"]).values == {"natural": 0.9, "pgd": 0.4, "pgd:worst-class": 0.1}
+    assert row.without([]) is row
+
+
 @pytest.fixture
 def planned(registry: Registry) -> Callable[[], SuitePlan]:
     return lambda: make_plan(load_suite("tiny.yaml", record=RECORD), registry)
