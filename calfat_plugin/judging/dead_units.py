@@ -146,6 +146,9 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Show what ``func`` is given before it changes it in place, and call it; this mode is off meanwhile."""
+        if func is torch.ops.aten.detach.default:
+            # Autograd calls it for what it keeps, so it would number operations otherwise in a pass with gradients.
+            return func(*args, **(kwargs or {}))
         tensors = []
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and self._has_images(leaf):

@@ -135,6 +135,16 @@ def test_a_batch_of_another_size_shows_whether_values_are_hidden(
     assert hides_images(Of(function), torch.rand(3, 1, 2, 2), 9) is hidden
 
 
+def test_sites_are_the_same_in_a_pass_with_gradients() -> None:
+    x = torch.rand(3, 1, 2, 2)
+    model = Of(lambda x: (2 * (2 * x).relu()).sigmoid().exp().flatten(1) @ W)
+    sites: list[list[Site]] = [[], []]
+    watched(model, x + 0, lambda view: sites[0].append(view.site))
+    watched(model, x.clone().requires_grad_(), lambda view: sites[1].append(view.site))
+    assert sites[0] == sites[1]
+    assert len(sites[0]) == 6
+
+
 def test_parameters_are_no_values() -> None:
     x = torch.zeros(10, 1, 2, 2)
     linear = nn.Linear(4, 10)  # as many outputs as there are images

@@ -454,7 +454,8 @@ def test_the_search_asks_a_model_no_more_for_more_images(
     monkeypatch.setattr(dead_units, "LEAP", math.inf)
     effort = IN_BATCHES
     climbs = effort.images * effort.tried * (2 * STEPS + 2)
-    most = effort.images * (2 * effort.draws + 10) + climbs + 5 * effort.looked_at * effort.measured
+    hidden = 2 + 20  # whether a batch hides values
+    most = effort.images * (3 * effort.draws + 2) + climbs + 5 * effort.looked_at * effort.measured + hidden
     for examples in (20, 100):
         made, images = on_trial(digits_model, examples, threat=ThreatModel(eps=0.1), batch_size=20), 0
 
@@ -466,7 +467,7 @@ def test_the_search_asks_a_model_no_more_for_more_images(
         handle = digits_model.register_forward_pre_hook(count)
         worst_plans(made)
         handle.remove()
-        assert examples < images < examples + most
+        assert examples < images <= examples + most
 
 
 @pytest.mark.parametrize(("turned", "eps"), [(1, 0.1), (0, 1e-4)])
