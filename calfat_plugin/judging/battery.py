@@ -297,13 +297,13 @@ class DeadUnits(Check):
 
         if not trial.robust.any():
             return Findings(self.name, ())
-        plans, dead = worst_plans(trial)
+        worst = worst_plans(trial)
         rows = []
-        if plans:
-            units = len({unit for plan in plans for stage in plan for unit in stage})
+        if worst.plans:
+            units = len({unit for plan in worst.plans for stage in plan for unit in stage})
             label = f"waking {units} dead unit{'s' if units > 1 else ''}"
-            rows.append(trial.attack(label, Waking(plans)))
-        return Findings(self.name, tuple(rows), {DEAD: dead})
+            rows.append(trial.attack(label, Waking(worst.plans, worst.one_by_one)))
+        return Findings(self.name, tuple(rows), {DEAD: worst.share_asleep})
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,21 @@ images. So names of functions do not matter here. The steps, in the order of thi
    what comes after a dead unit does, and as nothing does in a network without one.
 5. ``Search`` climbs single values first. Those that opened something are climbed two and three at a time, and followed
    by values that only move where they are open. Plans that break images are what :class:`Waking` tries on all images.
+
+A value can be compared among images only where it is known which part of a tensor belongs to which image. Where a model
+folds its batch into another dimension, or goes through it in a loop, all steps are done once more with ``OneByOne``.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -46,13 +51,22 @@ from calfat_plugin.threat import ThreatModel, per_example
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
 
+
 # How much is tried. These bound the seconds: their number of passes does not grow with the number of images on trial.
-IMAGES = 6  # images on which single values are climbed
-FEW = 4  # of them, on which several values are climbed together
-DRAWS = 64  # random points of the ball around each of them
-LOOKED_AT = 256  # values whose way out of their range is measured, on
-MEASURED = 3  # images
-TRIED = 48  # values that are climbed
+class Effort(NamedTuple):
+    """How much of a model is tried."""
+
+    images: int  # on which single values are climbed
+    few: int  # of them, on which several values are climbed together
+    draws: int  # random points of the ball around each of them
+    looked_at: int  # values whose way out of their range is measured
+    measured: int  # images on which it is
+    tried: int  # values that are climbed
+    ranges: int | None  # images on which ranges are measured; None: all
+
+
+IN_BATCHES = Effort(images=6, few=4, draws=64, looked_at=256, measured=3, tried=48, ranges=None)
+ONE_BY_ONE = Effort(images=3, few=2, draws=32, looked_at=96, measured=2, tried=16, ranges=256)  # its passes take longer
 GATES = 8  # of those that opened something, how many are climbed two and three at a time
 PARENTS = 6  # plans that opened something, for which what they lead to is looked for
 LINKS = 6  # values that are looked for behind each of them
@@ -94,7 +108,8 @@ class Part(NamedTuple):
     """A tensor of a site, as autograd knows it: the site's values are the sum of ``sign`` times its parts."""
 
     edge: GradientEdge | None  # None: no gradient leads from there to the image
-    image_dimension: int
+    rows: slice  # of the images of the batch
+    image_dimension: int | None  # None: all of it belongs to one image
     sign: float
 
 
@@ -102,6 +117,7 @@ class View(NamedTuple):
     """What is shown of a site in one forward pass."""
 
     site: Site
+    rows: slice  # which images of the batch, N of them
     values: Callable[[], Tensor]  # (N, numbers + channels): every number, then the mean of every map
     parts: Callable[[], list[Part]]
 
@@ -113,9 +129,12 @@ class Watching(TorchDispatchMode):
     does not matter how they are called. What is only another view of a tensor that was shown is left out.
     """
 
-    def __init__(self, images: int, see: Callable[[View], None]) -> None:
+    def __init__(self, rows: slice, see: Callable[[View], None], alone: bool = False) -> None:
+        """Of an image that is ``alone`` in its batch every tensor is shown, whether or not it has a row for it."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._images = images
+        self._rows = rows
+        self._images = rows.stop - rows.start
+        self._alone = alone
         self._see = see
         self._operation = 0
         self._versions: Any = WeakTensorKeyDictionary()  # of tensors that were shown
@@ -127,9 +146,12 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Show what ``func`` is given before it changes it in place, and call it; this mode is off meanwhile."""
+        if func is torch.ops.aten.detach.default:
+            # Autograd calls it for what it keeps, so it would number operations otherwise in a pass with gradients.
+            return func(*args, **(kwargs or {}))
         tensors = []
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and self._image_dimension(leaf) is not None:
+            if isinstance(leaf, Tensor) and self._has_images(leaf):
                 tensors.append(leaf)
         for argument, tensor in enumerate(tensors):
             if self._is_new(tensor):
@@ -141,10 +163,13 @@ class Watching(TorchDispatchMode):
         self._operation += 1
         return result
 
+    def _has_images(self, tensor: Tensor) -> bool:
+        if tensor.is_complex() or isinstance(tensor, nn.Parameter) or tensor.numel() == 0:
+            return False
+        return self._alone or self._image_dimension(tensor) is not None
+
     def _image_dimension(self, tensor: Tensor) -> int | None:
         """Which dimension counts the images; None: none does."""
-        if tensor.is_complex() or isinstance(tensor, nn.Parameter):
-            return None
         for dimension, size in enumerate(tensor.shape):
             if size == self._images:
                 return dimension
@@ -160,14 +185,18 @@ class Watching(TorchDispatchMode):
         return not isinstance(base, nn.Parameter) and self._versions.get(base) != _version(base)
 
     def _show(self, argument: int, terms: Sequence[tuple[Tensor, float]]) -> None:
-        dimension = self._image_dimension(terms[0][0]) or 0
-        shape = terms[0][0].movedim(dimension, 0).shape[1:]
+        dimension = self._image_dimension(terms[0][0])
+        shape = list(terms[0][0].shape)
+        if dimension is not None:
+            del shape[dimension]
         site = Site(self._operation, argument, tuple(shape))
 
         def values() -> Tensor:
             total = torch.zeros((), device=terms[0][0].device)
             for tensor, sign in terms:
-                total = total + sign * tensor.detach().float().movedim(dimension, 0)
+                by_image = tensor.detach().float()
+                by_image = by_image[None] if dimension is None else by_image.movedim(dimension, 0)
+                total = total + sign * by_image
             numbers = total.reshape(self._images, -1)
             if not site.channels:
                 return numbers
@@ -177,10 +206,10 @@ class Watching(TorchDispatchMode):
             every = []
             for tensor, sign in terms:
                 edge = get_gradient_edge(tensor) if tensor.grad_fn is not None else None
-                every.append(Part(edge, dimension, sign))
+                every.append(Part(edge, self._rows, dimension, sign))
             return every
 
-        self._see(View(site, values, parts))
+        self._see(View(site, self._rows, values, parts))
 
 
 def _version(tensor: Tensor) -> int:
@@ -197,13 +226,81 @@ def _chooses(result: Any, first: Tensor, second: Tensor) -> bool:
     return result.dtype == torch.bool or bool(((result == first) | (result == second)).all())
 
 
+class OneByOne(nn.Module):
+    """A model that is to be watched on one image at a time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits
+
+
 def watched(model: nn.Module, x: Tensor, see: Callable[[View], None]) -> Tensor:
     """The logits of x; ``see`` is shown the values on the way."""
     # A gradient leads to a result of an operation, which x itself is not.
     points = x + 0 if x.requires_grad else x
-    with Watching(len(x), see):
-        logits: Tensor = model(points)
-    return logits
+    if not isinstance(model, OneByOne):
+        with Watching(slice(0, len(x)), see):
+            logits: Tensor = model(points)
+        return logits
+    logits_of_each = []
+    for row in range(len(x)):
+        rows = slice(row, row + 1)
+        with Watching(rows, see, alone=True):
+            logits_of_each.append(model(points[rows]))
+    return torch.cat(logits_of_each)
+
+
+class _Shapes(TorchDispatchMode):
+    """Notes the shapes of what operations are given, each with that of the tensor that it is a view of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[tuple[torch.Size, torch.Size]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As for ``Watching``."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # What is only given another shape is judged by what is done with it then.
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+                    base = leaf if leaf._base is None else leaf._base
+                    self.shapes.append((leaf.shape, base.shape))
+        return func(*args, **(kwargs or {}))
+
+
+def hides_images(model: nn.Module, x: Tensor, images: int) -> bool:
+    """Whether a model computes values of so many images of which ``Watching`` cannot say whose they are.
+
+    A batch of another size shows it: the operations are others, or a tensor is larger in no dimension of its own.
+    """
+    sizes = (2, max(3, images))
+    shapes = []
+    for size in sizes:
+        rows = torch.arange(size, device=x.device) % len(x)
+        with torch.no_grad(), _Shapes() as seen:
+            model(x[rows])
+        shapes.append(seen.shapes)
+    if len(shapes[0]) != len(shapes[1]):
+        return True
+    for few, many in zip(*shapes, strict=True):
+        if not any(_grows(shape, larger, sizes) for shape, larger in zip(few, many, strict=True)):
+            return True
+    return False
+
+
+def _grows(shape: torch.Size, larger: torch.Size, sizes: tuple[int, int]) -> bool:
+    """Whether a shape stays as it is but for dimensions that count the images."""
+    if len(shape) != len(larger):
+        return False
+    return all(few == many or (few, many) == sizes for few, many in zip(shape, larger, strict=True))
 
 
 @dataclass
@@ -233,11 +330,14 @@ class Ranges:
         return _NO_WIDTH * float(largest) + 1e-30
 
 
-def measured_ranges(trial: Trial) -> Ranges:
-    """On the images on trial."""
+def measured_ranges(trial: Trial, most: int | None = None) -> Ranges:
+    """On the images on trial; on so many of them."""
     ranges = Ranges({}, {})
+    data = trial.data
+    if most is not None and len(data) > most:
+        data = data.subset(np.arange(most))
     with torch.no_grad():
-        for images, _, _ in batches(trial.data, trial.batch_size, trial.device):
+        for images, _, _ in batches(data, trial.batch_size, trial.device):
             watched(trial.model, images, ranges.widen)
     return ranges
 
@@ -298,10 +398,14 @@ class Reader:
         parts: dict[Site, list[Part]] = {}
 
         def note(view: View) -> None:
-            if view.site in self._where:
-                rows, columns, places = self._where[view.site]
-                values[rows, columns] = view.values()[rows, places]
-                parts[view.site] = view.parts()
+            if view.site not in self._where:
+                return
+            rows, columns, places = self._where[view.site]
+            shown = (rows >= view.rows.start) & (rows < view.rows.stop)
+            if shown.any():
+                rows, columns, places = rows[shown], columns[shown], places[shown]
+                values[rows, columns] = view.values()[rows - view.rows.start, places]
+                parts.setdefault(view.site, []).extend(view.parts())
 
         logits = watched(self._model, x, note)
         return Reading(logits, values, parts)
@@ -321,7 +425,9 @@ class Reader:
             for part in parts:
                 if part.edge is not None:
                     edges.append(part.edge)
-                    seeds.append((part.sign * numbers).view(len(x), *site.shape).movedim(0, part.image_dimension))
+                    values = (part.sign * numbers[part.rows]).view(-1, *site.shape)
+                    one_image = part.image_dimension is None
+                    seeds.append(values[0] if one_image else values.movedim(0, part.image_dimension))
         if not edges:
             return torch.zeros_like(x)
         try:
@@ -331,23 +437,23 @@ class Reader:
         return torch.zeros_like(x) if gradient is None else gradient.nan_to_num(0.0)
 
 
-def random_points(trial: Trial, x: Tensor, noise: torch.Generator) -> list[Tensor]:
-    """``DRAWS`` points of the ball around each of the images, (draws * n, C, H, W) for each pass."""
-    draws = max(1, trial.batch_size // len(x))
+def random_points(trial: Trial, x: Tensor, noise: torch.Generator, draws: int) -> list[Tensor]:
+    """So many points of the ball around each of the images, (n * some draws, C, H, W) for each pass."""
+    at_once = max(1, trial.batch_size // len(x))
     points = []
-    for first in range(0, DRAWS, draws):
-        repeated = x.repeat(min(draws, DRAWS - first), 1, 1, 1)
+    for first in range(0, draws, at_once):
+        repeated = x.repeat(min(at_once, draws - first), 1, 1, 1)
         points.append(trial.threat.random_start(repeated, noise))
     return points
 
 
 def candidates(
-    trial: Trial, ranges: Ranges, x: Tensor, points: Sequence[Tensor], looked_at: int, most: int
+    trial: Trial, ranges: Ranges, x: Tensor, points: Sequence[Tensor], looked_at: int, most: int, measured: int
 ) -> list[Unit]:
     """At most so many values that leave their ranges in the ball around x, those first that leave them furthest.
 
     All values are rated by how far random points move them. For ``looked_at`` of them, about as many of each site,
-    steps of eps are made.
+    steps of eps are made, from so many images as are ``measured``.
     """
     moves = _moves(trial.model, ranges, x, points)
     of_each_site = max(2, looked_at // max(1, len(moves)))
@@ -362,7 +468,7 @@ def candidates(
     places = [place for _, place in rated[:looked_at]]
     slopes = _slopes(trial.model, places, x, points)
     units = []
-    some = x[:MEASURED]
+    some = x[:measured]
     at_once = max(1, trial.batch_size // len(some))
     for first in range(0, len(places), at_once):
         part = slice(first, first + at_once)
@@ -386,19 +492,33 @@ def _moves(model: nn.Module, ranges: Ranges, x: Tensor, points: Sequence[Tensor]
 
     def note_images(view: View) -> None:
         if view.site in ranges.low:
-            at_images[view.site] = view.values()
+            _keep(at_images, view, len(x))
 
     def note_points(view: View) -> None:
         before = at_images.get(view.site)
         if before is not None:
-            change = view.values().view(-1, *before.shape) - before
-            squares[view.site] = squares.get(view.site, 0.0) + change.square().sum(dim=(0, 1))
+            change = view.values() - before[_images_of(view, len(x), x.device)]
+            squares[view.site] = squares.get(view.site, 0.0) + change.square().sum(dim=0)
 
     with torch.no_grad():
         watched(model, x, note_images)
         for some in points:
             watched(model, some, note_points)
-    return {site: (total / (DRAWS * len(x))).sqrt() for site, total in squares.items()}
+    number = sum(map(len, points))
+    return {site: (total / number).sqrt() for site, total in squares.items()}
+
+
+def _keep(values_at_images: dict[Site, Tensor], view: View, images: int) -> None:
+    """What a view shows of its images, in the rows of a table of all of them."""
+    values = view.values()
+    if view.site not in values_at_images:
+        values_at_images[view.site] = values.new_zeros(images, values.shape[1])
+    values_at_images[view.site][view.rows] = values
+
+
+def _images_of(view: View, images: int, device: torch.device) -> Tensor:
+    """Around which image each random point was drawn that a view shows; a batch goes through all of them in turn."""
+    return torch.arange(view.rows.start, view.rows.stop, device=device) % images
 
 
 def _slopes(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequence[Tensor]) -> Tensor:
@@ -414,7 +534,7 @@ def _slopes(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequen
 
     def note_images(view: View) -> None:
         if view.site in of_site:
-            at_images[view.site] = view.values()
+            _keep(at_images, view, len(x))
 
     with torch.no_grad():
         watched(model, x, note_images)
@@ -425,8 +545,8 @@ def _slopes(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequen
                 before = at_images.get(view.site)
                 if before is not None:
                     rows, at = torch.tensor(of_site[view.site], device=x.device).unbind(1)
-                    change = (view.values().view(-1, *before.shape) - before)[..., at].flatten(0, 1)
-                    slopes[rows] += change.nan_to_num(0.0, 0.0, 0.0).T @ steps
+                    change = (view.values() - before[_images_of(view, len(x), x.device)])[:, at]
+                    slopes[rows] += change.nan_to_num(0.0, 0.0, 0.0).T @ steps[view.rows]
 
             watched(model, some, note_points)
     return slopes
@@ -573,7 +693,7 @@ class Leaps:
                 values = view.values()
                 beyond = torch.maximum(values - self._ranges.high[view.site], self._ranges.low[view.site] - values)
                 widths = beyond / self._ranges.widths(view.site)
-                leaps[:, column[view.site]] = widths.nan_to_num(0.0, 1e30, 0.0).clamp(0.0, 1e30).amax(dim=1)
+                leaps[view.rows, column[view.site]] = widths.nan_to_num(0.0, 1e30, 0.0).clamp(0.0, 1e30).amax(dim=1)
 
         with torch.no_grad():
             watched(self._model, x, note)
@@ -592,24 +712,28 @@ class Tried(NamedTuple):
 class Search:
     """Which plans break images that withstood all attacks so far."""
 
-    def __init__(self, trial: Trial, x: Tensor, y: Tensor, noise: torch.Generator) -> None:
-        self._trial, self._x, self._y, self._noise = trial, x, y, noise
-        self._ranges = measured_ranges(trial)
-        self._points = random_points(trial, x, noise)
+    def __init__(self, trial: Trial, x: Tensor, y: Tensor, noise: torch.Generator, effort: Effort) -> None:
+        x, y = x[: effort.images], y[: effort.images]
+        self._trial, self._x, self._y, self._noise, self._effort = trial, x, y, noise, effort
+        self._ranges = measured_ranges(trial, effort.ranges)
+        self._points = random_points(trial, x, noise, effort.draws)
         self._leaps = Leaps(trial.model, self._ranges, self._points)
         self.share_asleep = self._leaps.share_asleep()
 
     def plans(self) -> list[Plan]:
         """At most ``KEPT``, what breaks most first."""
-        units = candidates(self._trial, self._ranges, self._x, self._points, LOOKED_AT, TRIED)
-        singles = self._tried([((unit,),) for unit in units], IMAGES)
+        effort = self._effort
+        units = candidates(
+            self._trial, self._ranges, self._x, self._points, effort.looked_at, effort.tried, effort.measured
+        )
+        singles = self._tried([((unit,),) for unit in units], effort.images)
         every = list(singles)
         if not any(2 * tried.broken >= len(self._x) for tried in singles):
             gates = self._gates(singles)
             together: list[Plan] = []
             for several in (*combinations(gates, 2), *combinations(gates, 3)):
                 together.append((tuple(tried.plan[0][0] for tried in several),))
-            every += self._tried(together, FEW)
+            every += self._tried(together, effort.few)
             every += self._chains(gates)
         breaking = []
         for tried in every:
@@ -653,11 +777,13 @@ class Search:
         for _ in range(LONGEST - 1):
             children: list[tuple[float, Tried]] = []
             for parent in parents:
-                opened = parent.opened[:FEW]
-                points = random_points(self._trial, opened, self._noise)
-                links = candidates(self._trial, self._ranges, opened, points, LINKS_LOOKED_AT, LINKS)
+                opened = parent.opened[: self._effort.few]
+                points = random_points(self._trial, opened, self._noise, self._effort.draws)
+                links = candidates(
+                    self._trial, self._ranges, opened, points, LINKS_LOOKED_AT, LINKS, self._effort.measured
+                )
                 plans = [(*parent.plan, (*parent.plan[-1], link)) for link in links]
-                for child in self._tried(plans, FEW):
+                for child in self._tried(plans, self._effort.few):
                     every.append(child)
                     children.append((float((child.leaps / parent.leaps).max()), child))
             children.sort(key=lambda news_and_child: -news_and_child[0])
@@ -668,36 +794,53 @@ class Search:
 class Waking(BudgetedAttack):
     """Follows one plan after the other; what is broken is not attacked again."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[Plan], one_by_one: bool) -> None:
+        """Plans that were found with ``OneByOne`` speak of the values that it shows."""
         super().__init__(BudgetOptions())
         self._plans = plans
+        self._one_by_one = one_by_one
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
         return {"attack": "dead units", "units": len(self._plans), "steps": STEPS, "batch_size": task.batch_size}
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: torch.Generator) -> Tensor:
         found, left = x.clone(), torch.arange(len(y), device=y.device)
+        model = OneByOne(task.model) if self._one_by_one else task.model
         with attack_mode(task.model):
             for plan in self._plans:
                 if len(left) == 0:
                     break
                 still_right = []
                 for part in left.split(min(task.rows_at_once, len(left))):
-                    climb = climbed(task.model, self.threat(task), [plan] * len(part), x[part], y[part])
+                    climb = climbed(model, self.threat(task), [plan] * len(part), x[part], y[part])
                     found[part] = climb.found
                     still_right.append(part[climb.right])
                 left = torch.cat(still_right)
         return found
 
 
-def worst_plans(trial: Trial) -> tuple[list[Plan], float]:
-    """Plans that break images which withstood every attack so far; and the share of values that nothing woke."""
+class Worst(NamedTuple):
+    """What the search gives."""
+
+    plans: list[Plan]  # that break images which withstood every attack so far
+    one_by_one: bool  # whether they are plans for ``OneByOne``
+    share_asleep: float  # of the values that a batch shows, those that nothing woke
+
+
+def worst_plans(trial: Trial) -> Worst:
+    """Of the values of batches; and if these break nothing and are not all, of those of one image at a time."""
     left = trial.robust.nonzero().squeeze(1)
     order = torch.randperm(len(left), generator=generator(trial.seed, "trust/dead units", extra=1))
-    some = left[order[:IMAGES]].sort().values
+    some = left[order[: IN_BATCHES.images]].sort().values
     few = trial.data.subset(some.numpy()).to(trial.device)
     x, noise = pixels(few.x), generator(trial.seed, "trust/dead units")
     # As where Waking attacks: another layout of the weights may mean other operations.
     with attack_mode(trial.model), float32_as("fp32", trial.device), fast_passes(trial.model, x):
-        search = Search(trial, x, few.y, noise)
-        return search.plans(), search.share_asleep
+        search = Search(trial, x, few.y, noise, IN_BATCHES)
+        plans = search.plans()
+        if plans or not hides_images(trial.model, x, trial.batch_size):
+            return Worst(plans, False, search.share_asleep)
+        watched_alone = copy.copy(trial)
+        watched_alone.model = OneByOne(trial.model)
+        alone = Search(watched_alone, x, few.y, noise, ONE_BY_ONE)
+        return Worst(alone.plans(), True, search.share_asleep)

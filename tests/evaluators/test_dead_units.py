@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.judging.dead_units import (
     Leaps,
+    OneByOne,
     Ranges,
     Reader,
     Site,
@@ -21,6 +22,7 @@ from calfat_plugin.judging.dead_units import (
     _StageReader,
     candidates,
     climbed,
+    hides_images,
     measured_ranges,
     random_points,
     watched,
@@ -70,6 +72,81 @@ def test_of_two_values_that_are_compared_the_difference_is_shown(choose: Any) ->
     x = torch.tensor([[3.0, 1.0], [4.0, 6.0], [5.0, 5.5]]).view(3, 1, 1, 2)
     seen = seen_of(lambda x: choose(x.flatten(1)[:, 0] * 1, x.flatten(1)[:, 1] * 1), x)
     assert [value.flatten().tolist() for site, value in seen.items() if site.argument == -1] == [[2, -2, -0.5]]
+
+
+def loop(x: Tensor) -> Tensor:
+    """w.x - 1 of each image, at least 0."""
+    return torch.stack([(image.flatten() @ W - 1).relu() for image in x])
+
+
+def test_one_by_one_values_are_those_of_the_batch_and_so_are_gradients() -> None:
+    x = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    model = OneByOne(Of(loop))
+    shown: dict[Site, list[tuple[slice, Tensor]]] = {}
+    logits = watched(model, x, lambda view: shown.setdefault(view.site, []).append((view.rows, view.values())))
+    assert torch.equal(logits, loop(x))
+    sites = []
+    for site, views in shown.items():
+        if site.shape == () and torch.allclose(torch.cat([values for _, values in views])[:, 0], x.flatten(1) @ W):
+            sites.append(site)
+            assert [rows for rows, _ in views] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    (site,) = sites
+
+    reader = Reader(model, [[(site, 0)]] * 3, x.device)
+    leaf = x.clone().requires_grad_()
+    reading = reader.read(leaf)
+    assert torch.allclose(reading.values.flatten(), x.flatten(1) @ W)
+    gradient = reader.gradient(reading, leaf, torch.tensor([[1.0], [2.0], [-3.0]]))
+    assert torch.allclose(gradient.flatten(1), torch.tensor([[1.0], [2.0], [-3.0]]) * W)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_one_by_one_leaps_and_candidates_are_those_of_the_batch(detached: bool) -> None:
+    def switch(x: Tensor) -> Tensor:
+        return ((x.detach() if detached else x) @ W - 3).clamp(min=0)
+
+    batched, looped = trial_of(switch), trial_of(switch)
+    looped.model = OneByOne(looped.model)
+    x = batched.data.x[:6]
+    far = (x.flatten(1) + 0.1 * W.sign()).view_as(x)
+    far[1] = x[1]
+    for trial in (batched, looped):
+        leaps = Leaps(trial.model, measured_ranges(trial), [x]).of(far).amax(dim=1)
+        assert float(leaps[1]) == 0 < float(leaps[[0, 2, 3, 4, 5]].min())
+    ways = []
+    for trial in (batched, looped):
+        units, _ = units_of(trial)
+        (unit,) = [unit for unit in units if unit.site.shape == () and unit.sign == 1.0][:1]
+        ways.append(unit)
+    assert torch.allclose(ways[0].way, ways[1].way, rtol=1e-3)
+    assert ways[0].gain == pytest.approx(ways[1].gain)
+
+
+@pytest.mark.parametrize(
+    ("function", "hidden"),
+    [
+        (lambda x: (x.flatten(1) @ W).relu(), False),
+        (lambda x: (x.movedim(0, 2) * 2).relu(), False),
+        (lambda x: x.flatten(1) - x.flatten(1).mean(dim=0), False),  # of the whole batch: nobody's
+        (loop, True),
+        (lambda x: torch.cat([part * 2 for part in x.split(4)]), True),
+        (lambda x: (x.view(1, -1) * 2).relu().view(len(x), -1), True),
+    ],
+)
+def test_a_batch_of_another_size_shows_whether_values_are_hidden(
+    function: Callable[[Tensor], Tensor], hidden: bool
+) -> None:
+    assert hides_images(Of(function), torch.rand(3, 1, 2, 2), 9) is hidden
+
+
+def test_sites_are_the_same_in_a_pass_with_gradients() -> None:
+    x = torch.rand(3, 1, 2, 2)
+    model = Of(lambda x: (2 * (2 * x).relu()).sigmoid().exp().flatten(1) @ W)
+    sites: list[list[Site]] = [[], []]
+    watched(model, x + 0, lambda view: sites[0].append(view.site))
+    watched(model, x.clone().requires_grad_(), lambda view: sites[1].append(view.site))
+    assert sites[0] == sites[1]
+    assert len(sites[0]) == 6
 
 
 def test_parameters_are_no_values() -> None:
@@ -142,9 +219,9 @@ def trial_of(function: Callable[[Tensor], Tensor], images: int = 12) -> Trial:
 
 def units_of(trial: Trial) -> tuple[list[Unit], Ranges]:
     ranges, x = measured_ranges(trial), trial.data.x[:6]
-    points = random_points(trial, x, generator(0, "trust/dead units"))
+    points = random_points(trial, x, generator(0, "trust/dead units"), 64)
     with attack_mode(trial.model):
-        return candidates(trial, ranges, x, points, 64, 20), ranges
+        return candidates(trial, ranges, x, points, 64, 20, 3), ranges
 
 
 @pytest.mark.parametrize("detached", [False, True])
