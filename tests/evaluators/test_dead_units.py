@@ -11,23 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.judging.dead_units import (
-    Leaps,
-    OneByOne,
-    Ranges,
-    Reader,
-    Site,
-    Unit,
-    View,
-    _StageReader,
-    candidates,
-    climbed,
-    hides_images,
-    measured_ranges,
-    random_points,
-    watched,
-)
+from calfat_plugin.judging.dead_units import Leaps, Reader, Unit, _StageReader, candidates, climbed, random_points
 from calfat_plugin.judging.trial import Trial
+from calfat_plugin.judging.watching import OneByOne, Ranges, Site, View, hides_images, measured_ranges, watched
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel
