@@ -76,7 +76,7 @@ def test_a_recipe_has_the_rate_that_its_method_chose_or_says_that_it_is_not_tune
         assert found in ([], [f"{run.train.learning_rate:g}"]), file
         assert ("is not tuned" in text, "(studies/short)" in text) == (not found, bool(found)), file
         tuned += len(found)
-    assert tuned == {"digits": 8, "fmnist": 3}[data]
+    assert tuned == {"digits": 7, "fmnist": 2}[data]  # CalFAT's were tuned for another floor
 
 
 @pytest.mark.parametrize(("dataset", "trainer", "preset"), PRESETS)
