@@ -170,8 +170,10 @@ class Reader:
                 if part.edge is not None:
                     edges.append(part.edge)
                     values = (part.sign * numbers[part.rows]).view(-1, *site.shape)
-                    one_image = part.image_dimension is None
-                    seeds.append(values[0] if one_image else values.movedim(0, part.image_dimension))
+                    if part.image_dimension is None:  # one image, and no dimension for it
+                        seeds.append(values[0])
+                    else:
+                        seeds.append(values.movedim(0, part.image_dimension))
         if not edges:
             return torch.zeros_like(x)
         try:
