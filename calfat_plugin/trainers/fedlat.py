@@ -52,7 +52,7 @@ def _check(options: NoOptions, recipe: Recipe) -> None:
 
 
 def _warn(options: NoOptions, recipe: Recipe) -> str:
-    if recipe.additions.clean_rounds:
+    if recipe.additions.clean_rounds or recipe.document.has((*recipe.trainer.path, "clean_rounds")):
         return ""
     return (
         "linearises the network at its initial weights, which know nothing. Its authors train 100 rounds on clean "

@@ -185,7 +185,6 @@ def test_no_text_of_a_plugin_s_exception_drives_the_terminal() -> None:
     [
         (("check", "pipe.yaml"), "pipe.yaml"),
         (("suite", "pipe.yaml", "--dry-run"), "pipe.yaml"),
-        (("run", "pipe.yaml"), "pipe.yaml"),
     ],
 )
 def test_ctrl_c_ends_every_command_alike(command: tuple[str, ...], read: str) -> None:

@@ -108,7 +108,11 @@ def test_every_column_of_rounds_csv_is_described() -> None:
 def test_every_key_of_results_json_is_described(folder: Path) -> None:
     found = json.loads((folder / "run" / "results.json").read_text())
     assert rows("key") == {"stopped_early", *found}  # that one is only where a run stopped early
-    assert rows("key of an evaluation") == {"worst_class", *(of.name for of in dataclasses.fields(EvaluationResult))}
+    assert rows("key of an evaluation") == {
+        "interval",
+        "worst_class",
+        *(of.name for of in dataclasses.fields(EvaluationResult)),
+    }
     assert f"| `format` | {RESULTS_FORMAT};" in PAGE
     row = PAGE.partition("| `metrics` | ")[2].partition(" |\n")[0]
     summed = {column.name for column in rounds_csv.COLUMNS if column.in_results == "sum"}

@@ -87,8 +87,8 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path, snapshot
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 37 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 37 values"),
+        (",2.250,long", ",", "expected 38 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 38 values"),
         (",2.250,", ",nan,", "seconds is nan"),
         (",2.250,", ",-1,", "seconds is -1"),
         (",2.250,", ",1e308,", "seconds is 1e308"),

@@ -24,7 +24,7 @@ class Mortal(nn.Sequential):
         )
 
     def forward(self, x: Any) -> Any:
-        if self.training:
+        if self.training and torch.is_grad_enabled():  # not where a network is only tried before a run
             for fate in sorted(Path.cwd().glob("fate-*")):
                 _meet(fate)
         return super().forward(x)
