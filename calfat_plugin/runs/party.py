@@ -26,7 +26,7 @@ from torch import Tensor
 from calfat_plugin import layouts
 from calfat_plugin.disk import read_json, write_json
 from calfat_plugin.errors import RunError
-from calfat_plugin.experiment import going_further
+from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.implausible import implausible_images
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.federation.server import Snapshot
@@ -60,6 +60,10 @@ class PartyDirectory(RunDirectory):
     without_resume = "Start without --resume: the server sends this client the current round."
     finished_too = True  # the server may be in its final evaluation
     results_name = "finished.json"
+
+    def not_measured(self, experiment: Experiment) -> tuple[str, ...]:
+        """Nothing: the server measures."""
+        return ()
 
     def _files(self) -> list[Path]:
         """Also what it keeps after the first round, for it cannot know whether the server has finished that."""

@@ -105,7 +105,8 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
     exchanged = digits.exchanged()
     finished = full_size("digits")
     assert finished is not None
-    worst, robust, equal = (finished.claim(of).rpartition(", ")[0] for of in (WORST, "autoattack", tables.AT_EQUAL))
+    former = {compared.endpoint: compared.difference.text() for compared in finished.comparisons(PAPER)}
+    worst, robust, equal = (former[endpoint] for endpoint in (WORST, "autoattack", tables.AT_EQUAL))
     *_, ahead = one_step.described("")[1]
     _, dear, free, *_ = anchor("fmnist")[1]
     claims = {
