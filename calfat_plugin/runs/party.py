@@ -212,7 +212,10 @@ def train_round(
     experiment = request.experiment
     path = folder / f"{experiment.name}-{experiment.seed}-client-{rank - 1}"
     if used == 0:  # nothing of an earlier run is needed, which may have had another recipe
-        PartyDirectory(path).recipe.unlink(missing_ok=True)
+        earlier = PartyDirectory(path)
+        earlier.recipe.unlink(missing_ok=True)
+        for state in earlier.last_checkpoint.parent.glob("round-*"):
+            state.unlink()
     request = replace(request, run_dir=path, resume=PartyDirectory(path).recipe.exists())
     directory = PartyDirectory.open(request)
     with directory.locked(), log_to(directory.log), computing_as(experiment):
