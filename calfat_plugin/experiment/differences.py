@@ -65,11 +65,16 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     every = sorted(set(flat_first) | set(flat_second))
     shorter = min(flat_first, flat_second, key=lambda recipe: recipe.get(_ROUNDS, 0))
     depends = COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) or _counts_its_rounds(shorter)
-    free = (*FREE, _PATIENCE) if depends else (*FREE, _PATIENCE, _ROUNDS)
+    free = _free(depends)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     different = [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
     return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
+
+
+def _free(depends_on_rounds: bool) -> tuple[str, ...]:
+    """Keys that a resumed run may change, or what they begin with."""
+    return (*FREE, _PATIENCE) if depends_on_rounds else (*FREE, _PATIENCE, _ROUNDS)
 
 
 def unchanging_digest(recipe: Mapping[str, Any]) -> str:
@@ -79,7 +84,7 @@ def unchanging_digest(recipe: Mapping[str, Any]) -> str:
     """
     values = comparable(recipe)
     depends = values.get(_SCHEDULE) == COSINE or _counts_its_rounds(flat(recipe))
-    free = (*FREE, _PATIENCE) if depends else (*FREE, _PATIENCE, _ROUNDS)
+    free = _free(depends)
     kept = {key: value for key, value in values.items() if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
