@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import compat
-
-__version__ = "0.1.0"
-"""The version of this package, a text."""
+from calfat_plugin.version import __version__ as __version__
 
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.in_memory import attack as attack

@@ -19,7 +19,6 @@ from calfat_plugin.analyses.in_memory import experiment_of, images_of
 from calfat_plugin.analyses.pictures import write_pictures
 from calfat_plugin.analyses.replay import Replay, open_evidence
 from calfat_plugin.analyses.replay import replay as check_evidence
-from calfat_plugin.cli.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.datasets.findings import dataset_findings, image_findings
@@ -31,6 +30,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.maths.torch_state import fresh_torch_state
+from calfat_plugin.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from calfat_plugin import __version__, builtin, entries, hookspecs
+from calfat_plugin import builtin, entries, hookspecs
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PluginFile, plugin_files
+from calfat_plugin.version import __version__
 
 GROUP = hookspecs.PROJECT
 BLOCK_VARIABLE = "CALFAT_BLOCK_PLUGINS"

@@ -12,7 +12,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin import __version__
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.disk import TRY_AGAIN, read_json, refuse_link, refuse_unwritable, reserved, write_json
 from calfat_plugin.errors import RunError
@@ -26,6 +25,7 @@ from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, EvaluationR
 from calfat_plugin.runs.compute import computing_as, named_device, pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
+from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
     from calfat_plugin.entries import Citation, Entry

@@ -17,10 +17,10 @@ from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import model_options, targets_argument
-from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_alarms, show_evaluations
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import CalfatError, OptionError
+from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.report.evaluations import EVALUATION_HEAD, evaluation_row
 from calfat_plugin.report.table import Table, print_table
 from calfat_plugin.results import evaluation_as_json

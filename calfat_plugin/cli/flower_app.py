@@ -23,7 +23,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 from rich.console import Console
 
-from calfat_plugin.cli.progress import choose_progress
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.experiment import Experiment
@@ -31,6 +30,7 @@ from calfat_plugin.host.flower.client import any_client, app_that
 from calfat_plugin.host.flower.messages import MODEL, Answer, fields_of, tensors_of
 from calfat_plugin.host.runtimes import runtime_on
 from calfat_plugin.host.tasks import fingerprint
+from calfat_plugin.progress import choose_progress
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.runs import session

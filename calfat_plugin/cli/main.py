@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from calfat_plugin import __version__
 from calfat_plugin.cli.errors import INTERRUPTED, coloured, fail, user_errors
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.peer_text import printable
+from calfat_plugin.version import __version__
 
 COMMANDS = {
     "run": "Run a recipe.",

@@ -13,7 +13,7 @@ from calfat_plugin.analyses.replay import replay as check
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
 from calfat_plugin.cli.options import which_model
-from calfat_plugin.cli.progress import verbatim_console
+from calfat_plugin.progress import verbatim_console
 from calfat_plugin.report.numbers import counted, percent
 from calfat_plugin.report.table import Table, print_table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from calfat_plugin.cli.progress import ShownProgress
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.progress import ShownProgress
 from calfat_plugin.runs.directory import RunDirectory
 
 

@@ -18,7 +18,6 @@ from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, warn
 from calfat_plugin.cli.options import idle_option, recipe_options
-from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.compat import quick_imports
@@ -26,6 +25,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import read_alarms
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.schema import MPI
 from calfat_plugin.report.profile_table import spending_text

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin import __version__, entries
+from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_output
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.exact import StepSize
@@ -26,6 +26,7 @@ from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others,
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection, Threat
 from calfat_plugin.registry import Registry
+from calfat_plugin.version import __version__
 
 Schema = dict[str, Any]
 

@@ -16,13 +16,13 @@ from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, idle_option, plugin_option, set_option
-from calfat_plugin.cli.progress import lines_or_bars, verbatim_console
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
 from calfat_plugin.errors import CalfatError, OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
+from calfat_plugin.progress import lines_or_bars, verbatim_console
 from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE

@@ -16,7 +16,7 @@ _NEEDED = (
     "calfat_plugin.builtin",
     "calfat_plugin.trainers.loop",
     "calfat_plugin.cli.run",
-    "calfat_plugin.cli.progress",
+    "calfat_plugin.progress",
     "calfat_plugin.cli.results",
     "calfat_plugin.runs.session",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from calfat_plugin.cli.progress import Pace, Quiet
+from calfat_plugin.progress import Pace, Quiet
 from calfat_plugin.report.numbers import clock, counted
 from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan

@@ -15,9 +15,9 @@ from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import model_options, target_argument
-from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
+from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.report.evaluations import trust_table
 from calfat_plugin.report.table import print_table
 

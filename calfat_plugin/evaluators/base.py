@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from calfat_plugin import __version__, returned
+from calfat_plugin import returned
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.exact import QUARTER, StepSize, exact_text
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
@@ -22,6 +22,7 @@ from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import PIXELS, Norm, ThreatModel, lacks_eps
+from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn

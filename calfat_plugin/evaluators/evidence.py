@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin import __version__
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import TRY_AGAIN, opened_regular, refuse_link, reporting_disk_errors
@@ -23,6 +22,7 @@ from calfat_plugin.maths.tied import state_of
 from calfat_plugin.results import WORST_CASE, EvaluationResult
 from calfat_plugin.tensor_files import digest_of
 from calfat_plugin.threat import ThreatModel
+from calfat_plugin.version import __version__
 
 _NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
 _SHOWN = 4  # images of each class whose originals are kept for pages

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.results import RoundRecord, State
+from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData

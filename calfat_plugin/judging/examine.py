@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import facts_of, loaded
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.in_memory import set_up_task_of
@@ -27,6 +26,7 @@ from calfat_plugin.peer_text import error_text
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.runs.compute import computing_as
 from calfat_plugin.runs.loaded_run import Trust, set_up_task
+from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
 from calfat_plugin.report.numbers import counted, signed
 from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, read_json, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
@@ -22,6 +21,7 @@ from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RECIPE, RunDirectory
+from calfat_plugin.version import __version__
 
 CONVENTIONS = {
     "accuracy": "share of examples that are classified correctly both clean and under attack",

@@ -17,7 +17,6 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, locked, read_json, read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
@@ -31,6 +30,7 @@ from calfat_plugin.report.reading import read_trust
 from calfat_plugin.report.table import csv_text
 from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.version import __version__
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
 from calfat_plugin.errors import OptionError
 from calfat_plugin.maths.intervals import Score
@@ -23,6 +22,7 @@ from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, comparisons
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
+from calfat_plugin.version import __version__
 
 _PERCENT = "Accuracy in percent on the test split, mean"
 PLANNED = (

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from calfat_plugin.cli.errors import fail, user_errors, warn
-from calfat_plugin.cli.progress import Bars, Lines
 from calfat_plugin.disk import TRY_AGAIN
 from calfat_plugin.errors import DataError, PluginError, did_you_mean
+from calfat_plugin.progress import Bars, Lines
 
 
 def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from calfat_plugin.cli.progress import Bars, Lines
 from calfat_plugin.cli.suite_view import SuiteProgress
+from calfat_plugin.progress import Bars, Lines
 
 
 def test_bars_of_runs_come_and_go() -> None:
@@ -25,7 +25,7 @@ def test_bars_of_runs_come_and_go() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, _environ={})
     pictures, now = [], [0.0]
-    clock = patch("calfat_plugin.cli.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = patch("calfat_plugin.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
     with patch("rich.live._RefreshThread"), clock, Bars(console) as bars:
         progress = SuiteProgress(bars, 4)
         events: list[tuple[Any, ...]] = [

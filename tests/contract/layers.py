@@ -21,8 +21,8 @@ BEGIN, END = "<!-- layers: made by `python tests/contract/layers.py` -->", "<!--
 FLOORS = (
     (
         "basics",
-        "errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers, memory layouts",
-        "errors compat exact l1_ball threat seeds options disk peer_text profiling endings layouts",
+        "version, errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers, memory layouts",
+        "version errors compat exact l1_ball threat seeds options disk peer_text profiling endings layouts",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (
@@ -43,7 +43,7 @@ FLOORS = (
         "run directories, and the reports and analyses made from them",
         "runs report analyses judging suites",
     ),
-    ("commands", "the command line", "cli __main__"),
+    ("commands", "the command line, and what it shows of progress", "progress cli __main__"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),
 )
 FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part in parts.split()}

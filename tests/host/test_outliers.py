@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from calfat_plugin.cli.progress import Lines, ShownProgress, scores_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import (
     UpdateHistory,
@@ -27,6 +26,7 @@ from calfat_plugin.federation.outliers import (
 )
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.maths.averaging import Drift, drift, update_norm
+from calfat_plugin.progress import Lines, ShownProgress, scores_of
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
 from calfat_plugin.rounds_csv import RoundsFile, read_rounds

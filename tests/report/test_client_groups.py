@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calfat_plugin.cli.progress import Lines, ShownProgress
+from calfat_plugin.progress import Lines, ShownProgress
 from calfat_plugin.report import write_run_report
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs

@@ -32,7 +32,7 @@ _context.set_forkserver_preload(
         "sklearn.datasets",
         "matplotlib.figure",
         "calfat_plugin.cli.run",
-        "calfat_plugin.cli.progress",
+        "calfat_plugin.progress",
         "calfat_plugin.builtin",
         "calfat_plugin.models.cnn",
         "calfat_plugin.models.building",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.cli.progress import Lines
 from calfat_plugin.cli.suite_view import SuiteProgress
 from calfat_plugin.errors import RunError
+from calfat_plugin.progress import Lines
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import runner
 from calfat_plugin.suites.cells import mark_lost
@@ -70,7 +70,7 @@ def test_all_runs_two_at_a_time(plan_of):
 def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, capsys):
     """Its own lines, and between them what runs print themselves, where half a minute has gone by."""
     now = [0.0]
-    monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("calfat_plugin.progress.time.perf_counter", lambda: now[0])
     run = plan_of().runs[0]
     progress = SuiteProgress(Lines(), 4)
     progress.run_started(run)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import report
-from calfat_plugin.cli.progress import ShownProgress
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.progress import ShownProgress
 
 TIMEOUT = 300.0  # seconds; longer than what is waited for takes on any machine
 
