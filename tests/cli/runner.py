@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -33,11 +34,14 @@ def calfat(*arguments: object) -> Ended:
     """Run ``calfat`` in this process; an exception that the command lets through comes through here, too."""
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
+    on_interrupt = signal.getsignal(signal.SIGINT)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             main(args=[*map(str, arguments)], prog_name="calfat")
         except SystemExit as stop:
             code = stop.code
+        finally:  # a command that was stopped ignores further signals until its process ends: this one goes on
+            signal.signal(signal.SIGINT, on_interrupt)
     return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
