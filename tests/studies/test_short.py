@@ -107,6 +107,8 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
     assert finished is not None
     former = {compared.endpoint: compared.difference.text() for compared in finished.comparisons(PAPER)}
     worst, robust, equal = (former[endpoint] for endpoint in (WORST, "autoattack", tables.AT_EQUAL))
+    against_fedpgd = [of for of in finished.comparisons() if of.cell == finished.cell(REFERENCE)]
+    (today,) = (of for of in against_fedpgd if of.endpoint == "autoattack")
     *_, ahead = one_step.described("")[1]
     _, dear, free, *_ = anchor("fmnist")[1]
     claims = {
@@ -116,6 +118,7 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
             f"which it has less than FedPGD, {exchanged.text()} on digits."
         ],
         pages.ROOT / "README.md": [
+            f"clearly behind under AutoAttack, {today.difference.text()} points, but by less than the three points",
             f"worst class, natural {worst}; under AutoAttack {robust}; natural accuracy at equal AutoAttack {equal}.",
             f"On Fashion-MNIST the worst class of CalFAT's model keeps {fmnist.mean(PAPER, WORST)} % natural accuracy, "
             f"that of FedPGD's {fmnist.mean(REFERENCE, WORST)} %: {fmnist.claim(WORST)}. Under AutoAttack: "
@@ -133,6 +136,8 @@ def test_what_the_text_claims_follows_from_the_records() -> None:
             assert claim in text
             text = text.replace(claim, "")
         assert re.findall(r"[+-]?\d+\.\d+ \[[^]]*\]", text) == []
+    assert (today.word, today.is_level, today.difference.mean < 0) == ("clear", True, True)
+    assert [of.word for of in against_fedpgd if of is not today] == ["not clear"] * 4
     behind = {compared.endpoint: compared for compared in finished.comparisons(PAPER)}
     for endpoint in (WORST, "autoattack", tables.AT_EQUAL):
         assert (behind[endpoint].word, behind[endpoint].difference.mean < 0) == ("clear", True)
