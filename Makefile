@@ -31,7 +31,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist l
 PYTEST_FLOWER = PYTHONDONTWRITEBYTECODE= $(FLOWER_VENV)/bin/python -m pytest
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help run run-flower test-flower slow-flower cifar10 quick noise test slow lint docs clean
+.PHONY: help run run-flower test-flower slow-flower cifar10 quick noise test test-repository slow lint docs clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
@@ -40,7 +40,8 @@ help:
 	@echo "make cifar10 download CIFAR-10 to ~/data and check its sums (DATA=... for another folder)"
 	@echo "make quick   the tests of the maths, of recipes and of the inputs: under a minute"
 	@echo "make noise   the tests that attack stored models, with noise on their weights (NOISE=1 for another seed)"
-	@echo "make test    the tests, without those marked slow"
+	@echo "make test    the tests of the package, without those marked slow"
+	@echo "make test-repository  the tests of the studies, the documentation and the packaging, without those marked slow"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation site, in site/"
@@ -69,7 +70,10 @@ noise: $(VENV)/.installed-dev
 	$(PYTEST) -m "stored and not slow" --weight-noise $(NOISE) tests/evaluators
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow" --weight-noise $(NOISE)
+	$(PYTEST) -m "not slow and not repository" --weight-noise $(NOISE)
+
+test-repository: $(VENV)/.installed-dev
+	$(PYTEST) -m "repository and not slow"
 
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow

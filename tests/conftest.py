@@ -20,6 +20,10 @@ _STATE = tempfile.TemporaryDirectory(prefix="calfat-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests share few cores, also through subprocesses
 
+# Tests of the studies, the documentation and the packaging: marked `repository`, and no part of `make test`.
+_TESTS = Path(__file__).parent
+REPOSITORY = (_TESTS / "studies", _TESTS / "docs", _TESTS / "install", _TESTS / "test_setup.py")
+
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
 
@@ -84,3 +88,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "stored_model" in getattr(item, "fixturenames", ()):
             item.add_marker("stored")
+        if any(item.path.is_relative_to(place) for place in REPOSITORY):
+            item.add_marker("repository")

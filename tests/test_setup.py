@@ -164,23 +164,24 @@ def test_every_file_of_the_package_is_shipped() -> None:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize(
     ("page", "least"),
     [
-        ("README.md", {"run", "test", "docs"}),
-        ("CONTRIBUTING.md", {"run", "quick", "noise", "test", "slow", "lint", "docs", "clean"}),
+        ("README.md", {"run", "test", "test-repository", "docs"}),
+        ("CONTRIBUTING.md", {"run", "quick", "noise", "test", "test-repository", "slow", "lint", "docs", "clean"}),
         ("docs/install.md", {"run"}),
     ],
 )
 def test_make_commands_of_a_page_exist(page: str, least: set[str]) -> None:
-    named = set(re.findall(r"(?:`|^)make ([a-z0-9]+)", (ROOT / page).read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", (ROOT / page).read_text(), flags=re.MULTILINE))
     assert least <= named <= make_targets()
 
 
-STEPS = (".venv/.installed-dev", ".venv-flower/.installed", "lint", "run-flower", "test-flower", "test")
+SET_UPS = (".venv/.installed-dev", ".venv-flower/.installed")
+STEPS = (*SET_UPS, "lint", "run-flower", "test-flower", "test-repository", "test")
 
 
 @pytest.mark.parametrize("broken", [None, *STEPS])
@@ -207,6 +208,15 @@ def test_the_image_is_made_by_what_make_has_and_docker_is_given() -> None:
     ignored = lines((ROOT / ".dockerignore").read_text())
     needed = ("Makefile", "setup.cfg", "pyproject.toml", "constraints.txt", "build_backend", PACKAGE.name, "recipes")
     assert [name for name in needed if any(fnmatch(name, pattern) for pattern in ignored)] == []
+
+
+def test_make_test_leaves_out_what_holds_the_repository() -> None:
+    """Exit code 5 of pytest: no test was collected."""
+    pytest_of = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m"]
+    of_the_repository = ["tests/studies", "tests/docs", "tests/install", "tests/test_setup.py"]
+    for expression, paths in (("not repository", of_the_repository), ("repository", ["tests/maths", "tests/recipe"])):
+        collected = subprocess.run([*pytest_of, expression, *paths], cwd=ROOT, capture_output=True, text=True)
+        assert collected.returncode == 5, collected.stdout
 
 
 FAKE_PYTHON = """\
@@ -245,7 +255,9 @@ class Checkout:
 
 
 RUN = "run recipes/calfat_digits.yaml"
-TEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --weight-noise 0"
+PYTEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder"
+TEST = f"{PYTEST} -m not slow and not repository --weight-noise 0"
+TEST_REPOSITORY = f"{PYTEST} -m repository and not slow"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 
@@ -259,9 +271,10 @@ def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> Non
     checkout.make("test")
     assert checkout.calls() == [f"{INSTALL}[dev]", TEST]
     checkout.make("test")
+    checkout.make("test-repository")
     checkout.make("docs")
     checkout.make("run")
-    assert checkout.calls() == [TEST, "-m mkdocs build", RUN]
+    assert checkout.calls() == [TEST, TEST_REPOSITORY, "-m mkdocs build", RUN]
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
     assert checkout.calls() == [INSTALL, RUN]
