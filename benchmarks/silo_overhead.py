@@ -148,7 +148,7 @@ def run_all(recipe: Path, seeds: Sequence[int], runs: Path, say: Callable[[str],
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "calfat_release_digits.yaml")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "calfat_digits.yaml")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "silo-overhead", help="where to run")
     arguments = parser.parse_args()

@@ -1,8 +1,7 @@
-"""``calfat init NAME``: a copy of a shipped recipe or suite, to be changed."""
+"""``calfat init NAME``: a copy of a shipped recipe, to be changed."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -13,16 +12,18 @@ from calfat_plugin.cli.options import complete_shipped
 from calfat_plugin.errors import RecipeError, did_you_mean
 from calfat_plugin.shipped import shipped_files
 
-_BASE = re.compile(r"^base: \.\./recipes/(\w+)\.yaml$", re.MULTILINE)
-
 
 @click.command()
 @click.argument("name", metavar="NAME", shell_complete=lambda ctx, param, start: complete_shipped(start))
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to write; default: NAME.yaml.")
 def init(name: str, out: Path | None) -> None:
-    """Copy the shipped recipe or suite NAME into this folder; an existing file is kept."""
+    """Copy the shipped recipe NAME into this folder; an existing file is kept."""
+    shipped = shipped_files()
+    if name not in shipped:
+        hint = did_you_mean(name, shipped) or " 'calfat recipes' lists them."
+        raise RecipeError(f"no recipe called '{name}' comes with the package.{hint}")
+    text = shipped[name].read_text(encoding="utf-8")
     target = out or Path(f"{name}.yaml")
-    text = _text(name)
     if not target.parent.is_dir():
         raise RecipeError(f"{target}: there is no folder {target.parent}. Make it, or name another file with --out.")
     try:
@@ -34,14 +35,4 @@ def init(name: str, out: Path | None) -> None:
         with suppress(OSError):
             target.unlink(missing_ok=True)
         raise RecipeError(f"{target}: cannot be written ({error.strerror}).") from None
-    command = "suite" if name in shipped_files("suites") else "run"
-    click.echo(f"{target}: written. Start it with: {shlex.join(['calfat', command, str(target)])}")
-
-
-def _text(name: str) -> str:
-    """The file's text; a suite's base becomes a shipped name, because the copy lies elsewhere."""
-    shipped = shipped_files()
-    if name not in shipped:
-        hint = did_you_mean(name, shipped) or " 'calfat recipes' lists them."
-        raise RecipeError(f"no recipe or suite called '{name}' comes with the package.{hint}")
-    return _BASE.sub(r"base: \1", shipped[name].read_text(encoding="utf-8"))
+    click.echo(f"{target}: written. Start it with: {shlex.join(['calfat', 'run', str(target)])}")

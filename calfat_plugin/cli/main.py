@@ -21,7 +21,7 @@ from calfat_plugin.version import __version__
 COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
-    "recipes": "List the recipes and suites that come with the package.",
+    "recipes": "List the recipes that come with the package.",
     "init": "Copy one of them into this folder.",
     "download": "Download a published data set.",
     "suite": "Run a grid of recipes and make their table.",

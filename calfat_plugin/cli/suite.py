@@ -15,7 +15,7 @@ import click
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, idle_option, plugin_option, set_option
+from calfat_plugin.cli.options import idle_option, plugin_option, set_option
 from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
@@ -42,7 +42,7 @@ SOME_FAILED = 1
 
 
 @click.command()
-@click.argument("file", metavar="FILE", shell_complete=complete_recipe)
+@click.argument("file", metavar="FILE", type=click.Path())
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

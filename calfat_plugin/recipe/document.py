@@ -183,7 +183,7 @@ class Kind(NamedTuple):
 
 
 RECIPE = Kind("recipe", "a recipe in recipes/, such as calfat_digits.yaml", "sections such as train_args: and calfat:")
-SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys such as base: and axes:")
+SUITE = Kind("suite", "the example in docs/suites.md", "keys such as base: and axes:")
 
 
 def read_document(path: str | Path, kind: Kind = RECIPE, *, piped: bool = False) -> Document:

@@ -99,7 +99,7 @@ def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record
     except ValidationError as error:
         raise _first_of(error, document) from None
     beside = Path(os.path.normpath(Path(document.file).parent / suite.base))
-    base = beside if beside.exists() else shipped_files("recipes").get(suite.base, beside)
+    base = beside if beside.exists() else shipped_files().get(suite.base, beside)
     try:
         base_document = read_document(base)
     except RecipeError as error:

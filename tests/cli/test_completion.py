@@ -18,7 +18,7 @@ CALFAT = [name for name in shipped_files() if name.startswith("calfat_")]
     [
         ("calfat ", [f"plain,{name}" for name in COMMANDS]),
         ("calfat run calfat_", [*(f"plain,{name}" for name in CALFAT), "file,calfat_"]),
-        ("calfat suite digits_table1", ["plain,digits_table1", "plain,digits_table10", "file,digits_table1"]),
+        ("calfat suite calfat_", ["file,calfat_"]),
         ("calfat init ", [f"plain,{name}" for name in shipped_files()]),
         ("calfat run --res", ["plain,--resume"]),
     ],

@@ -150,7 +150,7 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
 
 
 def test_recipes_and_suites_in_the_place_of_each_other_are_pointed_to_their_command() -> None:
-    recipe, suite = RECIPES / "fedpgd_digits.yaml", RECIPES.parent / "suites" / "digits_table1.yaml"
+    recipe, suite = RECIPES / "fedpgd_digits.yaml", RECIPES.parent / "studies" / "paper" / "small_table1.yaml"
     assert calfat("suite", str(recipe)) == refused(f"{recipe}: this is a recipe. Run it with: calfat run {recipe}")
     said = f"--show: {suite} is a suite, not one recipe. List its runs with: calfat suite {suite} --dry-run"
     assert calfat("check", str(suite), "--show") == refused(said)

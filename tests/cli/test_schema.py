@@ -42,7 +42,7 @@ def test_it_is_a_schema_with_every_section_and_key_and_the_command_prints_it() -
     assert printed["properties"]["train_args"] == SCHEMA["properties"]["train_args"]
 
 
-@pytest.mark.parametrize("name", shipped_files("recipes"))
+@pytest.mark.parametrize("name", shipped_files())
 def test_shipped_recipes_are_accepted_as_written_and_as_run(name: str) -> None:
     written = yaml.safe_load(shipped_files()[name].read_text())
     assert complaints(written) == []

@@ -46,6 +46,7 @@ def test_what_to_do_depends_on_python_and_on_what_is_there(
 
 
 RUN = ["run", "calfat_digits"]
+SUITE = str(RECIPES.parent / "studies" / "paper" / "small_table10.yaml")
 SILO = [*RUN, "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"]
 
 
@@ -56,7 +57,7 @@ SILO = [*RUN, "--set", "common_args.training_type=cross_silo", "--set", "comm_ar
         [*RUN, "--workers", "2"],
         [*SILO, "--local"],
         [*SILO, "--role", "client", "--rank", "1"],
-        ["suite", "digits_table3"],
+        ["suite", SUITE],
     ],
     ids=["run", "workers", "local", "client", "suite"],
 )
@@ -80,7 +81,7 @@ def test_checks_and_views_need_no_host(without_fedml: pytest.MonkeyPatch) -> Non
         ["plugins"],
         ["schema"],
         ["recipes"],
-        ["suite", "digits_table3", "--dry-run"],
+        ["suite", SUITE, "--dry-run"],
     ):
         ended = calfat(*words)
         assert (ended.code, ended.err) == (0, ""), words

@@ -39,9 +39,9 @@ def sources(*patterns: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
 
 
-def test_the_wheel_has_the_package_its_recipes_and_suites_and_nothing_else(wheel: dict[str, bytes]) -> None:
+def test_the_wheel_has_the_package_its_recipes_and_nothing_else(wheel: dict[str, bytes]) -> None:
     package = {name for name in sources("calfat_plugin/**/*") if "__pycache__" not in name}
-    shipped = {f"calfat_plugin/shipped/{name}" for name in sources("recipes/*.yaml", "suites/*.yaml")}
+    shipped = {f"calfat_plugin/shipped/{name}" for name in sources("recipes/*.yaml")}
     about = {f"{INFO}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")}
     assert set(wheel) == {*package, *shipped, *about, f"{INFO}/licenses/LICENSE", "calfat_fedml.pth"}
     assert len(shipped) == len(shipped_files())
@@ -53,7 +53,7 @@ def test_the_sdist_has_what_its_tests_and_make_need(dist: Path) -> None:
     with tarfile.open(path) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     files = ["*.md", "*.yml", "*.py", "*.txt", "*.cfg", "*.toml", "LICENSE", "CITATION.cff", "Makefile", "Dockerfile"]
-    kept = ["docs", "examples", "recipes", "studies", "suites", "tests", "benchmarks", "build_backend", ".ci"]
+    kept = ["docs", "examples", "recipes", "studies", "tests", "benchmarks", "build_backend", ".ci"]
     wanted = sources(*files, *(f"{folder}/**/*" for folder in (*kept, "calfat_plugin")))
     assert sorted(name for name in wanted - names if "__pycache__" not in name) == []
 
@@ -84,13 +84,13 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_commands_of_the_page_work_from_the_wheel_in_any_folder(dist: Path, tmp_path: Path) -> None:
-    """Recipes, suites and templates are read from the installed package; training is in the slow test."""
+    """Recipes and templates are read from the installed package; training is in the slow test."""
     environment = Offline(tmp_path)
     environment.install(next(dist.glob("*.whl")), fedml_wheel(tmp_path))
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     install, train, *rest = (line.partition("#")[0].split() for line in block.splitlines())
     assert (install, train) == (["pip", "install", "calfat-plugin"], ["calfat", "run", "calfat_digits"])
-    assert [words[1] for words in rest] == ["recipes", "init", "suite", "plugins"]
+    assert [words[1] for words in rest] == ["recipes", "init", "plugins"]
     for command, *words in rest:
         ended = environment.call(command, *words)
         assert (ended.code, ended.err) == (0, ""), ended

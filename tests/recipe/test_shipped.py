@@ -14,10 +14,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import make_plan
-from studies.records import rates
-from tests.cli.runner import RECIPES, ROOT
+from tests.cli.runner import RECIPES
 
 REGISTRY = Registry.load(entry_points=False)
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
@@ -46,37 +43,6 @@ def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
     supported_runtime(experiment)
     assert experiment.warnings == ()
     assert_runs_again(experiment)
-
-
-@pytest.mark.parametrize("data", ["digits", "fmnist"])
-def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(data: str) -> None:
-    chosen = rates(ROOT / "studies" / "short" / f"study_{data}_runs.csv")["0.1/CalFAT, the paper's constants"]
-    files = (RECIPES / f"calfat_{name}.yaml" for name in (data, f"release_{data}"))
-    paper, release = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
-    assert chosen == str(paper["train_args"]["learning_rate"])
-    assert paper["calfat"]["trainer"] == "calfat"
-    release["train_args"]["learning_rate"] = paper["train_args"]["learning_rate"]
-    assert release["calfat"].pop("trainer") == {"name": paper["calfat"].pop("trainer"), "preset": "release"}
-    assert release == paper
-
-
-@pytest.mark.parametrize("data", ["digits", "fmnist"])
-def test_a_recipe_has_the_rate_that_its_method_chose_or_says_that_it_is_not_tuned(data: str) -> None:
-    study = ROOT / "studies" / "short"
-    chosen = rates(study / f"study_{data}_runs.csv")
-    cells = {cell.name: cell.experiment for cell in make_plan(load_suite(study / f"study_{data}.yaml"), REGISTRY).cells}
-    rows = {name: run.trainer for name, run in cells.items() if run is not None and name.startswith("0.1/")}
-    tuned = 0
-    for file in RECIPES.glob(f"*_{data}.yaml"):
-        run, text = assemble(read_document(file), REGISTRY), file.read_text(encoding="utf-8")
-        if run.threat.inner.name != "pgd":
-            continue  # docs/passes.md has its rate
-        picked = run.trainer.name, run.trainer.options
-        found = [chosen[name] for name, row in rows.items() if name in chosen and (row.name, row.options) == picked]
-        assert found in ([], [f"{run.train.learning_rate:g}"]), file
-        assert ("is not tuned" in text, "(studies/short)" in text) == (not found, bool(found)), file
-        tuned += len(found)
-    assert tuned == {"digits": 7, "fmnist": 2}[data]  # CalFAT's were tuned for another floor
 
 
 @pytest.mark.parametrize(("dataset", "trainer", "preset"), PRESETS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.datasets.entries import MEMORY
-from calfat_plugin.entries import DatasetEntry
+from calfat_plugin.entries import DatasetEntry, TrainerEntry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
@@ -67,14 +67,34 @@ def test_there_is_a_stand_in_for_every_data_set() -> None:
     assert {*WRITERS, MEMORY} == {entry.name for entry, _ in REGISTRY.offers(DatasetEntry)}
 
 
-FROM_THE_FIRST_ROUND = {"fedlat": "clean_rounds=0", "fedawp": "warmup=0", "fedgairat": "start_round=1"}
+# What docs/methods.md makes of a recipe, so that each method begins to differ in the first round.
+OTHER_METHODS = {
+    "mixfat": "mixfat",
+    "fedtrades": "fedtrades",
+    "fedmart": "fedmart",
+    "fedrbn": "fedrbn",
+    "fedgairat": "{name: fedgairat, start_round: 1}",
+    "fedawp": "{name: fedawp, warmup: 0}",
+    "fedlat": "{name: fedlat, clean_rounds: 0}",
+}
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_one_round(file: Path, warm: WarmServer, tmp_path: Path) -> None:
-    experiment = assemble(read_document(file), REGISTRY)
-    at_once = FROM_THE_FIRST_ROUND.get(experiment.trainer.name)
-    run_one_round(warm, experiment, tmp_path, *([f"calfat.trainer.{at_once}"] if at_once else []))
+    run_one_round(warm, assemble(read_document(file), REGISTRY), tmp_path)
+
+
+def test_methods_without_a_recipe_are_tried_too() -> None:
+    shipped = {assemble(read_document(file), REGISTRY).trainer.name for file in RECIPES}
+    assert {*shipped, *OTHER_METHODS} == {entry.name for entry, _ in REGISTRY.offers(TrainerEntry)}
+
+
+@pytest.mark.parametrize("trainer", OTHER_METHODS)
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_one_round_of_another_method(trainer: str, data: str, warm: WarmServer, tmp_path: Path) -> None:
+    change = f"calfat.trainer={OTHER_METHODS[trainer]}"
+    document = read_document(ROOT / "recipes" / f"fedavg_{data}.yaml").with_overrides([change])
+    run_one_round(warm, assemble(document, REGISTRY), tmp_path, change)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import calfat_plugin as calfat
-from studies.paper_figures import classes, features
+from studies.paper import classes, features
 
 TINY = {
     "train_args.comm_round": 1,

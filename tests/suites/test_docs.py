@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")
 
 
 def test_the_example_resolves(tmp_path, monkeypatch):
-    text = PAGE.split("```yaml\n")[1].split("```")[0].replace("../recipes", str(ROOT / "recipes"))
+    text = PAGE.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "example.yaml").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     plan = make_plan(load_suite("example.yaml"), Registry.load(entry_points=False))

@@ -23,7 +23,7 @@ def parse(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "the file is empty. Start from a suite in suites/, such as digits_table1.yaml."),
+        ("", "the file is empty. Start from the example in docs/suites.md."),
         ("- a\n", "found ['a'] (list) at the top, expected keys such as base: and axes:."),
     ],
 )

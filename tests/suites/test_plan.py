@@ -11,7 +11,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import command
-from tests.cli.runner import COMMAND, REPORTING, python
+from tests.cli.runner import COMMAND, REPORTING, ROOT, python
 from tests.suites.files import BASE, SUITE, begun, write_suite
 
 GRID = SUITE.replace(
@@ -208,7 +208,9 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
 
 
 def test_checking_a_suite_imports_nothing_heavy(tmp_path):
-    ended = python(REPORTING + COMMAND, "suite", "digits_table1", "--dry-run", cwd=tmp_path)
+    ended = python(
+        REPORTING + COMMAND, "suite", str(ROOT / "studies" / "paper" / "small_table1.yaml"), "--dry-run", cwd=tmp_path
+    )
     assert (ended.code, ended.err) == (0, "imported:\n")
 
 
