@@ -86,7 +86,7 @@ def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | Non
         raise OptionError(f"--seed {seed}: expected a whole number, 0 <= value <= {MAX_SEED}.")
     suite, seeds = load_suite(document, plugins), None if seed is None else (seed,)
     plan = make_plan(suite, registry_of(suite, overrides), overrides=overrides, seeds=seeds)
-    choosing = len(plan.choosing.runs) + plan.num_finals
+    choosing = len(plan.choosing.runs)
     runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"
     text = f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}."
     content = {"kind": "suite", "cells": len(plan.cells), "runs": plan.num_runs}

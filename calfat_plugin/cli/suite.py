@@ -171,7 +171,7 @@ def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
         while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
             seen |= {run.key for run in plan.choosing.runs}
             finished = _run_all(plan.choosing, "choice run", wanted, ended)
-            plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
+            plan = now()  # only now is it known which ends of grids are chosen
     finished = finished and _run_all(plan, "run", wanted, ended)
     if finished and wanted.trust:
         with stop_signals():
@@ -250,7 +250,7 @@ def _show_cost(plan: SuitePlan, wanted: _Wanted) -> None:
         return
     if choose is not None:
         click.echo(how_chosen(choose, plan.choices))
-    choosing, table = len(plan.choosing.left) + plan.num_finals, len(plan.left) + plan.num_waiting
+    choosing, table = len(plan.choosing.left), len(plan.left) + plan.num_waiting
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
     seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
     if seconds is None:
@@ -277,7 +277,7 @@ def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
     if left := (*plan.choosing.left, *plan.left):
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], wanted.workers)])}")
     _show_cost(plan, wanted)
-    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_finals + plan.num_waiting, "run")
+    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
     def described(runs: SuitePlan) -> list[dict[str, Any]]:
@@ -295,7 +295,7 @@ def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
     skipped = {cell.name: cell.skipped for cell in plan.cells if cell.skipped}
     content = {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": described(plan), "skipped": skipped}
     if plan.choices:
-        waiting = {"waiting": list(plan.waiting), "finals": plan.num_finals, "seconds_left": seconds_left(plan)}
+        waiting = {"waiting": list(plan.waiting), "seconds_left": seconds_left(plan)}
         content |= {"choice_runs": described(plan.choosing), **waiting}
     wanted.show(content)
 

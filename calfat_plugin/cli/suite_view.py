@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from calfat_plugin.progress import Pace, Quiet
-from calfat_plugin.report.numbers import clock, counted
+from calfat_plugin.report.numbers import clock
 from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import SuiteObserver
@@ -74,10 +74,6 @@ def plan_lines(plan: SuitePlan) -> Iterable[str]:
     for run in (*plan.choosing.runs, *plan.runs):
         if run.cell.name in plan.selected:
             yield f"{run.state:<10}  {run.name}  {run.directory}"
-    for name, choice in plan.choices.items():
-        if choice.finals and name in plan.selected:
-            runs = counted(choice.finals, "choice run")
-            yield f"{'waiting':<10}  {name}, {runs}: until the first seed has tried all values"
     for cell in plan.cells:
         if cell.skipped:
             yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"

@@ -63,11 +63,6 @@ class SuitePlan:
         return len(self.selected.intersection(self.waiting)) * len(self.seeds)
 
     @property
-    def num_finals(self) -> int:
-        """Choice runs of the selected cells that wait until it is known whose they are."""
-        return sum(choice.finals for name, choice in self.choices.items() if name in self.selected)
-
-    @property
     def waiting(self) -> tuple[str, ...]:
         """Names of the cells whose runs wait until their values are chosen."""
         return tuple(name for name, choice in self.choices.items() if choice.open)
@@ -248,8 +243,9 @@ def seconds_left(plan: SuitePlan) -> float | None:
     rounds = sum(run.experiment.num_rounds - len(read_rounds(RunDirectory(run.directory).rounds)) for run in left)
     for cell in plan.cells:
         choice = plan.choices.get(cell.name)
-        if choice is not None and cell.experiment is not None and cell.name in plan.selected:
-            rounds += (choice.finals + choice.open * len(plan.seeds)) * cell.experiment.num_rounds
+        waits = choice is not None and choice.open
+        if waits and cell.experiment is not None and cell.name in plan.selected:
+            rounds += len(plan.seeds) * cell.experiment.num_rounds
     return rate * rounds
 
 

@@ -136,7 +136,6 @@ Number = Annotated[float, BeforeValidator(lambda raw: float(parse_number(raw)))]
 Percent = Annotated[Number, Field(ge=0, le=100)]
 Positive = Annotated[Number, Field(gt=0)]
 Factor = Annotated[Number, Field(ge=1.1, le=100)]  # with two digits, a value times less may be itself
-Count = Annotated[int, Field(ge=1, strict=True)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_different)]
 Evaluators = Annotated[tuple[str, ...], BeforeValidator(_averaged)]
@@ -164,14 +163,11 @@ class Choose(Section):
     metric: Evaluators = Field(description="an evaluator such as pgd20, or the mean of several: mean(natural, pgd20)")
     set: Alone = Field({}, description="what choice runs alone set")
     seeds: Seeds = Field(description="seeds of the choice runs, such as [100, 101]")
-    finalists: Count | None = Field(None, description="values, the best by the first seed, that the others try")
     grid: Grid = Field(description="what every cell tries, such as {train_args.learning_rate: [0.02, 0.05]}")
     extend: Annotated[dict[str, Factor], OrEmpty] = Field({}, description="key to the factor beyond a chosen end")
 
     @model_validator(mode="after")
     def _check(self) -> Choose:
-        if self.finalists is not None and len(self.seeds) == 1:
-            raise AtError(("finalists",), "there is one seed only, so no final; add seeds, or remove this key.")
         for key in self.extend:
             _check_known(("extend", key), key, self.grid, "no grid has this key.")
             for value in self.grid[key]:

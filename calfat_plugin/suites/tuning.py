@@ -41,7 +41,7 @@ class Try:
     """One point of a cell's grid."""
 
     point: tuple[Setting, ...]  # a setting a key
-    runs: tuple[SuiteRun, ...]  # one a seed; the first seed's alone where this is no finalist, or not yet
+    runs: tuple[SuiteRun, ...]  # one a seed
     values: tuple[float | None, ...]  # of each run, on the validation split; LOST of a lost run, None of one to come
     guesses: tuple[float | None, ...]  # of each run, what one answer to all these images has; None: not known
 
@@ -77,14 +77,12 @@ class Tuning:
 
     grid: Grid  # the values of each key
     tries: tuple[Try, ...]  # one for each point, in the order of the grid, the last key running fastest
-    seeds: int  # how many each try has that may be chosen
-    finals: int = 0  # choice runs that cannot be planned yet, because it is not known which tries they are of
 
     @property
     def runs(self) -> tuple[SuiteRun, ...]:
         """All choice runs of the cell; the first seed of each point before the second of any."""
-        by_seed = itertools.zip_longest(*(each.runs for each in self.tries))
-        return tuple(run for run in itertools.chain.from_iterable(by_seed) if run is not None)
+        by_seed = zip(*(each.runs for each in self.tries), strict=True)
+        return tuple(itertools.chain.from_iterable(by_seed))
 
     @property
     def open(self) -> bool:
@@ -107,7 +105,7 @@ class Tuning:
 
         None while runs are left, where all were lost, and where none became better than guessing.
         """
-        worth = [each for each in self.tries if each.lost < len(each.runs) == self.seeds]
+        worth = [each for each in self.tries if each.lost < len(each.runs)]
         if self.open or self.guessing:
             return None
         return max(worth, key=lambda each: each.mean or LOST, default=None)
@@ -120,8 +118,7 @@ class Tuning:
             return ()
         equal = []
         for tried in self.tries:
-            as_good = tried.mean is not None and abs(tried.mean - best.mean) < _ROUNDING
-            if as_good and len(tried.runs) == self.seeds:  # one that was no finalist has fewer runs
+            if tried.mean is not None and abs(tried.mean - best.mean) < _ROUNDING:
                 equal.append(tried)
         return tuple(equal) if len(equal) > 1 else ()
 
@@ -165,7 +162,7 @@ def choice_of(
     while grid is not None:
         tries = tuple(map(tried, itertools.product(*grid.values())))
         _refuse_twins(suite, cell, tries)
-        choice = _with_finalists(Tuning(grid, tries, len(choose.seeds)), choose.finalists)
+        choice = Tuning(grid, tries)
         grid = _extended(choice, choose, tried)
     return choice
 
@@ -188,22 +185,6 @@ def _extended(choice: Tuning, choose: Choose, tried: Callable[[tuple[Setting, ..
                 grid[setting.key] = (*choice.grid[setting.key], added)
     grows = grid != choice.grid and math.prod(map(len, grid.values())) <= MOST_TRIES
     return grid if grows else None
-
-
-def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
-    """The choice without the further seeds of tries that are not among the best by the first; equals in order."""
-    if number is None or number >= len(choice.tries):
-        return choice
-    firsts = [each.values[0] for each in choice.tries]
-    alive = [index for index, each in enumerate(choice.tries) if each.runs[0].state != "lost"]
-    known = None not in firsts
-    best = sorted(alive, key=lambda index: -(firsts[index] or LOST))[:number] if known else []
-    tries = [
-        each if index in best else replace(each, runs=each.runs[:1], values=each.values[:1], guesses=each.guesses[:1])
-        for index, each in enumerate(choice.tries)
-    ]
-    finals = 0 if known else min(number, len(alive)) * (choice.seeds - 1)
-    return replace(choice, tries=tuple(tries), finals=finals)
 
 
 def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Setting, ...]:
@@ -373,9 +354,8 @@ def tries_text(choice: Tuning) -> str:
     texts = []
     for each in choice.tries:
         number = percent(each.mean) if each.mean is not None else "not finished"
-        one = " with the first seed" if len(each.runs) < choice.seeds else ""
         lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
-        texts.append(f"{each.name}: {number}{one}{lost}{' (chosen)' if each is choice.best else ''}")
+        texts.append(f"{each.name}: {number}{lost}{' (chosen)' if each is choice.best else ''}")
     return "; ".join(texts)
 
 
@@ -389,8 +369,6 @@ def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     )
     if choose.set:
         text += f" Only these runs have {listing([Setting(*each).override for each in choose.set.items()])}."
-    if choose.finalists is not None:
-        text += f" The first seed tries all values, the others the best by it ({choose.finalists}), as finalists."
     if choose.extend:
         factors = listing([f"{key} {factor:g}" for key, factor in choose.extend.items()])
         text += f" While the best value is an end of its grid, the next one beyond is tried, too (factors: {factors})."

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import tuning
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
-from tests.suites.files import CHOOSING
+from tests.cli.runner import calfat
+from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
 EXTEND = "  extend: {train_args.learning_rate: 1.7}\n"
@@ -107,3 +110,24 @@ def test_where_the_next_value_cannot_be_the_end_is_chosen(key, values, best, cho
 def test_what_is_refused(old, new, plan_of, snapshot):
     with snapshot.raises(RecipeError, "tiny.yaml:14: choose.extend.train_args.learning_rat"):
         plan_of(TEXT.replace(old, new))
+
+
+def test_one_command_tries_the_grid_then_what_lies_beyond_then_runs_the_table(tmp_path, monkeypatch, stand_in):
+    """With a stand-in for ``calfat run``, to which rates nearer to 0.05 and 0.17 are better."""
+    monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.05, "fedpgd": 0.17}))
+    write_suite(tmp_path, TEXT.replace("[0, 1]", "[0]"))
+    checked = calfat("check", "tiny.yaml").out
+    assert checked.endswith("A suite of 2 cells, 12 choice runs and 2 runs.\n")
+    done = calfat("suite", "tiny.yaml")
+    assert done.code == 0, done
+    assert "cost: 12 choice runs and 2 runs to do; " in done.out
+    started = [line.split(" in runs/")[0] for line in done.out.splitlines() if line.startswith("running ")]
+    grid = [(cell, rate) for cell in ("CalFAT", "FedPGD") for rate in (0.02, 0.05, 0.1)]
+    choosing = [(cell, rate, seed) for seed in (100, 101) for cell, rate in grid]
+    choosing += [("FedPGD", rate, seed) for rate in (0.17, 0.29) for seed in (100, 101)]
+    assert started == [
+        *(f"running {cell}, learning_rate {rate}, seed {seed}" for cell, rate, seed in choosing),
+        *("running CalFAT seed 0", "running FedPGD seed 0"),
+    ]
+    assert "| FedPGD | learning_rate 0.17 |" in done.out
+    assert "tiny: no choice run to do" in calfat("suite", "tiny.yaml").out
