@@ -24,7 +24,7 @@ OTHER_RUN_DIR = "Make room, or choose another --run-dir."
 TRY_AGAIN = "Make room, and try again with the same command."
 #: What to do about a damaged file that a command can make again.
 RESTORE = "Restore it from a copy, or remove it and make it again."
-#: Numbers of the errors that say that there is no room for what is written.
+#: Numbers of the errors of a full disk, a full quota and a file that may not grow.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Numbers of the errors that say that a process, or the machine, has too many files open; and what to do.
 TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
@@ -55,7 +55,9 @@ def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        remedy = ALLOW_MORE if error.errno in TOO_MANY_OPEN else todo
+        remedy = todo
+        if error.errno in TOO_MANY_OPEN:
+            remedy = ALLOW_MORE
         raise DiskError(f"{path}: cannot be written ({error.strerror or error}). {remedy}") from None
 
 
@@ -70,7 +72,7 @@ def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
 
 
 def reserved(candidates: Iterator[Path]) -> Path:
-    """The first that did not exist, created empty, so that two commands never take the same."""
+    """The first path that did not exist, created empty, so that two commands never take the same."""
     for path in candidates:
         try:
             path.open("x").close()
@@ -88,10 +90,11 @@ def temporary_of(path: Path) -> Path:
 
 
 def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
-    """Let files that were written as :func:`temporary_of` take their places, one after the other, and keep them.
+    """Rename files that were written as :func:`temporary_of`, one after the other.
 
-    All content is on disk before the first name changes, and the names are before this returns. What can be forced to
-    disk at the same time is: each such wait takes milliseconds, however little was written.
+    All content is on disk before the first name changes, that of the files in ``also``, too; and the names are on disk
+    before this returns. Files are forced to disk at the same time, because each such wait takes milliseconds, however
+    little was written.
     """
     sync_together([*also, *map(temporary_of, paths)])
     for path in paths:
@@ -166,10 +169,10 @@ def opened_regular(path: Path) -> Iterator[int]:
     # O_NONBLOCK: opening a pipe would wait for a writer, and not even Ctrl-C ends that.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        kind = os.fstat(handle).st_mode
-        if stat.S_ISDIR(kind):
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
+        if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file", str(path))
         yield handle
     finally:
@@ -189,7 +192,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason: str | None = str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror
         raise RunError(f"{path}: cannot be read ({reason}). {RESTORE}") from None
     if not isinstance(content, dict):
         raise RunError(f"{path}: holds no JSON mapping; it was changed by hand. {RESTORE}")
@@ -199,10 +204,10 @@ def read_json(path: Path) -> dict[str, Any]:
 @contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder in ``parent`` that is removed at the end; what a killed process left behind is removed before."""
-    for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError), opened(left) as handle:
-            if lock(handle):
-                shutil.rmtree(left, ignore_errors=True)
+    for folder in parent.glob(f"{prefix}*"):
+        with suppress(OSError), opened(folder) as handle:
+            if lock(handle):  # else a process that is alive works in it
+                shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, opened(Path(name)) as handle:
         lock(handle)
         yield Path(name)
@@ -220,7 +225,7 @@ def opened(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def staying_here() -> Iterator[None]:
-    """Come back to the working directory at the end, wherever somebody else's code has gone meanwhile."""
+    """Come back to the working directory at the end, whatever somebody else's code has changed it to."""
     with ExitStack() as at_end:
         with suppress(OSError):  # a folder that may be entered and not read
             at_end.callback(os.fchdir, at_end.enter_context(opened(Path())))
@@ -229,7 +234,7 @@ def staying_here() -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with this folder; where there are no locks (see :func:`lock`), at once."""
+    """Hold a folder's lock; wait while another process holds it, except where there are no locks (:func:`lock`)."""
     with opened(folder) as handle:  # locking a folder leaves nothing behind
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

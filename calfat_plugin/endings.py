@@ -1,4 +1,4 @@
-"""How a process ended, in words: the name of the signal that killed it, and what that speaks for."""
+"""How a process ended, in words: the name of the signal that killed it, and what the cause may be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ending(code: int) -> str:
 
 
 def likely_cause(code: int) -> str:
-    """What a signal speaks for: a sentence, or nothing where it says nothing."""
+    """What the cause of an exit code may be, in a sentence; empty where the code does not tell."""
     if -code == signal.SIGKILL:
         return "Whoever sends SIGKILL is most likely the system, because memory has run out."
     if -code in CRASHES:

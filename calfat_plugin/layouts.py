@@ -1,11 +1,11 @@
 """The memory layout of convolutions: what a recipe asks for, and whether this processor computes in it without dying.
 
-Channels last is several times faster. But where a strided 1x1 convolution with few channels goes backward in it, oneDNN
+Channels last is several times faster. But in the backward pass of a strided 1x1 convolution with few channels, oneDNN
 (part of torch) writes past the end of a buffer on processors with AVX2 alone. The process then dies by a signal, maybe
 much later. So such convolutions are tried once, forward and backward, in a child process.
 
-What was found is kept by convolution, processor and version of torch, in this process and in a file for the next one:
-all processes of a run, and all runs of a suite, take the same layout on a machine.
+The result is remembered by convolution, processor and version of torch, in this process and in a file for the next
+one. So all processes of a run, and all runs of a suite, take the same layout on a machine.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Convolution:
         return self.weight[2:] == (1, 1) and max(self.stride) > 1 and self.weight[1] <= FEW_CHANNELS
 
 
-_asked: str = AUTO
-_known: dict[str, Layout] = {}  # by digest of a trial
+_asked: str = AUTO  # what the recipe of this process asks for
+_known: dict[str, Layout] = {}  # results by digest of a trial
 
 
 @contextmanager
@@ -118,17 +118,17 @@ def layout_of(model: nn.Module, x: Tensor) -> Layout:
 
 
 def _may_be_risky(model: nn.Module) -> bool:
-    """Whether it has weights of a 1x1 convolution with few channels: a look, where a pass would take time."""
-    return any(
-        weight.dim() == 4 and weight.shape[2:] == (1, 1) and weight.shape[1] <= FEW_CHANNELS
-        for weight in model.parameters()
-    )
+    """Whether it has weights of a 1x1 convolution with few channels. This takes no time, as a pass would."""
+    for weight in model.parameters():
+        if weight.dim() == 4 and weight.shape[2:] == (1, 1) and weight.shape[1] <= FEW_CHANNELS:
+            return True
+    return False
 
 
 def _convolutions_of(model: nn.Module, x: Tensor) -> list[Convolution]:
-    """Every 2-d convolution of a forward pass, also those that are no modules; empty where the pass fails.
+    """Every 2-d convolution of a forward pass, also those that are no modules.
 
-    The pass that counts says how it fails.
+    Empty where the pass fails: the pass of the training then raises the error.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -140,8 +140,16 @@ def _convolutions_of(model: nn.Module, x: Tensor) -> list[Convolution]:
             if function is torch.ops.aten.convolution.default:
                 images, weight, _, stride, padding, dilation, transposed, _, groups = args
                 if weight.dim() == 4 and not transposed:
-                    size, where = tuple(images.shape[2:]), (tuple(stride), tuple(padding), tuple(dilation))
-                    calls.append(Convolution(tuple(weight.shape), images.shape[1], size, *where, groups))
+                    convolution = Convolution(
+                        weight=tuple(weight.shape),
+                        channels=images.shape[1],
+                        size=tuple(images.shape[2:]),
+                        stride=tuple(stride),
+                        padding=tuple(padding),
+                        dilation=tuple(dilation),
+                        groups=groups,
+                    )
+                    calls.append(convolution)
             return function(*args, **(kwargs or {}))
 
     modes = [(module, module.training) for module in model.modules()]
@@ -166,22 +174,23 @@ def _tried(convolutions: Sequence[Convolution]) -> Layout:
         "threads": torch.get_num_threads(),
         "convolutions": [asdict(convolution) for convolution in convolutions],
     }
-    on = [torch.__version__, _processor(), os.environ.get("ONEDNN_MAX_CPU_ISA"), os.environ.get("DNNL_MAX_CPU_ISA")]
-    digest = hashlib.sha256(json.dumps([trial, on]).encode()).hexdigest()
+    isa_limits = [os.environ.get("ONEDNN_MAX_CPU_ISA"), os.environ.get("DNNL_MAX_CPU_ISA")]
+    machine = [torch.__version__, _processor(), *isa_limits]
+    digest = hashlib.sha256(json.dumps([trial, machine]).encode()).hexdigest()
     if digest not in _known:
         layout = _read(digest)
         if layout is None:
-            layout = _measured(trial)
+            layout = _result_of(trial)
             _note(digest, layout)
         _known[digest] = layout
         log.info("convolutions compute %s (%s: %s)", layout, KEY, AUTO)
     return _known[digest]
 
 
-def _measured(trial: dict[str, Any]) -> Layout:
-    """Whether a child survives these convolutions with channels last.
+def _result_of(trial: dict[str, Any]) -> Layout:
+    """The layout to take: channels last if a child process survives these convolutions in it.
 
-    Channels last stays where nothing is known: this must not change a result by chance.
+    Channels last is also taken where the child says nothing: no result may depend on chance.
     """
     command = [sys.executable, "-c", TRIAL]
     tunables = [setting for setting in (os.environ.get("GLIBC_TUNABLES"), _CHECKED_HEAP) if setting]
@@ -212,7 +221,7 @@ def _file() -> Path:
 
 
 def _read(digest: str) -> Layout | None:
-    """What an earlier process of this user found; None: nothing."""
+    """The result of an earlier process of this user; None if there is none."""
     try:
         lines = _file().read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):  # there is none, or it is no longer ours to read
@@ -235,9 +244,9 @@ def _processor() -> str:
     import torch
 
     try:
-        said = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        said = ""
-    telling = ("model name", "flags", "Features", "CPU part")
-    lines = {line for line in said.splitlines() if line.startswith(telling)}
+        text = ""
+    names = ("model name", "flags", "Features", "CPU part")
+    lines = {line for line in text.splitlines() if line.startswith(names)}
     return f"{torch.backends.cpu.get_cpu_capability()} {sorted(lines)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_TEXT = 300  #: characters of a peer's text that are kept
+MAX_TEXT = 300  #: most characters of a peer's text that are shown
 
 
 def printable(text: str) -> str:
@@ -11,8 +11,15 @@ def printable(text: str) -> str:
     A terminal's escape sequence or half of a surrogate pair could drive the terminal, or stop the program that writes
     it.
     """
-    shown = (sign if sign.isprintable() or sign == "\n" else " " if sign.isspace() else "\ufffd" for sign in text)
-    return "".join(shown)
+    signs = []
+    for sign in text:
+        if sign.isprintable() or sign == "\n":
+            signs.append(sign)
+        elif sign.isspace():
+            signs.append(" ")
+        else:
+            signs.append("\ufffd")
+    return "".join(signs)
 
 
 def error_text(error: BaseException) -> str:
@@ -21,10 +28,16 @@ def error_text(error: BaseException) -> str:
         text = peer_text(error)
     except (Exception, SystemExit):
         text = "it has no text, for its __str__ raises"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    if not text:
+        return name
+    return f"{name}: {text}"
 
 
 def peer_text(text: object) -> str:
     """One line of at most :data:`MAX_TEXT` printable characters: a line end could pretend to be another entry."""
-    shown = printable(str(text)[: 4 * MAX_TEXT].strip()).replace("\n", " ")  # no more is looked at, however long it is
-    return shown if len(shown) <= MAX_TEXT else f"{shown[: MAX_TEXT - 4]} ..."
+    begin = str(text)[: 4 * MAX_TEXT].strip()  # a peer may send a very long text, and reading all of it takes time
+    line = printable(begin).replace("\n", " ")
+    if len(line) > MAX_TEXT:
+        line = f"{line[: MAX_TEXT - 4]} ..."
+    return line

@@ -1,8 +1,8 @@
 """Timers of a run's parts, which exist only while a profile is made.
 
-A run is a sequence of parts (its rounds, the final evaluation), and in each part spans nest: ``training`` has
-``attack``, which has ``forward`` and ``backward``. The code names them with :func:`timed`; without a profile that costs
-a look at a variable. Nothing here touches numbers or random streams, so a profile never changes a result.
+A run is a sequence of parts (its rounds, the final evaluation). In each part spans nest: ``training`` has ``attack``,
+which has ``forward`` and ``backward``. The code names them with :func:`timed`, which does nothing without a profile.
+Nothing here touches numbers or random streams, so a profile never changes a result.
 """
 
 from __future__ import annotations
@@ -39,41 +39,43 @@ class Profile:
         self._open: tuple[str, ...] = ()
 
     def begin(self, name: str) -> None:
+        """Begin a part, which ends the one before."""
         self.end()
         self.parts.append(Part(name, time.perf_counter()))
 
     def end(self) -> None:
+        """End the part that lasts, if one does."""
         if self.parts and not self.parts[-1].seconds:
             self.parts[-1].seconds = time.perf_counter() - self.parts[-1].started
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Add the seconds until it is left, and a call unless by an exception; outside of parts, nothing."""
-        outer, self._open = self._open, (*self._open, name)
-        started, calls = time.perf_counter(), 0
+        outer = self._open
+        path = (*outer, name)
+        self._open = path
+        started = time.perf_counter()
+        calls = 0
         try:
             yield
             calls = 1
         finally:
             self._wait()
             if self.parts:
-                found = self.parts[-1].spans.setdefault(self._open, [0.0, 0])
-                found[0] += time.perf_counter() - started
-                found[1] += calls
+                totals = self.parts[-1].spans.setdefault(path, [0.0, 0])
+                totals[0] += time.perf_counter() - started
+                totals[1] += calls
             self._open = outer
 
     def as_json(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": part.name,
-                "seconds": part.seconds,
-                "spans": [
-                    {"path": list(path), "seconds": seconds, "calls": int(calls)}
-                    for path, (seconds, calls) in part.spans.items()
-                ],
-            }
-            for part in self.parts
-        ]
+        """The parts as ``profile.json`` has them."""
+        parts = []
+        for part in self.parts:
+            spans = []
+            for path, (seconds, calls) in part.spans.items():
+                spans.append({"path": list(path), "seconds": seconds, "calls": int(calls)})
+            parts.append({"name": part.name, "seconds": part.seconds, "spans": spans})
+        return parts
 
 
 _current: ContextVar[Profile | None] = ContextVar("profile", default=None)
@@ -94,7 +96,9 @@ def profiling(profile: Profile | None) -> Iterator[None]:
 def timed(name: str) -> AbstractContextManager[None]:
     """A span of the profile that is being made, if one is."""
     profile = _current.get()
-    return _NOTHING if profile is None else profile.span(name)
+    if profile is None:
+        return _NOTHING
+    return profile.span(name)
 
 
 def timed_each(name: str, items: Iterator[T]) -> Iterator[T]:

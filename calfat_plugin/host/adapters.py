@@ -1,4 +1,4 @@
-"""The host's interfaces that all runtimes share, with our parts inside: its manager over a transport, its trainer."""
+"""The host's interfaces that several runtimes share: its manager on our transport, its trainer with our worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OnTransport:
     message_handler_dict: MutableMapping[int, Callable[[Message], None]]
 
     def _init_manager(self) -> None:
-        """The host knows only its own backends; ours is there already."""
+        """Use the transport that is there; the host would make one of its own backends."""
         self.com_manager = self.comm
         self.com_manager.add_observer(self)
 
@@ -50,7 +50,7 @@ class MessageTrainer(ClientTrainer):
 
 
 class WorkerTrainer(MessageTrainer):
-    """It over a :class:`Worker`."""
+    """The host's trainer with our :class:`Worker` inside."""
 
     def __init__(self, worker: Worker, args: Any) -> None:
         super().__init__(args)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _DEATHS = 3  # of executors in a row, without a client that was trained between them, end the run
 LOST_LEADER = 1  #: exit code of a worker whose leader has gone
-_TO_END, _POLL = 5.0, 0.02  # seconds in which the processes of a broken executor end, and between two looks
+_END_SECONDS = 5.0  # in which the processes of a broken executor end
+_POLL_SECONDS = 0.02  # between two looks whether they have ended
 _PROCESS = uuid.uuid4().hex
 _TRAINING = threading.Lock()  # of this process: its one model and its global generators serve one client at a time
 
@@ -64,7 +65,9 @@ class Failed(NamedTuple):
     is_users: bool
 
 
-class _Last(RunObserver):
+class _LastProgress(RunObserver):
+    """Keeps the last progress of a client, for the leader."""
+
     progress: BatchProgress | None = None
 
     def client_progress(self, progress: BatchProgress) -> None:
@@ -96,7 +99,8 @@ def train_client(
                 "serve one thread at a time. Take an executor that has processes of its own."
             )
         with _TRAINING, fresh_torch_state():
-            worker, observer = started(start), _Last()
+            worker = started(start)
+            observer = _LastProgress()
             worker.observer = observer
             worker.client_states[client] = tensors_in(state)
             wire = worker.fit(client, round, Wire(tensors_in(downlink)))
@@ -125,22 +129,27 @@ class Workers:
         observer: RunObserver,
         warn: Callable[[str], None],
     ) -> None:
-        self._name, self._open, self._start = name, open, pickle.dumps(start)
-        self._observer, self._warn = observer, warn
-        self._stack = ExitStack()
-        self._round = self._deaths = 0
+        self._name = name
+        self._open = open
+        self._start = pickle.dumps(start)
+        self._observer = observer
+        self._warn = warn
+        self._at_end = ExitStack()  # ends the executor
+        self._executor: Executor
+        self._processes: list[BaseProcess] = []  # of the executor, where it has processes of this machine
+        self._deaths = 0  # of executors, since a client was trained
+        self._round = 0
         self._downlink = b""
         self._tasks: dict[int, bytes] = {}  # client to what it keeps, in the order in which they are to begin
         self._futures: dict[int, Future[Trained | Failed]] = {}
         self._trained: dict[int, Trained] = {}
-        self._processes: list[BaseProcess] = []  # of the executor, where it has processes of this machine
 
     def __enter__(self) -> Workers:
-        self._executor = self._stack.enter_context(self._open())
+        self._executor = self._at_end.enter_context(self._open())
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._stack.close()
+        self._at_end.close()
 
     def submit(
         self, round: int, clients: Sequence[int], downlink: Mapping[str, Tensor], states: Mapping[int, State]
@@ -148,9 +157,10 @@ class Workers:
         """Begin a round; clients begin in the order given, each with the server's message and what it keeps."""
         from calfat_plugin.host.transports.message import bytes_of
 
-        self._round, self._downlink = round, bytes_of(downlink)
+        self._round = round
+        self._downlink = bytes_of(downlink)
         self._tasks = {client: bytes_of(states.get(client, {})) for client in clients}
-        self._submit()
+        self._submit_tasks()
 
     def result(self, client: int) -> tuple[Wire, State]:
         """Wait for a client of the round: its message and what it keeps."""
@@ -158,64 +168,76 @@ class Workers:
 
         while client not in self._trained:
             self._wait()
-        wire, state, _ = self._trained.pop(client)
-        return Wire(tensors_in(wire)), tensors_in(state)
+        trained = self._trained.pop(client)
+        return Wire(tensors_in(trained.wire)), tensors_in(trained.state)
 
-    def _submit(self) -> None:
+    def _submit_tasks(self) -> None:
+        leader = this_process()
         try:
             for client, state in self._tasks.items():
-                task = (self._start, this_process(), client, self._round, self._downlink, state)
-                self._futures[client] = self._executor.submit(train_client, *task)
+                self._futures[client] = self._executor.submit(
+                    train_client, self._start, leader, client, self._round, self._downlink, state
+                )
             if isinstance(self._executor, ProcessPoolExecutor):  # once it is broken, it no longer has them
                 self._processes = list((self._executor._processes or {}).values())
         except BrokenExecutor:
             self._begin_anew()
 
     def _wait(self) -> None:
-        """Wait until one client more is trained."""
-        done = wait(self._futures.values(), return_when=FIRST_COMPLETED).done
-        broken = False
-        for client in [client for client, future in self._futures.items() if future in done]:
-            where = f"round {self._round}: client {client}"
+        """Wait until one client more is trained, or the executor is replaced."""
+        done, _ = wait(self._futures.values(), return_when=FIRST_COMPLETED)
+        finished = [client for client, future in self._futures.items() if future in done]
+        is_broken = False
+        for client in finished:
             try:
                 outcome = self._futures.pop(client).result()
             except BrokenExecutor:
-                broken = True
-                continue
+                is_broken = True
             except Exception as error:  # of whatever executor
                 raise HostError(
-                    f"{where} was not trained: calfat.runtime.executor {self._name}: {error_text(error)}."
+                    f"round {self._round}: client {client} was not trained: calfat.runtime.executor {self._name}: "
+                    f"{error_text(error)}."
                 ) from error
-            if isinstance(outcome, Failed) and outcome.is_users:
-                raise HostError(outcome.text)
-            if isinstance(outcome, Failed):
-                raise WorkerError(f"{where}: {outcome.text.strip().splitlines()[-1]}") from _RemoteError(
-                    f"\n{outcome.text}"
-                )
-            if outcome.last is not None:
-                self._observer.client_progress(outcome.last)
-            self._trained[client] = outcome
-            del self._tasks[client]
-            self._deaths = 0
-        if broken:
+            else:
+                self._take(client, outcome)
+        if is_broken:
             self._begin_anew()
+
+    def _take(self, client: int, outcome: Trained | Failed) -> None:
+        """Keep what a worker has made of a client, or raise why it could not."""
+        if isinstance(outcome, Failed):
+            if outcome.is_users:
+                raise HostError(outcome.text)
+            last_line = outcome.text.strip().splitlines()[-1]
+            traceback_there = _RemoteError(f"\n{outcome.text}")
+            raise WorkerError(f"round {self._round}: client {client}: {last_line}") from traceback_there
+        if outcome.last is not None:
+            self._observer.client_progress(outcome.last)
+        self._trained[client] = outcome
+        del self._tasks[client]
+        self._deaths = 0
 
     def _begin_anew(self) -> None:
         """A worker has died, and its executor with it: another one trains the clients that are left of the round."""
         self._deaths += 1
-        left = f"client{'s' * (len(self._tasks) > 1)} {', '.join(map(str, sorted(self._tasks)))}"
-        self._stack.close()
+        self._at_end.close()
         code = _code_of_death(self._processes)
-        of = "" if code is None else f" of {ending(code)}"
+        death = "a worker has died"
+        if code is not None:
+            death += f" of {ending(code)}"
+        numbers = ", ".join(map(str, sorted(self._tasks)))
+        left = f"client {numbers}"
+        if len(self._tasks) > 1:
+            left = f"clients {numbers}"
         if self._deaths == _DEATHS:
             raise HostError(
-                f"round {self._round}: {_DEATHS} times in a row a worker has died{of} before one client more was "
+                f"round {self._round}: {_DEATHS} times in a row {death} before one client more was "
                 f"trained; {left} waited. {_what_to_do(code)}"
             )
-        self._warn(f"round {self._round}: a worker has died{of}. New ones train {left}, with the same result.")
+        self._warn(f"round {self._round}: {death}. New ones train {left}, with the same result.")
         self._futures.clear()
-        self._executor = self._stack.enter_context(self._open())
-        self._submit()
+        self._executor = self._at_end.enter_context(self._open())
+        self._submit_tasks()
 
 
 def _code_of_death(processes: Sequence[BaseProcess]) -> int | None:
@@ -223,15 +245,17 @@ def _code_of_death(processes: Sequence[BaseProcess]) -> int | None:
 
     When one dies, Python's executor ends the others by SIGTERM, and those that have lost their leader exit with 1.
     """
-    until = time.monotonic() + _TO_END
+    until = time.monotonic() + _END_SECONDS
     for process in processes:
         while process.exitcode is None and time.monotonic() < until:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
     codes = [process.exitcode for process in processes if process.exitcode is not None]
-    own = [code for code in codes if code not in (0, LOST_LEADER, -signal.SIGTERM)]
-    if own:
-        return own[0]
-    return -signal.SIGTERM if -signal.SIGTERM in codes else None
+    for code in codes:
+        if code not in (0, LOST_LEADER, -signal.SIGTERM):
+            return code
+    if -signal.SIGTERM in codes:  # then it is also that of the first
+        return -signal.SIGTERM
+    return None
 
 
 def _what_to_do(code: int | None) -> str:
@@ -241,4 +265,4 @@ def _what_to_do(code: int | None) -> str:
     cause = likely_cause(code)
     if -code == signal.SIGKILL:
         return f"{cause} If so, {fewer}"
-    return cause or "Nobody of ours ends them so; the log of the run may say more."
+    return cause or "calfat_plugin ends no worker in this way; the log of the run may say more."

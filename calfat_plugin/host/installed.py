@@ -28,24 +28,34 @@ def refuse_without_fedml() -> None:
 
 def refuse_without_flower() -> None:
     """Refuse a run of Flower where it, or Ray, is not installed, or not of the tested version."""
-    flower, ray = version_of("flwr"), version_of("ray")
-    if flower is None or ray is None or not flower.startswith(f"{TESTED_FLOWER}."):
-        found = "Flower is not installed" if flower is None else f"flwr {flower} is installed"
-        found += "" if flower is None or ray else " without ray"
-        raise HostError(
-            f"{found}; common_args.host: flower needs flwr {TESTED_FLOWER} and ray, without FedML, whose protobuf is "
-            "older: on Python 3.12 or later, pip install 'calfat-plugin[flower]'."
-        )
+    flower = version_of("flwr")
+    ray = version_of("ray")
+    if flower is None:
+        problem = "Flower is not installed"
+    elif ray is None:
+        problem = f"flwr {flower} is installed without ray"
+    elif not flower.startswith(f"{TESTED_FLOWER}."):
+        problem = f"flwr {flower} is installed"
+    else:
+        return
+    raise HostError(
+        f"{problem}; common_args.host: flower needs flwr {TESTED_FLOWER} and ray, without FedML, whose protobuf is "
+        "older: on Python 3.12 or later, pip install 'calfat-plugin[flower]'."
+    )
 
 
 def how_to_get_a_host() -> str:
     """What to do where FedML is not installed: on this version of Python, and beside what is installed."""
-    version, flower = TESTED_FEDML, version_of("flwr")
+    flower = version_of("flwr")
     choose = "add --host flower, or common_args.host: flower to the recipe"
+    if FEDML_INSTALLS and flower is None:
+        return f"Install it: pip install fedml=={TESTED_FEDML}"
     if FEDML_INSTALLS:
-        return f"Install it: pip install fedml=={version}" + (f"; or {choose}: Flower is installed." if flower else "")
-    install = f"Flower {flower} is installed:" if flower else "Install Flower (pip install 'calfat-plugin[flower]') and"
+        return f"Install it: pip install fedml=={TESTED_FEDML}; or {choose}: Flower is installed."
+    install = "Install Flower (pip install 'calfat-plugin[flower]') and"
+    if flower is not None:
+        install = f"Flower {flower} is installed:"
     return (
-        f"FedML {version} installs on Python 3.10 and 3.11 only, and this is Python {platform.python_version()}. "
+        f"FedML {TESTED_FEDML} installs on Python 3.10 and 3.11 only, and this is Python {platform.python_version()}. "
         f"{install} {choose}; or make an environment with Python 3.11, where pip install calfat-plugin brings FedML."
     )

@@ -46,7 +46,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
 def host_arguments(experiment: Experiment) -> SimpleNamespace:
     """The host's view of a recipe: one flat object, with its own sections only.
 
-    From the section ``calfat`` an attack's ``epsilon`` would land on the ``epsilon`` of its differential privacy.
+    With the section ``calfat``, an attack's ``epsilon`` would become that of the host's differential privacy.
     """
     args = SimpleNamespace(
         yaml_config_file=experiment.document.file,
@@ -58,23 +58,32 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         using_mlops=False,
         enable_wandb=False,
     )
-    for section in experiment.host_sections.values():  # the host asks of some keys only whether they are there
-        vars(args).update({key: value for key, value in dataclasses.asdict(section).items() if value is not None})
+    for section in experiment.host_sections.values():
+        for key, value in dataclasses.asdict(section).items():
+            if value is not None:  # the host asks of some keys only whether they are there
+                setattr(args, key, value)
     args.data_cache_dir = str(expanded(experiment.data.data_cache_dir))
     args.client_num_per_round = experiment.clients_per_round
     args.worker_num = experiment.clients_per_round
-    # The host asks us after every round; calfat.monitor decides what is evaluated.
+    # The host calls the evaluation after every round; calfat.monitor decides what is evaluated.
     args.frequency_of_the_test = 1
     return args
 
 
 def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
+    """The same for one party of a cross-silo run; rank 0 is the server."""
     args = host_arguments(experiment)
     num_clients = experiment.num_clients
-    args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank
+    args.scenario = "horizontal"
+    args.rank = rank
     args.worker_num = num_clients
     # The host would take the first ``client_num_per_round`` ranks for the whole federation.
-    args.client_id_list = str(list(range(1, num_clients + 1)) if rank == 0 else [rank])
+    if rank == 0:
+        args.role = "server"
+        args.client_id_list = str(list(range(1, num_clients + 1)))
+    else:
+        args.role = "client"
+        args.client_id_list = str([rank])
     return args
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BACKEND: KeyPath = ("comm_args", "backend")
 EXECUTOR: KeyPath = ("calfat", "runtime", "executor")
+SCHEDULER: KeyPath = ("calfat", "runtime", "scheduler")
 
 
 class Package(NamedTuple):
@@ -74,18 +75,23 @@ class Runtime(ABC):
     def refuse_unsupported(self) -> None:
         """Refuse what the host, or this version of the plugin, cannot do."""
         self._refuse_without(self.package, BACKEND, self.experiment.comm.backend)
-        executor, scheduler = self.experiment.runtime.executor, self.experiment.runtime.scheduler
+        executor = self.experiment.runtime.executor
+        scheduler = self.experiment.runtime.scheduler
         if executor != PROCESSES and not isinstance(self, Simulation):
             raise self._error(
                 EXECUTOR,
                 f"'{executor}' trains the clients of FedML's simulation, and this run has processes of its own for "
                 "them. Remove the key.",
             )
-        if (executor == DASK) != (scheduler is not None):
-            complaint = "there is no address. Write that of Dask's scheduler, such as tcp://10.0.0.1:8786."
-            if scheduler is not None:
-                complaint = f"'{scheduler}' has no effect: it is for calfat.runtime.executor: {DASK}. Remove the key."
-            raise self._error(("calfat", "runtime", "scheduler"), complaint)
+        if executor == DASK and scheduler is None:
+            raise self._error(
+                SCHEDULER, "there is no address. Write that of Dask's scheduler, such as tcp://10.0.0.1:8786."
+            )
+        if executor != DASK and scheduler is not None:
+            raise self._error(
+                SCHEDULER,
+                f"'{scheduler}' has no effect: it is for calfat.runtime.executor: {DASK}. Remove the key.",
+            )
 
     def refuse_without_host(self) -> None:
         """Refuse to run where the framework that runs the rounds is not installed; to check a recipe needs none."""
@@ -149,8 +155,9 @@ class CrossSilo(Runtime):
         run_client(task, self.open_transport)
 
     def _refuse_unfit_certificate(self, rank: int) -> None:
-        """Refuse the certificate of another rank at once, whoever would refuse it later."""
-        if (settings := self.experiment.silo.tls) is not None:
+        """Refuse the certificate of another rank at once; the other parties would refuse it later."""
+        settings = self.experiment.silo.tls
+        if settings is not None:
             from calfat_plugin.host.transports.certificates import refuse_unfit_certificate
 
             refuse_unfit_certificate(settings, rank)
@@ -175,10 +182,12 @@ class CrossSiloGRPC(CrossSilo):
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         silo = self.experiment.silo
+        if silo.tls is not None or silo.insecure:
+            return
         exposed = [str(address) for address in silo.addresses if not address.is_loopback]
         if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
             exposed.append(silo.bind)
-        if exposed and silo.tls is None and not silo.insecure:
+        if exposed:
             raise self._error(
                 ("calfat", "silo"),
                 f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
@@ -243,12 +252,15 @@ class Simulation(Runtime):
         super().refuse_unsupported()
         executor = self.experiment.executor
         if executor in _ENGINES:
-            path = EXECUTOR if self.experiment.document.has(EXECUTOR) else BACKEND
+            path = BACKEND  # which may name the executor, too
+            if self.experiment.document.has(EXECUTOR):
+                path = EXECUTOR
             self._refuse_without(_ENGINES[executor], path, executor)
         elif executor != PROCESSES:
             self.executor_factory()
 
     def executor_factory(self) -> Callable[[], Executor]:
+        """What makes the executor that a recipe names as ``package.module:factory``."""
         name = self.experiment.executor
         module_name, _, attribute = name.partition(":")
         if not (module_name and attribute):
@@ -259,7 +271,7 @@ class Simulation(Runtime):
                 f"{did_you_mean(name, known)}",
             )
         try:
-            factory: Any = getattr(importlib.import_module(module_name), attribute)
+            factory: Callable[[], Executor] = getattr(importlib.import_module(module_name), attribute)
         except Exception as error:  # somebody else's module may fail to import in any way
             raise self._error(
                 EXECUTOR,
@@ -271,8 +283,7 @@ class Simulation(Runtime):
                 f"'{name}' is {one_line(factory)}; expected a function without arguments that returns a "
                 "concurrent.futures.Executor.",
             )
-        made: Callable[[], Executor] = factory
-        return made
+        return factory
 
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.simulation import simulate
@@ -288,7 +299,7 @@ class Flower(Runtime):
 
     def __init__(self, experiment: Experiment, grid: Any = None) -> None:
         super().__init__(experiment)
-        self._grid = grid  # reaches the nodes, where Flower has started this process; None: this process starts Flower
+        self._grid = grid  # of Flower, where it has started this process; None: this process starts Flower
 
     def refuse_without_host(self) -> None:
         refuse_without_flower()
@@ -296,7 +307,8 @@ class Flower(Runtime):
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         experiment = self.experiment
-        device, share = experiment.device, experiment.flower.client_gpus
+        device = experiment.device
+        client_gpus = experiment.flower.client_gpus
         if experiment.comm.backend != "sp":
             raise self._error(
                 BACKEND, f"'{experiment.comm.backend}' is a backend of FedML; Flower has its own. Remove the key."
@@ -307,11 +319,11 @@ class Flower(Runtime):
                 f"got {device.gpu_id}, but Ray gives each client its GPU. Remove the key; CUDA_VISIBLE_DEVICES says "
                 "which GPUs there are.",
             )
-        if share is not None and bool(share) != device.using_gpu:
+        if client_gpus is not None and bool(client_gpus) != device.using_gpu:
             raise self._error(
                 ("calfat", "flower", "client_gpus"),
-                f"got {share:g}, but device_args.using_gpu is {str(device.using_gpu).lower()}, and a client sees no "
-                "GPU but its own. Change one of the two.",
+                f"got {client_gpus:g}, but device_args.using_gpu is {str(device.using_gpu).lower()}, and a client sees "
+                "no GPU but its own. Change one of the two.",
             )
         if experiment.document.has(("calfat", "silo")):
             raise self._error(
@@ -362,7 +374,9 @@ _RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
 
 
 def runtime_of(experiment: Experiment) -> Runtime:
-    training_type, backend = experiment.common.training_type, experiment.comm.backend
+    """The runtime that a recipe asks for; it may be one that cannot run the experiment."""
+    training_type = experiment.common.training_type
+    backend = experiment.comm.backend
     runtimes = _RUNTIMES[experiment.common.host][training_type]
     if backend in runtimes:
         return runtimes[backend](experiment)
@@ -385,36 +399,58 @@ def runtime_on(experiment: Experiment, grid: Any) -> Runtime:
 
 def supported_runtime(experiment: Experiment) -> Runtime:
     """:func:`runtime_of`, once it is known that it can run the experiment."""
-    complaint, training_type = "", experiment.common.training_type
-    if experiment.partition.entry.name == SILO and not experiment.dataset.entry.per_party:
-        complaint = (
-            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
-            "all. Take image_folder, or a data set of your own with per_party."
-        )
-    elif experiment.partition.entry.name == SILO and training_type != "cross_silo":
-        complaint = "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
-    if complaint:
-        raise experiment.document.error(("data_args", "partition_method"), complaint)
+    if experiment.partition.entry.name == SILO:
+        _refuse_silo_partition(experiment)
     _refuse_small_images(experiment)
     runtime = runtime_of(experiment)
     runtime.refuse_unsupported()
     return runtime
 
 
+def _refuse_silo_partition(experiment: Experiment) -> None:
+    """Refuse data that stay with the parties where the data set, or the runtime, has no parties."""
+    path = ("data_args", "partition_method")
+    if not experiment.dataset.entry.per_party:
+        raise experiment.document.error(
+            path,
+            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
+            "all. Take image_folder, or a data set of your own with per_party.",
+        )
+    if experiment.common.training_type != "cross_silo":
+        raise experiment.document.error(
+            path, "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
+        )
+
+
 def _refuse_small_images(experiment: Experiment) -> None:
-    """A network that halves its maps has a smallest image. Where only the files tell a size, building it complains."""
-    model, dataset = experiment.model, experiment.dataset
+    """Refuse images that are too small for a network that halves its maps.
+
+    Where only the data set's files tell their size, the network's construction complains later.
+    """
+    model = experiment.model
+    dataset = experiment.dataset
     shape = dataset.entry.image_shape
     with experiment.attribute_errors_to(model):
         smallest = returned.instance(model.entry.min_size(model.options), int, "min_size returned")
-    if shape is None or min(shape[1:]) >= smallest:
+    if shape is None:
         return
-    offered = [entry for entry, _ in experiment.registry.offers(ModelEntry)]
-    by_default = [entry for entry in offered if not any(info.required for info in describe_options(entry.config))]
-    sizes = {entry.name: entry.min_size(entry.config()) for entry in by_default}
-    fitting = [name for name, size in sizes.items() if isinstance(size, int) and size <= min(shape[1:])]
+    size = min(shape[1:])
+    if size >= smallest:
+        return
     raise experiment.document.error(
         ("model_args", "model"),
         f"'{model.name}' takes images from {smallest}x{smallest} pixels, and those of '{dataset.name}' have "
-        f"{shape[1]}x{shape[2]}. Models that fit: {listed(fitting)}.",
+        f"{shape[1]}x{shape[2]}. Models that fit: {listed(_models_for(experiment, size))}.",
     )
+
+
+def _models_for(experiment: Experiment, size: int) -> list[str]:
+    """The models that take images of this size, of those that need no options."""
+    names = []
+    for entry, _ in experiment.registry.offers(ModelEntry):
+        if any(info.required for info in describe_options(entry.config)):
+            continue
+        smallest = entry.min_size(entry.config())
+        if isinstance(smallest, int) and smallest <= size:
+            names.append(entry.name)
+    return names

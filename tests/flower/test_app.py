@@ -279,7 +279,7 @@ def test_the_server_says_nothing_when_nobody_is_missing(
     document = read_document(str(Path(str(app.__file__)).with_name("recipe.yaml")))
     experiment = checked_experiment(document, ["common_args.training_type=cross_silo"])
     said: list[str] = []
-    assert flower_server._Roll(grid_of(app, silos(tmp_path)), experiment, said.append).complete() == {
+    assert flower_server.RollCall(grid_of(app, silos(tmp_path)), experiment, said.append).complete() == {
         2: 10,
         0: 11,
         1: 12,
@@ -305,4 +305,4 @@ def test_a_node_that_goes_before_it_is_asked_is_asked_when_it_is_back(
 
     monkeypatch.setattr(grid, "push_messages", pushed)
     monkeypatch.setattr(grid, "pull_messages", pulled)
-    assert flower_server._Roll(grid, experiment, print).complete() == {2: 10, 0: 11, 1: 12}
+    assert flower_server.RollCall(grid, experiment, print).complete() == {2: 10, 0: 11, 1: 12}

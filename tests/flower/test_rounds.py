@@ -80,7 +80,7 @@ def test_who_has_started_too_few_nodes_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(flower_server, "_REMIND", -1.0)
     _, experiment = written(tmp_path)
     grid, said = Run(experiment, comes_later=2).grid, list[str]()
-    assert flower_server._nodes(grid, 5, lambda: None, said.append) == [100, 101, 102, 103, 104]
+    assert flower_server._wait_for_nodes(grid, 5, lambda: None, said.append) == [100, 101, 102, 103, 104]
     assert said == 2 * [
         "still waiting for nodes of Flower's simulation: 4 of 5 are there. With flwr run, add --federation-config "
         "'num-supernodes=5'."

@@ -161,8 +161,8 @@ def leave() -> Worker:
     [
         (partial(kill, signal.SIGKILL), "SIGKILL", r"memory has run out\. If so, use fewer workers, or a smaller "),
         (partial(kill, signal.SIGSEGV), "SIGSEGV", r"SIGSEGV is no want of memory: native code .* has crashed\. Try "),
-        (partial(kill, signal.SIGTERM), "SIGTERM", r"Nobody of ours ends them so"),
-        (leave, "exit code 3", r"Nobody of ours ends them so"),
+        (partial(kill, signal.SIGTERM), "SIGTERM", r"calfat_plugin ends no worker in this way"),
+        (leave, "exit code 3", r"calfat_plugin ends no worker in this way"),
     ],
 )
 def test_the_end_of_a_worker_is_named(end: Callable[[], Worker], name: str, advice: str) -> None:

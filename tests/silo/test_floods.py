@@ -22,6 +22,7 @@ import pytest
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
+from calfat_plugin.host.transports import guards
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.message import Message, encode
 from calfat_plugin.host.transports.queues import UnreachableError
@@ -216,7 +217,7 @@ def connections_to(port: int) -> set[int]:
 def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one router, each with a certificate: who opens too many loses its own oldest, and no other's."""
     closed: list[str] = []
-    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(f"{peer}: {reason}"))
+    watch = guards.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(f"{peer}: {reason}"))
     peers = [("10.0.0.9", port) for port in range(100, 120)]
     open_now = peers[:18]
     monkeypatch.setattr(watch, "_connections", lambda: ((peer, -1) for peer in open_now))
@@ -233,7 +234,7 @@ def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.M
 def test_a_client_that_has_died_has_no_address_any_more() -> None:
     """gRPC gives an empty one then, in the thread that answers it."""
     closed: list[str] = []
-    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(peer))
+    watch = guards.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(peer))
     watch.is_a_partys("", "", 1)
     watch.sweep()
     assert closed == []
@@ -244,7 +245,7 @@ LOCK = "import fcntl; fcntl.lockf(open({file!r}, 'r+'), fcntl.LOCK_EX | fcntl.LO
 
 def test_a_look_at_the_connections_leaves_this_process_its_locks(tmp_path: Path) -> None:
     """POSIX locks, as SQLite takes them, end with the first handle on the file that is closed."""
-    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: None)
+    watch = guards.ConnectionGuard(1, 3, 2000, lambda peer, reason: None)
     other = [sys.executable, "-c", LOCK.format(file=str(tmp_path / "database"))]
     with (tmp_path / "database").open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -273,19 +274,19 @@ def test_room_for_connections(
     made: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: made.append(new[0]))
-    assert transports.connections_allowed(parties) == room
+    assert guards.connections_allowed(parties) == room
     assert made == ([] if raised is None else [raised])
 
 
 def test_too_few_descriptors_for_the_parties(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (512, 512))
     with snapshot.raises(HostError):
-        transports.connections_allowed(100)
+        guards.connections_allowed(100)
 
 
 def test_the_greediest_caller_loses_its_oldest_call() -> None:
     ended: list[str] = []
-    calls = transports.CallGuard(capacity=5, per_caller=3, seconds=60)
+    calls = guards.CallGuard(capacity=5, per_caller=3, seconds=60)
     with ExitStack() as stack:
         for name in ("a1", "a2", "a3", "b1", "b2"):
             stack.enter_context(calls.waiting(name[0], lambda name=name: ended.append(name)))

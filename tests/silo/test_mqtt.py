@@ -26,9 +26,12 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
+from calfat_plugin.host.transports import object_store
 from calfat_plugin.host.transports.base import AnothersError
+from calfat_plugin.host.transports.broker import Broker
 from calfat_plugin.host.transports.message import Message, RefusedError, encode
-from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
+from calfat_plugin.host.transports.mqtt import MQTTTransport
+from calfat_plugin.host.transports.object_store import ObjectStore
 from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, shut_port, store
@@ -342,8 +345,8 @@ class Drips(Handler):
 
 def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No byte is late by itself."""
-    monkeypatch.setattr(transports, "_FETCH", 0.0)
-    monkeypatch.setattr(transports, "_BYTES_PER_SECOND", 1_000_000)
+    monkeypatch.setattr(object_store, "_FETCH_SECONDS", 0.0)
+    monkeypatch.setattr(object_store, "_BYTES_PER_SECOND", 1_000_000)
     with (
         answering(Drips) as objects,
         pytest.raises(UnreachableError, match=r"the store gave \d+ of 1000000 bytes in 1 s"),
@@ -359,7 +362,7 @@ def test_a_party_ends_although_the_store_does_not_answer(silo: dict[str, Any], m
         let_go.wait(PATIENCE)
         raise UnreachableError
 
-    monkeypatch.setattr(transports, "_END", 0.2)
+    monkeypatch.setattr(transports, "_END_SECONDS", 0.2)
     monkeypatch.setattr(ObjectStore, "fetch", fetch)
     with ExitStack() as stack:
         stack.callback(let_go.set)
@@ -419,7 +422,7 @@ def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_host_that_cannot_be_one_is_said() -> None:
-    found = transports.Broker(Silo(mqtt=MQTTSettings(broker="a..b:1883")), 1, lambda sender, message: None)
+    found = Broker(Silo(mqtt=MQTTSettings(broker="a..b:1883")), 1, lambda sender, message: None)
     with pytest.raises(HostError, match=r"did not let rank 1 in before .*: .*label empty or too long"):
         found.wait(time.monotonic() + 1)
     found.close()
@@ -432,7 +435,7 @@ def test_a_password_that_cannot_be_read(tmp_path: Path, content: bytes | None, r
         path.write_bytes(content)
     settings = MQTTSettings(username="party-{rank}", password_file=str(tmp_path / "secret-{rank}"))
     with pytest.raises(HostError) as raised:
-        transports.Broker(Silo(mqtt=settings), 1, lambda sender, message: None)
+        Broker(Silo(mqtt=settings), 1, lambda sender, message: None)
     assert str(raised.value) == f"calfat.silo.mqtt.password_file: {path} cannot be read ({reason})."
 
 
@@ -522,8 +525,8 @@ def test_two_processes_of_a_rank_both_have_a_connection(tmp_path: Path) -> None:
     heard: dict[str, list[str]] = {"first": [], "second": []}
     with broker(tmp_path, port, broker_settings(tmp_path / "certs", port)), ExitStack() as at_end:
 
-        def connected(rank: int, hears: list[str]) -> transports.Broker:
-            found = transports.Broker(
+        def connected(rank: int, hears: list[str]) -> Broker:
+            found = Broker(
                 Silo(mqtt=MQTTSettings(**at(port)), tls=tls), rank, lambda sender, message: hears.append(sender)
             )
             at_end.callback(found.close)

@@ -16,33 +16,43 @@ from calfat_plugin.host.executors import started
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, content, fields_of, tensors_of, trouble, update
 from calfat_plugin.maths.torch_state import fresh_torch_state
 
-Trains = Callable[[Message, Context], Answer]
-Says = Callable[[Context], Mapping[str, Any]]
+Train = Callable[[Message, Context], Answer]
+Describe = Callable[[Context], Mapping[str, Any]]
 
 
-def app_that(trains: Trains, says: Says | None = None) -> ClientApp:
-    """A ``ClientApp`` around a function that trains; what goes wrong in it is the answer, too."""
+def app_that(train: Train, describe: Describe | None = None) -> ClientApp:
+    """A ``ClientApp`` around a function that trains; an error in it is its answer.
 
-    def train(message: Message, context: Context) -> Message:
-        return answered(message, lambda: update(message, trains(message, context)))
+    ``describe`` answers a query of the server: which client this is, and what it runs.
+    """
 
-    def query(message: Message, context: Context) -> Message:
-        assert says is not None
-        return answered(message, lambda: Message(content({}, **says(context)), reply_to=message))
-
-    def answered(message: Message, answer: Callable[[], Message]) -> Message:
-        try:
-            return answer()
-        except CalfatError as error:
-            return trouble(message, str(error), is_users=True)
-        except Exception as error:  # first, for a server may not take the whole text
-            return trouble(message, f"{error!r}\n{traceback.format_exc()}", is_users=False)
+    def answer_train(message: Message, context: Context) -> Message:
+        return update(message, train(message, context))
 
     app = ClientApp()
-    app.train()(train)
-    if says is not None:
-        app.query()(query)
+    app.train()(_reporting_errors(answer_train))
+    if describe is not None:
+
+        def answer_query(message: Message, context: Context) -> Message:
+            return Message(content({}, **describe(context)), reply_to=message)
+
+        app.query()(_reporting_errors(answer_query))
     return app
+
+
+def _reporting_errors(answer: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """The same function, except that an error in it becomes a reply."""
+
+    def answer_or_report(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except CalfatError as error:
+            return trouble(message, str(error), is_users=True)
+        except Exception as error:
+            # The error comes before its traceback, because a server may cut the text.
+            return trouble(message, f"{error!r}\n{traceback.format_exc()}", is_users=False)
+
+    return answer_or_report
 
 
 def any_client_app(start: Callable[[], Worker]) -> ClientApp:

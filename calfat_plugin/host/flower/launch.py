@@ -1,7 +1,7 @@
 """How Flower is started: imported in silence, nothing sent to its vendor or to Ray's, its engine in a thread.
 
 Flower calls a ``ServerApp`` from a thread of its engine. Ours hands its grid, which is all that a round needs, to the
-thread that started the run, where Ctrl-C, progress bars and the threads of torch are as with the other host.
+thread that started the run. There Ctrl-C, progress bars and the threads of torch work as with FedML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from queue import Empty, Queue
 from typing import Any
 from unittest import mock
 
-#: For Flower, Ray and what they start: no reports of who runs what, no look for newer versions, no word on hidden GPUs.
+#: Variables for Flower, Ray and what they start: no telemetry, no look for newer versions, no warning of hidden GPUs.
 SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -46,7 +46,7 @@ _INTERVAL = 0.2  # seconds between two looks whether the run is over
 
 
 class Engine:
-    """Flower's engine while it simulates; ``grid`` reaches its nodes."""
+    """Flower's engine while it simulates; ``grid`` carries messages to its nodes."""
 
     grid: Grid
 
@@ -76,6 +76,7 @@ class Engine:
         self._thread.join(_GRACE)  # it shuts Ray down itself; doing that here, too, would leave it waiting for clients
 
     def check(self) -> None:
+        """Raise an error if the engine has ended."""
         if not self._thread.is_alive():
             raise HostError(f"Flower's engine has ended: {self._error}. log.txt of the run says more.") from self._error
 
@@ -104,7 +105,9 @@ def pool_until(over: threading.Event) -> type[BasicActorPool]:
 
     class Pool(BasicActorPool):
         def add_actors_to_pool(self, num_actors: int) -> None:
-            super().add_actors_to_pool(0 if over.is_set() else num_actors)
+            if over.is_set():
+                num_actors = 0
+            super().add_actors_to_pool(num_actors)
 
         def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
             while not ray.wait([future], timeout=_INTERVAL)[0]:
@@ -119,12 +122,16 @@ def pool_until(over: threading.Event) -> type[BasicActorPool]:
 def silently() -> Iterator[None]:
     """Let Flower and Ray send and print nothing for a while; what they log goes where the run's log goes."""
     logger = logging.getLogger("flwr")
-    before = logger.handlers, logger.propagate, logger.level
-    logger.handlers, logger.propagate = [], True
+    handlers = logger.handlers
+    propagate = logger.propagate
+    level = logger.level
+    logger.handlers = []
+    logger.propagate = True
     logger.setLevel(logging.INFO)
     try:
         with mock.patch.dict(os.environ, SILENT):
             yield
     finally:
-        logger.handlers, logger.propagate, level = before
+        logger.handlers = handlers
+        logger.propagate = propagate
         logger.setLevel(level)

@@ -1,7 +1,7 @@
 """Our messages as Flower carries them: tensors as one safetensors text each, numbers as a record, nothing pickled.
 
-What comes from a node is not believed: whatever cannot be read as :func:`update` writes it is a refused update, with
-the reason in the server's words.
+What comes from a node is not believed. A reply that cannot be read as :func:`update` writes it counts as a refused
+update, and the server gives the reason.
 """
 
 from __future__ import annotations
@@ -39,16 +39,21 @@ def packed(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
+    """What a message of ours carries: tensors by name, as :func:`packed` makes them, and fields."""
     return RecordDict({_TENSORS: ArrayRecord(dict(arrays)), _FIELDS: ConfigRecord(fields)})
 
 
 def fields_of(message: Message) -> Mapping[str, Any]:
+    """The fields of a message; a message that has none is a ``KeyError``."""
     fields: Mapping[str, Any] = message.content.config_records[_FIELDS]
     return fields
 
 
 def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a message under that name: the inverse of :func:`packed`, read as those of FedML's silos are."""
+    """The tensors of a message under that name: the inverse of :func:`packed`.
+
+    One that is larger than ``limit`` bytes, or cannot be read, is a :class:`RefusedError`.
+    """
     array = message.content.array_records[_TENSORS][name]
     if array.stype != _FORMAT or not isinstance(array.data, bytes):
         raise RefusedError("it is not in our format")
@@ -58,11 +63,13 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
 
 
 def update(message: Message, answer: Answer) -> Message:
+    """The reply of a client that has trained."""
     arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
     return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
 
 
 def trouble(message: Message, text: str, *, is_users: bool) -> Message:
+    """The reply of a client that could not train; ``is_users``: its user can fix that."""
     return Message(content({}, trouble=text, is_users=is_users), reply_to=message)
 
 
@@ -75,11 +82,13 @@ def answer_in(reply: Message, limit: int | None) -> Answer:
     try:
         fields = fields_of(reply)
         if "trouble" in fields:
-            return Answer(0, Wire(), {}, trouble=(str(fields["trouble"]), fields["is_users"] is True))
+            reason = (str(fields["trouble"]), fields["is_users"] is True)
+            return Answer(0, Wire(), {}, trouble=reason)
         wire = Wire(tensors_of(reply, MODEL, limit))
-        if limit is not None:
-            return Answer(fields["num_examples"], wire, {})
-        return Answer(fields["num_examples"], wire, tensors_of(reply, STATE))
+        state: dict[str, Tensor] = {}
+        if limit is None:
+            state = tensors_of(reply, STATE)
+        return Answer(fields["num_examples"], wire, state)
     except KeyError as error:
         return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {})
     except RefusedError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from flwr.app import Message, MessageType
@@ -30,110 +30,134 @@ _REMIND = 30.0  # seconds between two reports of who or how many are missing
 def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds in Flower's simulation, then the final evaluation."""
     server = task.server
-    if not server.is_over:  # else the run was stopped in its final evaluation
+    if server.is_over:  # the run was stopped in its final evaluation
+        return server.final_evaluation(task.scratch)
+    if grid is None:
         assert task.start_elsewhere is not None
-        app, clients = any_client_app(task.start_elsewhere), server.experiment.num_clients
-        with ExitStack() as at_end:
-            check: Callable[[], None] = lambda: None  # noqa: E731 (of an engine that is not ours, nothing is known)
-            if grid is None:
-                at_end.enter_context(silently())
-                engine = at_end.enter_context(Engine(app, clients, resources(server.experiment)))
-                grid, check = engine.grid, engine.check
-            nodes = dict(enumerate(_nodes(grid, clients, check, task.warn)))
-            run_rounds(task, grid, nodes, check, states_travel=True)
+        app = any_client_app(task.start_elsewhere)
+        experiment = server.experiment
+        with silently(), Engine(app, experiment.num_clients, resources(experiment)) as engine:
+            _simulate_rounds(task, engine.grid, engine.check)
+    else:
+        _simulate_rounds(task, grid, _no_check)
     return server.final_evaluation(task.scratch)
+
+
+def _simulate_rounds(task: ServerTask, grid: Grid, check: Callable[[], None]) -> None:
+    node_ids = _wait_for_nodes(grid, task.server.experiment.num_clients, check, task.warn)
+    nodes = dict(enumerate(node_ids))
+    run_rounds(task, grid, nodes, check, states_travel=True)
+
+
+def _no_check() -> None:
+    """Of an engine that somebody else has started, nothing is known."""
 
 
 def serve(task: ServerTask, grid: Grid) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds with SuperNodes, each a client with data of its own, then the final evaluation."""
     experiment = task.server.experiment
     if not task.server.is_over:
-        nodes = _Roll(grid, experiment, task.warn).complete()
-        run_rounds(task, grid, nodes, lambda: None, states_travel=False)
+        nodes = RollCall(grid, experiment, task.warn).complete()
+        run_rounds(task, grid, nodes, _no_check, states_travel=False)
     return task.server.final_evaluation(task.scratch)
 
 
-class _Roll:
+class RollCall:
     """Which node is which client: every node is asked once, until all clients are there."""
 
     def __init__(self, grid: Grid, experiment: Experiment, warn: Callable[[str], None]) -> None:
-        self._grid, self._clients, self._warn = grid, experiment.num_clients, warn
-        self._recipe = fingerprint(experiment)
-        self._asked: dict[str, int] = {}
-        self._known: set[int] = set()
-        self._nodes: dict[int, int] = {}
+        self._grid = grid
+        self._num_clients = experiment.num_clients
+        self._warn = warn
+        self._fingerprint = fingerprint(experiment)
+        self._asked: dict[str, int] = {}  # id of a question to the node that has not answered it
+        self._known: set[int] = set()  # nodes that were asked
+        self._nodes: dict[int, int] = {}  # client to its node
 
     def complete(self) -> dict[int, int]:
         """Client id to node id, once all clients have come; Flower knows no deadline."""
         remind_at = time.monotonic() + _REMIND
-        while len(self._nodes) < self._clients:
-            self._ask(set(self._grid.get_node_ids()) - self._known)
-            for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
-                node = self._asked.pop(reply.metadata.reply_to_message_id)
-                self._enter(node, reply)
-            missing = sorted(set(range(self._clients)) - set(self._nodes))
-            if missing and time.monotonic() > remind_at:
+        while True:
+            new_nodes = set(self._grid.get_node_ids()) - self._known
+            if new_nodes:
+                self._ask(new_nodes)
+            if self._asked:
+                self._take_answers()
+            missing = sorted(set(range(self._num_clients)) - set(self._nodes))
+            if not missing:
+                return self._nodes
+            if time.monotonic() > remind_at:
                 self._warn(f"still waiting for SuperNodes of the clients {', '.join(map(str, missing))}.")
                 remind_at += _REMIND
             time.sleep(_PAUSE)
-        return self._nodes
 
     def _ask(self, nodes: Collection[int]) -> None:
         messages = [Message(content({}), node, MessageType.QUERY) for node in nodes]
-        for node, sent in zip(nodes, self._grid.push_messages(messages) if messages else (), strict=True):
-            if sent:  # else it has gone meanwhile
-                self._asked[sent] = node
+        message_ids = self._grid.push_messages(messages)
+        for node, message_id in zip(nodes, message_ids, strict=True):
+            if message_id:  # else the node has gone meanwhile
+                self._asked[message_id] = node
                 self._known.add(node)
 
+    def _take_answers(self) -> None:
+        for reply in self._grid.pull_messages(list(self._asked)):
+            node = self._asked.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                raise HostError(f"SuperNode {node} cannot take part: {peer_text(reply.error.reason)}")
+            self._enter(node, reply)
+
     def _enter(self, node: int, reply: Message) -> None:
-        try:
-            found = {"trouble": reply.error.reason} if reply.has_error() else fields_of(reply)
-        except KeyError:
-            found = {}
-        if "trouble" in found:
-            raise HostError(f"SuperNode {node} cannot take part: {peer_text(found['trouble'])}")
-        client, recipe = found.get("client"), found.get("recipe")
-        if type(client) is not int or not 0 <= client < self._clients:
+        """Check who a node says that it is."""
+        fields: Mapping[str, Any] = {}
+        with suppress(KeyError):  # the checks below refuse a reply without fields
+            fields = fields_of(reply)
+        if "trouble" in fields:
+            raise HostError(f"SuperNode {node} cannot take part: {peer_text(fields['trouble'])}")
+        client = fields.get("client")
+        if type(client) is not int or not 0 <= client < self._num_clients:
             raise HostError(
                 f"SuperNode {node} says that it is client {peer_text(client)}; the clients of this recipe are 0 to "
-                f"{self._clients - 1} (partition-id in its --node-config)."
+                f"{self._num_clients - 1} (partition-id in its --node-config)."
             )
         if client in self._nodes:
             raise HostError(f"the SuperNodes {self._nodes[client]} and {node} both say that they are client {client}.")
-        if recipe != self._recipe:
+        if fields.get("recipe") != self._fingerprint:
             raise HostError(f"SuperNode {node}, client {client}, runs another recipe or another calfat_plugin.")
         self._nodes[client] = node
 
 
-def _nodes(grid: Grid, number: int, check: Callable[[], None], warn: Callable[[str], None]) -> list[int]:
-    """As many nodes; Flower registers them while the rounds could begin already. Who has started too few is told."""
+def _wait_for_nodes(grid: Grid, number: int, check: Callable[[], None], warn: Callable[[str], None]) -> list[int]:
+    """As many nodes, once Flower has registered them; ``warn`` is given how many are missing."""
     remind_at = time.monotonic() + _REMIND
-    while len(found := sorted(grid.get_node_ids())) < number:
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) >= number:
+            return nodes[:number]
         check()
         if time.monotonic() > remind_at:
             warn(
-                f"still waiting for nodes of Flower's simulation: {len(found)} of {number} are there. With flwr run, "
+                f"still waiting for nodes of Flower's simulation: {len(nodes)} of {number} are there. With flwr run, "
                 f"add --federation-config 'num-supernodes={number}'."
             )
             remind_at += _REMIND
         time.sleep(_PAUSE)
-    return found[:number]
 
 
 def resources(experiment: Experiment) -> dict[str, Any]:
     """What Flower's engine and Ray are given: cores and GPUs of each client, and of this machine what a round needs."""
     cores = num_cores()
-    cpus = experiment.flower.client_cpus or experiment.runtime.threads or cores
-    gpus = experiment.flower.client_gpus
-    gpus = float(experiment.device.using_gpu) if gpus is None else gpus
+    client_cpus = experiment.flower.client_cpus or experiment.runtime.threads or cores
+    client_gpus = experiment.flower.client_gpus
+    if client_gpus is None:
+        client_gpus = float(experiment.device.using_gpu)
     of_ray: dict[str, Any] = {"log_to_driver": False}
     if not os.environ.get(_CLUSTER):
-        at_once = min(int(cores / cpus), experiment.clients_per_round)
-        if at_once == 0:
+        clients_at_once = min(int(cores / client_cpus), experiment.clients_per_round)
+        if clients_at_once == 0:
             raise experiment.document.error(
                 ("calfat", "flower", "client_cpus"),
-                f"a client is to have {cpus:g} cores, but this machine has {cores}. Write {cores} or less, or name a "
-                f"Ray cluster in {_CLUSTER}.",
+                f"a client is to have {client_cpus:g} cores, but this machine has {cores}. Write {cores} or less, or "
+                f"name a Ray cluster in {_CLUSTER}.",
             )
-        of_ray["num_cpus"] = math.ceil(at_once * cpus)
-    return {"client_resources": {"num_cpus": cpus, "num_gpus": gpus}, "init_args": of_ray}
+        of_ray["num_cpus"] = math.ceil(clients_at_once * client_cpus)
+    return {"client_resources": {"num_cpus": client_cpus, "num_gpus": client_gpus}, "init_args": of_ray}

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from calfat_plugin.host.transports.message import READY, Message, RefusedError, decode, encode, read_envelope
@@ -43,7 +43,8 @@ class RefusalLog:
     """Logs refused messages, a limited number a minute; those left out are counted. Callable from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._begun = now, now()
+        self._now = now
+        self._window_began = now()
         self._lines: Counter[str] = Counter()
         self._left_out = 0
         self._lock = threading.Lock()
@@ -52,7 +53,7 @@ class RefusalLog:
         """Log one, or count it; ``sender`` is a network address (``host:port``), a name or a rank."""
         address = sender.rpartition(":")[0] or sender
         with self._lock:
-            if self._now() - self._begun >= _WINDOW:
+            if self._now() - self._window_began >= _WINDOW:
                 self._begin_window()
             if self._lines[address] >= _PER_ADDRESS or self._lines.total() >= _IN_ALL:
                 self._left_out += 1
@@ -66,10 +67,11 @@ class RefusalLog:
 
     def _begin_window(self) -> None:
         if self._left_out:
-            seconds = self._now() - self._begun
+            seconds = self._now() - self._window_began
             log.warning("%d more messages were refused within %.0f s, and are not listed", self._left_out, seconds)
         self._lines.clear()
-        self._left_out, self._begun = 0, self._now()
+        self._left_out = 0
+        self._window_began = self._now()
 
 
 class Transport(ABC):
@@ -79,13 +81,16 @@ class Transport(ABC):
         self.rank = rank
         self.inbox = Inbox()  # what the loop delivers; filled by receiving threads
         self.wake_at: float | None = None  # when the loop delivers an ALARM next (monotonic); None for never
-        self.stopped = self._over = False  # of the backend, for whatever reason; of its loop
+        self.stopped = False  # whether the backend has ended, for whatever reason
+        self._loop_left = False
         self.patience = 600.0  # seconds for which a message is tried, unless send_message says otherwise
         #: Asked before an arriving message's tensors are read, in a receiving thread; raises RefusedError.
         self.admit: Callable[[Message], None] = lambda envelope: None
         self.refusals = RefusalLog()
         self._observer: Any = None
-        peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
+        peers: Iterable[int] = (_SERVER,)  # clients speak with the server alone
+        if rank == _SERVER:
+            peers = range(1, num_parties)
         self._queues = {peer: SendQueue(peer, self.deliver) for peer in peers}
         for queue in self._queues.values():
             queue.start()
@@ -103,20 +108,22 @@ class Transport(ABC):
         """The loop, until :meth:`leave_loop` or :meth:`stop_receive_message`."""
         message: Message | None = Message(READY, self.rank, self.rank)
         while True:
-            if message is None:
-                self.wake_at, message = None, Message(ALARM, self.rank, self.rank)
+            if message is None:  # it is time to wake
+                self.wake_at = None
+                message = Message(ALARM, self.rank, self.rank)
             self._observer.receive_message(message.get_type(), message)
-            if self._over:
+            if self._loop_left:
                 return
             message = self.inbox.get(self.wake_at)
 
     def leave_loop(self) -> None:
         """End the loop, from within it. Messages are still sent and let in."""
-        self._over = True
+        self._loop_left = True
 
     def stop_receive_message(self) -> None:
         """End the loop and all sending; safe to call twice."""
-        self.stopped = self._over = True
+        self.stopped = True
+        self._loop_left = True
         for queue in self._queues.values():
             queue.stop()
         self.refusals.close()
@@ -133,13 +140,23 @@ class Transport(ABC):
         self, msg: Message, patience: float | None = None, on_delivered: Callable[[], object] = lambda: None
     ) -> None:
         """Queue a message for its receiver; returns at once. ``on_delivered`` is called in a thread, on receipt."""
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
-        self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline, on_delivered))
+        if patience is None:
+            patience = self.patience
+        outgoing = Outgoing(encode(msg), msg.get_type(), time.monotonic() + patience, on_delivered)
+        self._queues[msg.get_receiver_id()].send(outgoing)
 
     def send_now(self, msg: Message, timeout: float) -> None:
-        self.deliver(msg.get_receiver_id(), Outgoing(encode(msg), msg.get_type(), time.monotonic() + timeout))
+        """Try once to send a message, and wait for its receipt.
+
+        Raises:
+            RefusedError: the receiver does not let it in.
+            UnreachableError: nobody took it in time.
+        """
+        outgoing = Outgoing(encode(msg), msg.get_type(), time.monotonic() + timeout)
+        self.deliver(msg.get_receiver_id(), outgoing)
 
     def flush(self, timeout: float) -> None:
+        """Wait until nothing is left to send, at most so many seconds."""
         until = time.monotonic() + timeout
         for queue in self._queues.values():
             queue.flush(until)

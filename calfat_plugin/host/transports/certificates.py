@@ -27,7 +27,9 @@ class Certificates:
     @classmethod
     def read(cls, settings: TLSSettings, rank: int) -> Certificates:
         """Read and check the files that the recipe names for party ``rank``."""
-        ca, cert, key = (expanded(for_rank(path, rank)) for path in (settings.ca, settings.cert, settings.key))
+        ca = expanded(for_rank(settings.ca, rank))
+        cert = expanded(for_rank(settings.cert, rank))
+        key = expanded(for_rank(settings.key, rank))
         contents = (_read_pem("ca", ca), _read_pem("cert", cert), _read_pem("key", key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -44,9 +46,10 @@ class Certificates:
 def refuse_unfit_certificate(settings: TLSSettings, rank: int) -> None:
     """Refuse a certificate with which the other parties would not let this one speak for its rank, such as another's.
 
-    They would say so much later, or wait: the one that is wrong learns it here, before it connects to anybody.
+    They would refuse it much later, or wait. Here the party learns it before it connects to anybody.
     """
-    name, path = certificate_name(rank), expanded(for_rank(settings.cert, rank))
+    name = certificate_name(rank)
+    path = expanded(for_rank(settings.cert, rank))
     try:
         names = _names_in_certificate(settings, rank)
     except ssl.SSLCertVerificationError as error:
@@ -68,22 +71,23 @@ def _names_in_certificate(settings: TLSSettings, rank: int) -> list[str]:
     Raises:
         ssl.SSLCertVerificationError: the authority has not signed it, or it is not valid now.
     """
-    ca, cert, key = (expanded(for_rank(path, rank)) for path in (settings.ca, settings.cert, settings.key))
     party = Certificates.read(settings, rank).client_context
-    party.check_hostname, party.verify_mode = False, ssl.CERT_NONE  # of the other end, which is this process
-    other_party = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    other_party.load_cert_chain(cert, key)
-    other_party.load_verify_locations(ca)
-    other_party.verify_mode = ssl.CERT_REQUIRED
-    to_party, to_other = ssl.MemoryBIO(), ssl.MemoryBIO()
-    here = party.wrap_bio(to_party, to_other)
-    there = other_party.wrap_bio(to_other, to_party, server_side=True)
-    for end in (here, there, here, there):  # the messages of a handshake: two from each end
+    party.check_hostname = False  # the other end is this process, which has no name of a party
+    party.verify_mode = ssl.CERT_NONE
+    other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    other.load_cert_chain(expanded(for_rank(settings.cert, rank)), expanded(for_rank(settings.key, rank)))
+    other.load_verify_locations(expanded(for_rank(settings.ca, rank)))
+    other.verify_mode = ssl.CERT_REQUIRED
+    to_party = ssl.MemoryBIO()
+    to_other = ssl.MemoryBIO()
+    party_end = party.wrap_bio(to_party, to_other)
+    other_end = other.wrap_bio(to_other, to_party, server_side=True)
+    for end in (party_end, other_end, party_end, other_end):  # the messages of a handshake: two from each end
         with suppress(ssl.SSLWantReadError):
             end.do_handshake()
-    shown = there.getpeercert() or {}
-    alternatives: Any = shown.get("subjectAltName", ())
-    return [name for kind, name in alternatives if kind == "DNS"]
+    certificate = other_end.getpeercert() or {}
+    names: Any = certificate.get("subjectAltName", ())
+    return [name for kind, name in names if kind == "DNS"]
 
 
 def _read_pem(name: str, path: Path) -> bytes:

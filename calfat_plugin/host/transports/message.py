@@ -9,6 +9,7 @@ below are read.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -78,12 +79,12 @@ class RefusedError(Exception):
 
 def sendable(text: str) -> str:
     """A text of ours as a field may hold it: printable ASCII, not too long."""
-    ascii_only = "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in text)
-    return ascii_only[:_MAX_TEXT]
+    ascii_only = text.encode("ascii", errors="replace").decode()
+    return re.sub(r"[^ -~]", "?", ascii_only)[:_MAX_TEXT]
 
 
 class ImpostorError(RefusedError):
-    """Nothing is sent to whoever is at a party's address: it has proved to be somebody else."""
+    """Whoever is at a party's address has proved to be somebody else, so nothing is sent there."""
 
 
 def encode(message: Message) -> bytes:
@@ -108,18 +109,24 @@ def read_envelope(data: bytes) -> Message:
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
     fields = _json(metadata[_KEY], "its fields")
     for name, value in fields.items():
-        if name not in FIELDS:
-            raise RefusedError(f"unknown field {name[:_MAX_TEXT]!r}")
-        if type(value) is not FIELDS[name]:
-            raise RefusedError(f"field '{name}' is of type {type(value).__name__}, expected {FIELDS[name].__name__}")
-        if isinstance(value, str) and len(value) > _MAX_TEXT:
-            raise RefusedError(f"field '{name}' is {len(value)} characters long")
-        if isinstance(value, str) and not (value.isascii() and value.isprintable()):
-            raise RefusedError(f"field '{name}' holds other signs than printable ASCII")
+        _check_field(name, value)
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
     return Message(fields.pop(TYPE), fields.pop(SENDER), fields.pop(RECEIVER), **fields)
+
+
+def _check_field(name: str, value: object) -> None:
+    if name not in FIELDS:
+        raise RefusedError(f"unknown field {name[:_MAX_TEXT]!r}")
+    if type(value) is not FIELDS[name]:
+        raise RefusedError(f"field '{name}' is of type {type(value).__name__}, expected {FIELDS[name].__name__}")
+    if not isinstance(value, str):
+        return
+    if len(value) > _MAX_TEXT:
+        raise RefusedError(f"field '{name}' is {len(value)} characters long")
+    if not (value.isascii() and value.isprintable()):
+        raise RefusedError(f"field '{name}' holds other signs than printable ASCII")
 
 
 def decode(data: bytes, envelope: Message) -> Message:
@@ -145,14 +152,22 @@ def _checked_metadata(data: bytes) -> Any:
     header = _json(data[_LENGTH : _LENGTH + length], "its header")
     metadata = header.pop("__metadata__", None)
     for name, entry in header.items():
-        if len(name) > _MAX_NAME:
-            raise RefusedError(f"a tensor's name is {len(name)} characters long")
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
-        if not 0 <= offsets[0] <= offsets[1] <= len(data):
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {offsets[0]} to {offsets[1]} of {len(data)}")
+        _check_tensor(name, entry, len(data))
     return metadata
+
+
+def _check_tensor(name: str, entry: object, num_bytes: int) -> None:
+    """Check a tensor's entry in the header of a message of so many bytes."""
+    if len(name) > _MAX_NAME:
+        raise RefusedError(f"a tensor's name is {len(name)} characters long")
+    offsets: object = None
+    if isinstance(entry, dict):
+        offsets = entry.get("data_offsets")
+    if not isinstance(offsets, list) or [type(end) for end in offsets] != [int, int]:
+        raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
+    begin, end = offsets
+    if not 0 <= begin <= end <= num_bytes:
+        raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {begin} to {end} of {num_bytes}")
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from calfat_plugin.host.transports.message import Message, RefusedError
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between two tries
+_FIRST_PAUSE = 0.1  # seconds between two tries; each pause is twice the last one
+_LONGEST_PAUSE = 5.0
 
 
 class UnreachableError(Exception):
@@ -39,10 +40,13 @@ class Inbox:
     def get(self, until: float | None) -> Message | None:
         """The oldest message; None when there is none before the monotonic time ``until``."""
         with self._changed:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not self._changed.wait_for(lambda: self._waiting, left):
+            seconds = None
+            if until is not None:
+                seconds = max(0.0, until - time.monotonic())
+            if not self._changed.wait_for(lambda: self._waiting, seconds):
                 return None
-            return self._waiting.popitem(last=False)[1]
+            _, message = self._waiting.popitem(last=False)
+            return message
 
     def holds(self, types: frozenset[int]) -> bool:
         """Whether a message of one of these types waits."""
@@ -82,10 +86,13 @@ class SendQueue(threading.Thread):
     def send(self, outgoing: Outgoing) -> None:
         """Queue a message; older ones of the same kind are given up."""
         with self._changed:
-            for older in self._waiting:
-                if older.kind == outgoing.kind:
-                    older.cancel()
-            self._waiting = [*(older for older in self._waiting if older.kind != outgoing.kind), outgoing]
+            others = []
+            for waiting in self._waiting:
+                if waiting.kind == outgoing.kind:
+                    waiting.cancel()
+                else:
+                    others.append(waiting)
+            self._waiting = [*others, outgoing]
             self._changed.notify_all()
 
     def flush(self, until: float) -> None:
@@ -114,20 +121,23 @@ class SendQueue(threading.Thread):
                 self._changed.notify_all()
 
     def _retry(self, outgoing: Outgoing) -> None:
-        pause, reason = _FIRST_PAUSE, ""
+        """Try until the message has arrived, is refused or cancelled, or its deadline has passed."""
+        pause = _FIRST_PAUSE
+        reason = ""
         while time.monotonic() < outgoing.deadline and not outgoing.cancelled.is_set():
             try:
                 self._deliver(self._peer, outgoing)
                 outgoing.on_delivered()
                 return
             except UnreachableError as error:
-                if str(error) != reason:
+                if str(error) != reason:  # each reason is logged once, not at each try
                     reason = str(error)
                     log.warning("rank %d cannot be reached, trying again: %s", self._peer, reason)
             except RefusedError as error:
                 log.error("rank %d refused a message: %s", self._peer, error)
                 return
-            outgoing.cancelled.wait(min(pause, max(0.0, outgoing.deadline - time.monotonic())))
+            seconds_left = max(0.0, outgoing.deadline - time.monotonic())
+            outgoing.cancelled.wait(min(pause, seconds_left))
             pause = min(2 * pause, _LONGEST_PAUSE)
         if not outgoing.cancelled.is_set():
             log.warning("a message to rank %d was given up: %s", self._peer, reason or "its deadline has passed")
