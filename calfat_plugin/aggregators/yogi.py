@@ -26,6 +26,7 @@ class Yogi(torch.optim.Optimizer):
     ) -> None:
         beta1, beta2 = betas
         gradient = parameter.grad
+        assert gradient is not None  # the aggregator has set it
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
