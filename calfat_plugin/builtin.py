@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calfat_plugin import entries
-from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
-from calfat_plugin.aggregators.robust import (
-    bulyan,
-    centered_clipping,
-    geometric_median,
-    krum,
-    median,
-    multi_krum,
-    norm_clipping,
-    trimmed_mean,
-)
+from calfat_plugin.aggregators import fedavg, fedprox, robust, scaffold, server_optimizers, sfat
 from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.evaluators import autoattack, gradient, internal, natural, personalised, transfer
@@ -42,12 +32,15 @@ from calfat_plugin.trainers import (
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)
 OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
-    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),
-    *(entry for module in (server_optimizers, gradient, autoattack, own_update, colluding) for entry in module.ENTRIES),
+    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS, label_flip)),
+    *(
+        entry
+        for module in (server_optimizers, robust, gradient, autoattack, own_update, colluding)
+        for entry in module.ENTRIES
+    ),
     *(*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS),
 )
 

@@ -24,6 +24,16 @@ class FedAvgOptions:
     )
 
 
+def client_shares(task: AggregationTask, weights: Weights) -> dict[int, float]:
+    """Client id to its share of an average; shares sum to 1."""
+    if weights == "uniform":
+        amounts = dict.fromkeys(task.updates, 1.0)
+    else:
+        amounts = {client: float(update.num_examples) for client, update in task.updates.items()}
+    total = sum(amounts.values())
+    return {client: amount / total for client, amount in amounts.items()}
+
+
 class FedAvg(Aggregator):
     """theta <- sum_i w_i theta_i over parameters and buffers."""
 
@@ -31,10 +41,7 @@ class FedAvg(Aggregator):
 
     def client_weights(self, task: AggregationTask) -> Mapping[int, float]:
         """Client id to its share of the average; shares sum to 1."""
-        even = self.options.weights == "uniform"
-        raw = {client: 1.0 if even else float(update.num_examples) for client, update in task.updates.items()}
-        total = sum(raw.values())
-        return {client: weight / total for client, weight in raw.items()}
+        return client_shares(task, self.options.weights)
 
     def combine(self, task: AggregationTask) -> Aggregate:
         weights = self.client_weights(task)

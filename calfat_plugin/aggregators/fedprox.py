@@ -23,23 +23,34 @@ class FedProxOptions(FedAvgOptions):
 
 @dataclass(frozen=True)
 class Proximal(LocalCorrection):
-    """Adds mu (theta - theta_t) to the gradient: the proximal term is squared, and no attack climbs it."""
+    """Adds mu (theta - theta_t), the proximal term's gradient, to the gradient of the weights.
+
+    Attacks climb the loss without this term.
+    """
 
     mu: float
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
-        return _ActiveProximal(task, self.mu) if self.mu > 0 else ActiveCorrection()
+        if self.mu == 0:
+            return ActiveCorrection()
+        return _ActiveProximal(task, self.mu)
 
 
 class _ActiveProximal(ActiveCorrection):
+    """The proximal term of one client's local training."""
+
     def __init__(self, task: LocalTask, mu: float) -> None:
         self.mu = mu
-        self.pairs = [(parameter, parameter.detach().clone()) for parameter in task.shared_parameters().values()]
+        self.parameters = list(task.shared_parameters().values())
+        self.anchors = [parameter.detach().clone() for parameter in self.parameters]
 
     def after_backward(self, model: nn.Module) -> None:
-        for parameter, anchor in self.pairs:
+        for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
             pull = (parameter.detach() - anchor) * self.mu
-            parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+            if parameter.grad is None:
+                parameter.grad = pull
+            else:
+                parameter.grad.add_(pull)
 
 
 class FedProx(FedAvg):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Pairing = Literal["after_step", "gradient"]
 
-_VARIATE = "scaffold/c/"  # c in broadcast and server state, c_i in the client's state
+_VARIATE = "scaffold/c/"  # c in broadcast and server state; c_i in the client's state
 _CHANGE = "scaffold/change/"  # c_i+ - c_i, sent up
 
 
@@ -63,17 +63,18 @@ class ControlVariates(LocalCorrection):
 
 
 class _ActiveVariates(ActiveCorrection):
+    """The control variates of one client's local training, by parameter name, on the model's device."""
+
     needs_sgd = True
 
     def __init__(self, task: LocalTask, options: ScaffoldOptions) -> None:
-        self.task, self.options = task, options
+        self.task = task
+        self.options = options
         self.parameters = task.shared_parameters()
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        self.own, self.server = (  # by name of the parameter, on its device
-            {name: _variate(extras, name, like=weights).to(weights.device) for name, weights in self.start.items()}
-            for extras in (task.client_state, task.broadcast)
-        )
-        self.shift = {name: self.server[name] - own for name, own in self.own.items()}  # c - c_i
+        self.client_variates = _variates(task.client_state, self.start)  # c_i
+        self.server_variates = _variates(task.broadcast, self.start)  # c
+        self.shift = {name: self.server_variates[name] - self.client_variates[name] for name in self.start}  # c - c_i
         self.steps = 0
         self.wants_full_gradient = options.variant == "I"
         self.gradient: Mapping[str, Tensor] | None = None
@@ -83,34 +84,51 @@ class _ActiveVariates(ActiveCorrection):
 
     def after_backward(self, model: nn.Module) -> None:
         self.steps += 1
-        if self.options.pairing == "gradient":
-            for name, parameter in self.parameters.items():
-                shift = self.shift[name]
-                parameter.grad = shift.clone() if parameter.grad is None else parameter.grad.add_(shift)
+        if self.options.pairing != "gradient":
+            return
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                parameter.grad = self.shift[name].clone()
+            else:
+                parameter.grad.add_(self.shift[name])
 
     def after_step(self, model: nn.Module, learning_rate: float) -> None:
-        if self.options.pairing == "after_step":
-            for name, parameter in self.parameters.items():
-                parameter.data.sub_(self.shift[name], alpha=learning_rate)
+        if self.options.pairing != "after_step":
+            return
+        for name, parameter in self.parameters.items():
+            parameter.data.sub_(self.shift[name], alpha=learning_rate)
 
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        settings = self.task.settings
-        if not self.wants_full_gradient:
-            count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
-            walked = count * settings.learning_rate
-            new = {
-                name: self.own[name] - self.server[name] + (self.start[name] - parameter.detach()) / walked
-                for name, parameter in self.parameters.items()
-            }
-        elif self.gradient is not None:
-            new = {name: self.gradient[name].clone() for name in self.parameters}
+        if self.wants_full_gradient:
+            new_variates = self._gradient_as_variates()
         else:
+            new_variates = self._distance_as_variates()
+        extras = {}
+        client_state = {}
+        for name, variate in new_variates.items():
+            extras[_CHANGE + name] = (variate - self.client_variates[name]).cpu()
+            client_state[_VARIATE + name] = variate.cpu()
+        return extras, client_state
+
+    def _gradient_as_variates(self) -> dict[str, Tensor]:
+        """c_i+ of variant I: the gradient of the whole local loss at the global model."""
+        if self.gradient is None:
             raise UpdateError(
                 "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does not "
                 "give; use variant II."
             )
-        extras = {_CHANGE + name: (variate - self.own[name]).cpu() for name, variate in new.items()}
-        return extras, {_VARIATE + name: variate.cpu() for name, variate in new.items()}
+        return {name: self.gradient[name].clone() for name in self.parameters}
+
+    def _distance_as_variates(self) -> dict[str, Tensor]:
+        """c_i+ of variant II: c_i - c + (x - y) / (K lr), with the divisor of the pairing for K."""
+        settings = self.task.settings
+        count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
+        walked = count * settings.learning_rate
+        new_variates = {}
+        for name, parameter in self.parameters.items():
+            measured = (self.start[name] - parameter.detach()) / walked
+            new_variates[name] = self.client_variates[name] - self.server_variates[name] + measured
+        return new_variates
 
 
 def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = False) -> float:
@@ -125,14 +143,21 @@ def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = F
         raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")
     if pairing == "after_step":
         return float(steps)
-    first = momentum**2 if nesterov else momentum
+    first = momentum
+    if nesterov:
+        first = momentum**2
     return (steps - first * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _variate(state: State, name: str, *, like: Tensor) -> Tensor:
-    """The variate of a parameter in a kept or received state: zeros where there is none yet."""
-    kept = state.get(_VARIATE + name)
-    return like.new_zeros(like.shape) if kept is None else kept
+def _variates(state: State, parameters: State) -> dict[str, Tensor]:
+    """The variates of these parameters in a state, on the parameters' devices; zeros where there are none yet."""
+    variates = {}
+    for name, parameter in parameters.items():
+        variate = state.get(_VARIATE + name)
+        if variate is None:
+            variate = parameter.new_zeros(parameter.shape)
+        variates[name] = variate.to(parameter.device)
+    return variates
 
 
 class Scaffold(Aggregator):
@@ -144,47 +169,46 @@ class Scaffold(Aggregator):
         return ControlVariates(self.options)
 
     def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
-        sent = {name.removeprefix(_CHANGE): tensor for name, tensor in extras.items() if name.startswith(_CHANGE)}
-        check_update(sent, parameters, who=f"{who}: SCAFFOLD's {_CHANGE}")
+        changes = {name.removeprefix(_CHANGE): tensor for name, tensor in extras.items() if name.startswith(_CHANGE)}
+        check_update(changes, parameters, who=f"{who}: SCAFFOLD's {_CHANGE}")
 
     def combine(self, task: AggregationTask) -> Aggregate:
-        updates, start = list(task.updates.values()), task.global_state
-        weights = [1.0 / len(updates)] * len(updates)
-        steps = [1.0, *[self.options.server_lr / len(updates)] * len(updates)]
-        shares = [1.0, *[1.0 / task.num_clients] * len(updates)]  # of all clients: that keeps c the mean of all c_i
-        moved = {
-            name: weighted_sum([start[name], *(update.state[name] - start[name] for update in updates)], steps)
-            for name in task.parameter_names
-        }
-        kept = {
-            _VARIATE + name: weighted_sum(
-                [
-                    _variate(task.server_state, name, like=start[name]),
-                    *(update.extras[_CHANGE + name] for update in updates),
-                ],
-                shares,
-            )
-            for name in task.parameter_names
-        }
+        updates = list(task.updates.values())
+        count = len(updates)
+        parameters = {name: task.global_state[name] for name in task.parameter_names}
+        server_variates = _variates(task.server_state, parameters)
+        step_shares = [1.0] + [self.options.server_lr / count] * count
+        # A share of all clients, and not of the round's: that keeps c the mean of all c_i.
+        variate_shares = [1.0] + [1.0 / task.num_clients] * count
+
+        mean_weights = [1.0 / count] * count
+        state = weighted_average([update.state for update in updates], mean_weights)  # the buffers remain
+        variates = {}
+        for name, start in parameters.items():
+            displacements = [update.state[name] - start for update in updates]
+            state[name] = weighted_sum([start, *displacements], step_shares)
+            changes = [update.extras[_CHANGE + name] for update in updates]
+            variates[_VARIATE + name] = weighted_sum([server_variates[name], *changes], variate_shares)
         return Aggregate(
-            state={**weighted_average([update.state for update in updates], weights), **moved},
-            server_state=kept,
-            broadcast=kept,
-            weights=dict(zip(task.updates, weights, strict=True)),
+            state,
+            server_state=variates,
+            broadcast=variates,
+            weights=dict(zip(task.updates, mean_weights, strict=True)),
         )
 
 
 def _check(options: ScaffoldOptions, recipe: Recipe) -> None:
     """Variates cancel while each step is linear in the client's gradients; the server cannot undo any other scale."""
-    train, found = recipe.train, ""
+    train = recipe.train
+    scaling_key = ""
     if train.client_optimizer != "sgd":
-        found = f"client_optimizer is {train.client_optimizer}"
+        scaling_key = f"client_optimizer is {train.client_optimizer}"
     elif train.max_grad_norm is not None:
-        found = f"max_grad_norm is {train.max_grad_norm:g}"
-    if found:
+        scaling_key = f"max_grad_norm is {train.max_grad_norm:g}"
+    if scaling_key:
         raise OptionError(
-            f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{found}, which scales the steps of each "
-            "client in another way. Remove that key, or choose another aggregator, such as fedavg."
+            f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{scaling_key}, which scales the steps "
+            "of each client in another way. Remove that key, or choose another aggregator, such as fedavg."
         )
     if options.variant == "I" and options.pairing == "after_step" and train.momentum:
         times = 1 / (1 - train.momentum)

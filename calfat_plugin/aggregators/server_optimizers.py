@@ -6,10 +6,9 @@ in torch, and unlike in the paper, Adam and Yogi correct the moments' bias, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, paper
@@ -19,8 +18,6 @@ from calfat_plugin.options import option
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-_CITATION = paper("reddi2021adaptive")
 
 
 @dataclass(frozen=True)
@@ -42,63 +39,96 @@ class MomentOptions(ServerOptimizerOptions):
 class ServerOptimizer(FedAvg):
     """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
 
-    def __init__(self, make: Callable[[list[nn.Parameter], Any], torch.optim.Optimizer], options: Any) -> None:
-        super().__init__(options)
-        self._make = make
+    options: ServerOptimizerOptions
+
+    @abstractmethod
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser of these parameters."""
 
     def combine(self, task: AggregationTask) -> Aggregate:
         from torch import nn
 
         mean = super().combine(task)
-        parameters = {name: nn.Parameter(task.global_state[name].clone()) for name in task.parameter_names}
-        for name, parameter in parameters.items():
-            parameter.grad = task.global_state[name] - mean.state[name]
-        optimizer = self._make(list(parameters.values()), self.options)
-        for key, tensor in task.server_state.items():  # empty in a first round
+        parameters = {}
+        for name in task.parameter_names:
+            start = task.global_state[name]
+            parameters[name] = nn.Parameter(start.clone())
+            parameters[name].grad = start - mean.state[name]
+
+        optimizer = self.optimizer(list(parameters.values()))
+        for key, tensor in task.server_state.items():  # empty in the first round
             _, kind, name = key.split("/", 2)
             optimizer.state[parameters[name]][kind] = tensor.clone()
         optimizer.step()
-        memory = {
-            f"optimizer/{kind}/{name}": tensor
-            for name, parameter in parameters.items()
-            for kind, tensor in optimizer.state[parameter].items()
-        }
-        moved = {name: parameter.detach() for name, parameter in parameters.items()}
-        return Aggregate({**mean.state, **moved}, server_state=memory, weights=mean.weights)
+
+        state = dict(mean.state)
+        server_state = {}
+        for name, parameter in parameters.items():
+            state[name] = parameter.detach()
+            for kind, tensor in optimizer.state[parameter].items():
+                server_state[f"optimizer/{kind}/{name}"] = tensor
+        return Aggregate(state, server_state=server_state, weights=mean.weights)
 
 
-def _adam(parameters: list[nn.Parameter], options: MomentOptions) -> torch.optim.Optimizer:
-    import torch
+class FedAdam(ServerOptimizer):
+    """m <- b1 m + (1 - b1) d; v <- b2 v + (1 - b2) d^2."""
 
-    betas = (options.beta1, options.beta2)
-    return torch.optim.Adam(parameters, lr=options.server_lr, betas=betas, eps=options.tau, foreach=False)
+    options: MomentOptions
 
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
 
-def _yogi(parameters: list[nn.Parameter], options: MomentOptions) -> torch.optim.Optimizer:
-    from calfat_plugin.aggregators.yogi import Yogi
-
-    return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
-
-
-def _adagrad(parameters: list[nn.Parameter], options: ServerOptimizerOptions) -> torch.optim.Optimizer:
-    import torch
-
-    return torch.optim.Adagrad(parameters, lr=options.server_lr, eps=options.tau, foreach=False)
+        options = self.options
+        betas = (options.beta1, options.beta2)
+        return torch.optim.Adam(parameters, lr=options.server_lr, betas=betas, eps=options.tau, foreach=False)
 
 
-def _entry(name: str, make: Callable[..., Any], config: type, moments: str, step: str) -> AggregatorEntry:
-    return AggregatorEntry(
-        f"fed{name.lower()}",
-        build=partial(ServerOptimizer, make),
-        config=config,
-        summary=f"{name} on the server",
-        formula=f"{moments}, theta = theta + lr {step} / (sqrt(v) + tau), d = sum_i w_i theta_i - theta",
-        citation=_CITATION,
-    )
+class FedYogi(ServerOptimizer):
+    """FedAdam with v <- v - (1 - b2) d^2 sign(v - d^2)."""
 
+    options: MomentOptions
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        from calfat_plugin.aggregators.yogi import Yogi
+
+        options = self.options
+        return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
+
+
+class FedAdagrad(ServerOptimizer):
+    """v <- v + d^2, without a first moment."""
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        return torch.optim.Adagrad(parameters, lr=self.options.server_lr, eps=self.options.tau, foreach=False)
+
+
+_STEP = "theta = theta + lr {} / (sqrt(v) + tau), d = sum_i w_i theta_i - theta"
 
 ENTRIES = (
-    _entry("Adam", _adam, MomentOptions, "m = b1 m + (1 - b1) d, v = b2 v + (1 - b2) d^2", "m"),
-    _entry("Yogi", _yogi, MomentOptions, "m = b1 m + (1 - b1) d, v = v - (1 - b2) d^2 sign(v - d^2)", "m"),
-    _entry("Adagrad", _adagrad, ServerOptimizerOptions, "v = v + d^2", "d"),
+    AggregatorEntry(
+        "fedadam",
+        build=FedAdam,
+        config=MomentOptions,
+        summary="Adam on the server",
+        formula="m = b1 m + (1 - b1) d, v = b2 v + (1 - b2) d^2, " + _STEP.format("m"),
+        citation=paper("reddi2021adaptive"),
+    ),
+    AggregatorEntry(
+        "fedyogi",
+        build=FedYogi,
+        config=MomentOptions,
+        summary="Yogi on the server",
+        formula="m = b1 m + (1 - b1) d, v = v - (1 - b2) d^2 sign(v - d^2), " + _STEP.format("m"),
+        citation=paper("reddi2021adaptive"),
+    ),
+    AggregatorEntry(
+        "fedadagrad",
+        build=FedAdagrad,
+        config=ServerOptimizerOptions,
+        summary="Adagrad on the server",
+        formula="v = v + d^2, " + _STEP.format("d"),
+        citation=paper("reddi2021adaptive"),
+    ),
 )

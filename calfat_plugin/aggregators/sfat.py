@@ -40,22 +40,42 @@ class SFAT(FedAvg):
         weights = super().client_weights(task)
         if task.round < self.options.start_round:
             return weights
-        losses = [None if c in task.unattacked else u.metrics.get("loss", math.nan) for c, u in task.updates.items()]
+        losses: list[float | None] = []
+        for client, update in task.updates.items():
+            if client in task.unattacked:
+                losses.append(None)
+            else:
+                losses.append(update.metrics.get("loss", math.nan))
         slack = slack_weights(list(weights.values()), losses, self.options.ratio, self.options.top)
         return dict(zip(weights, slack, strict=True))
 
 
 def slack_weights(weights: Sequence[float], losses: Sequence[float | None], ratio: float, top: int) -> list[float]:
-    """The weights, those of the ``top`` clients by adversarial loss times ``ratio``, then all normalised to sum 1.
+    """The clients' weights, with those of the ``top`` smallest adversarial losses multiplied, normalised to sum 1.
 
-    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form. Ties go to
-    the first client; a nan counts as the largest loss, and None, no adversarial loss, is never favoured.
+    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form.
+
+    Args:
+        weights: one for each client, at least one positive.
+        losses: adversarial loss of each client. Of equal losses the first is favoured; nan counts as the largest loss.
+            None, for a client without an adversarial loss, is never favoured.
+        ratio: factor of a favoured client's weight.
+        top: how many clients are favoured.
     """
-    ranked = {index: math.inf if math.isnan(loss) else loss for index, loss in enumerate(losses) if loss is not None}
-    favoured = sorted(ranked, key=ranked.__getitem__)[:top]
-    slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]
+    loss_of = {}
+    for index, loss in enumerate(losses):
+        if loss is None:
+            continue
+        if math.isnan(loss):
+            loss = math.inf  # a comparison with nan is always false, so the order would depend on the clients' places
+        loss_of[index] = loss
+    favoured = sorted(loss_of, key=loss_of.__getitem__)[:top]
+
+    slack = [float(weight) for weight in weights]
+    for index in favoured:
+        slack[index] *= ratio
     total = math.fsum(slack)
-    return [w / total for w in slack]
+    return [weight / total for weight in slack]
 
 
 def _check(options: SFATOptions, recipe: Recipe) -> None:

@@ -26,17 +26,22 @@ class Attackers:
     """All attackers of a run; ``names`` are those of the trainable parameters that are not personal."""
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
-        self._experiment, self._names, self._reported = experiment, names, set[str]()
+        self._experiment = experiment
+        self._names = names
+        self._reported: set[str] = set()
         self._groups = {client: groups[client] for client in attackers_among(groups)}
-        self.ids = frozenset(self._groups)
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
+        self.ids = frozenset(self._groups)
 
     def send(self, round: int, updates: Mapping[int, LocalUpdate], global_state: State) -> dict[int, LocalUpdate]:
-        """A round's updates as they arrive: those of honest clients as they are; all started from the global model."""
-        present = [client for client in updates if client in self._built]
-        honest = {client: update.state for client, update in updates.items() if client not in self._built}
+        """A round's updates as they arrive: honest clients' as they are, attackers' as they change them.
+
+        All clients started from ``global_state``.
+        """
+        attacking = [client for client in updates if client in self.ids]
+        honest = {client: update.state for client, update in updates.items() if client not in self.ids}
         sent = dict(updates)
-        for client in present:
+        for client in attacking:
             picked = self._groups[client].attacker
             assert picked is not None
             task = AttackTask(
@@ -46,14 +51,14 @@ class Attackers:
                 global_state=global_state,
                 parameter_names=self._names,
                 generator=generator(self._experiment.seed, "attacker", round=round, client=client),
-                num_attackers=len(present),
+                num_attackers=len(attacking),
             )
             if picked.entry.sees_honest:
                 if not honest:
-                    continue  # nobody to look at: it sends what it trained
+                    continue  # without a model to look at, it sends what it trained
                 task = replace(task, honest=lambda: honest)
-            who, attacker = self._experiment.who(picked), self._built[client]
-            with returned.stateless(attacker, who, self._reported):
+            attacker = self._built[client]
+            with returned.stateless(attacker, self._experiment.who(picked), self._reported):
                 state = attacker.sent(task)
             sent[client] = replace(updates[client], state=state)
         return sent

@@ -44,7 +44,9 @@ class Patience:
         if round % self._every or round >= self._num_rounds:
             return
         if accuracy > self._best:
-            self._best, self._best_round, self._in_vain = accuracy, round, 0
+            self._best = accuracy
+            self._best_round = round
+            self._in_vain = 0
             return
         self._in_vain += 1
         if self._in_vain == self._patience:

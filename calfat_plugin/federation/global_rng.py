@@ -13,8 +13,11 @@ import torch
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Give the global generators back as they were, whatever happens to them inside."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices: list[int] = []
+    if torch.cuda.is_available():
+        devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices):
         try:
             yield

@@ -24,7 +24,8 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._known = device, False
+        self._device = device
+        self._known = False  # whether the kernel's mark was set back when the round began
 
     def begin(self) -> None:
         if self._device.type == "cuda":
@@ -42,7 +43,9 @@ class PeakMemory:
         if not self._known:
             return None
         mark = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-        return None if mark is None else int(mark[1]) * 1024 / MB
+        if mark is None:
+            return None
+        return int(mark[1]) * 1024 / MB
 
     def of_gpu(self) -> float | None:
         """Memory of torch's tensors on the GPU; None on another device."""

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
@@ -25,13 +25,23 @@ from calfat_plugin.rounds_csv import read_rounds
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
-#: :data:`WINDOW` rounds, and a norm's of a single round. studies/attackers has the rates of false alarms that these
-#: were chosen for, and how often they name an attacker.
-LARGE, CONTRARY, WINDOW, AT_ONCE = 2.5, -3.0, 10, 10.0
-_FEWEST, _FEWEST_AT_ONCE = 5, 3  # clients of a round; among fewer, nobody can say who is out of proportion
-_SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual, however alike a round's clients are
-_CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
+# Thresholds of findings about updates are robust z-scores. studies/attackers has the rates of false alarms that they
+# were chosen for, and how often they name an attacker.
+#: Number of a client's last rounds whose median z-score counts.
+WINDOW = 10
+#: Median z-score of a norm over these rounds, above which an update is reported.
+LARGE = 2.5
+#: Median z-score of a cosine over these rounds, below which an update is reported.
+CONTRARY = -3.0
+#: z-score of a norm in a single round, above which an update is reported.
+AT_ONCE = 10.0
+# With fewer clients in a round, nobody can say who is out of proportion.
+_FEWEST = 5
+_FEWEST_AT_ONCE = 3
+# Smallest scale of z-scores: however alike the clients of a round are, differences of this size are usual.
+_SPREAD_OF_LOG_NORMS = 0.2
+_SPREAD_OF_COSINES = 0.1
+_CONSISTENT = 1.4826  # from the MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
 #: How many times what is usual a tensor may change. An attacker that scales its update by 100 is an experiment, and
@@ -39,19 +49,20 @@ DOMINANT = 0.9
 ABSURD = 1e4
 #: Mean of ``results.ALIGNMENT`` over a client's last :data:`ALIGNED_ROUNDS` below which its model has learnt to pass
 #: one step of eps: the loss turns within that step. studies/passes has the runs that it was chosen on.
-OVERFITTED, ALIGNED_ROUNDS = 0.11, 4
+OVERFITTED = 0.11
+ALIGNED_ROUNDS = 4
 #: Cosine of the server's step to the median of its clients' below which it is reported. Updates of skewed clients are
 #: nearly orthogonal, so the cosine of an average is small, and of an average with the wrong sign not far below zero: in
 #: 4,121 rounds of 28 honest runs under Dirichlet(0.1) it was never below -0.003. Momentum turns a step, but not around.
-AGAINST, AGAINST_WITH_MEMORY = -0.1, -0.5
+AGAINST = -0.1
+AGAINST_WITH_MEMORY = -0.5
 #: Multiple of the clients' longest update above which the step is. Averages and robust rules stay within the longest.
 BEYOND = 3.0
 _SMALLEST_RATE = 1e-300  # a learning rate of 0 has no logarithm
 _QUOTED = 5  # findings of a kind that the page quotes
 _CLIENTS = re.compile(r"clients? \d+(, \d+)*")
-_LARGE_UPDATE = "large-update"
 _ADVICE = {
-    _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
+    "large-update": "Such an update can replace the model: look at that client's data, learning rate and intentions.",
     "contrary-update": "It works against the others: look at that client's labels, its method and its intentions.",
     "dominant-personal": "The evaluated model has the plain mean of what clients keep for themselves, whatever the "
     "aggregator, and that client decides it: look at its data and its intentions.",
@@ -78,6 +89,13 @@ def robust_z(values: Mapping[int, float], spread: float, floor: float = -math.in
     return {client: (value - usual) / max(scale, spread) for client, value in values.items()}
 
 
+class Finding(NamedTuple):
+    """A finding about the updates of a round."""
+
+    text: str
+    clients: tuple[int, ...]  # those that it is about
+
+
 class UpdateHistory:
     """Compares the updates of a run's clients with those of their rounds, and names clients that stand out.
 
@@ -85,7 +103,8 @@ class UpdateHistory:
     """
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup]) -> None:
-        self._experiment, self._groups = experiment, groups
+        self._experiment = experiment
+        self._groups = groups
         self._norms: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._cosines: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._round = 0
@@ -107,40 +126,63 @@ class UpdateHistory:
         self, norms: Mapping[int, float], cosines: Mapping[int, float], num_examples: Mapping[int, float]
     ) -> tuple[str, ...]:
         """The findings about one more round: L2 norms of updates, and their cosines to the round's median update."""
-        found: dict[str, tuple[int, ...]] = {}  # finding to clients
-        per_step = {
-            client: math.log(norm / self._steps(client, num_examples[client]))
-            for client, norm in norms.items()
-            if norm > 0 and client in num_examples
-        }
-        for client, z in self._scores(per_step).items():
-            lasting = self._lasting(self._norms[client], z, len(per_step))
-            if z > AT_ONCE or lasting > LARGE:
-                times = math.exp(per_step[client] - median(per_step.values()))
-                why = f"z-score {z:.3g}" if z > AT_ONCE else f"median z-score of {WINDOW} rounds {lasting:.3g}"
-                text = (
-                    f"{_LARGE_UPDATE}: the update of client {client} has the norm {norms[client]:.3g}, per local step "
-                    f"{times:.3g} times the median of its round ({why})"
-                )
-                found[text] = (client,)
-        for client, z in (robust_z(cosines, _SPREADS[1]) if cosines else {}).items():
-            lasting = self._lasting(self._cosines[client], z, len(cosines))
+        findings = [
+            *self._large_updates(norms, num_examples),
+            *self._contrary_updates(cosines),
+            *_equal_updates(norms, cosines),
+        ]
+        for finding in findings:
+            self.named.update(finding.clients)
+        return tuple(finding.text for finding in findings)
+
+    def named_share(self, *, attackers: bool) -> float | None:
+        """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""
+        clients = set(attackers_among(self._groups))
+        if not attackers:
+            clients = set(range(self._experiment.num_clients)) - clients
+        if not clients:
+            return None
+        return len(self.named.intersection(clients)) / len(clients)
+
+    def _large_updates(self, norms: Mapping[int, float], num_examples: Mapping[int, float]) -> list[Finding]:
+        """A finding for each client whose update is out of proportion, in this round or in all its last ones."""
+        log_norms = {}
+        for client, norm in norms.items():
+            if norm > 0 and client in num_examples:
+                log_norms[client] = math.log(norm / self._steps(client, num_examples[client]))
+        findings = []
+        for client, z in self._scores(log_norms).items():
+            lasting = _lasting(self._norms[client], z, len(log_norms))
+            if z > AT_ONCE:
+                why = f"z-score {z:.3g}"
+            elif lasting > LARGE:
+                why = f"median z-score of {WINDOW} rounds {lasting:.3g}"
+            else:
+                continue
+            times = math.exp(log_norms[client] - median(log_norms.values()))
+            text = (
+                f"large-update: the update of client {client} has the norm {norms[client]:.3g}, per local step "
+                f"{times:.3g} times the median of its round ({why})"
+            )
+            findings.append(Finding(text, (client,)))
+        return findings
+
+    def _contrary_updates(self, cosines: Mapping[int, float]) -> list[Finding]:
+        """A finding for each client whose updates have pointed away from the others' in its last rounds."""
+        if not cosines:
+            return []
+        findings = []
+        for client, z in robust_z(cosines, _SPREAD_OF_COSINES).items():
+            lasting = _lasting(self._cosines[client], z, len(cosines))
             if lasting < CONTRARY:
                 text = (
                     f"contrary-update: the update of client {client} has the cosine {cosines[client]:.2f} to the "
                     f"median of its round's updates (median z-score of {WINDOW} rounds {lasting:.3g})"
                 )
-                found[text] = (client,)
-        alike: dict[tuple[float, float], list[int]] = {}  # to the last bit
-        for client, cosine in cosines.items():
-            alike.setdefault((norms[client], cosine), []).append(client)
-        for clients in alike.values():
-            if len(clients) > 1:
-                found[f"equal-updates: clients {', '.join(map(str, clients))} sent the same update"] = tuple(clients)
-        self.named.update(client for clients in found.values() for client in clients)
-        return tuple(found)
+                findings.append(Finding(text, (client,)))
+        return findings
 
-    def _scores(self, per_step: Mapping[int, float]) -> dict[int, float]:
+    def _scores(self, log_norms: Mapping[int, float]) -> dict[int, float]:
         """The robust z-score of each client's log norm per local step; none where its round has too few clients.
 
         At the end of training most clients have learnt their data, and their updates vanish. One that has not is far
@@ -149,44 +191,63 @@ class UpdateHistory:
         further than that, and did no harm.
         """
         self._round += 1
-        if len(per_step) < _FEWEST_AT_ONCE:
+        if len(log_norms) < _FEWEST_AT_ONCE:
             return {}
         rate = math.log(max(self._experiment.train.learning_rate_of(self._round), _SMALLEST_RATE))
-        self._usual.append(median(per_step.values()) - rate)
+        self._usual.append(median(log_norms.values()) - rate)
         upper_quartile = sorted(self._usual)[3 * len(self._usual) // 4]
-        return robust_z(per_step, _SPREADS[0], floor=upper_quartile + rate)
+        return robust_z(log_norms, _SPREAD_OF_LOG_NORMS, floor=upper_quartile + rate)
 
-    def _steps(self, client: int, examples: float) -> int:
+    def _steps(self, client: int, num_examples: float) -> int:
+        """How many steps a client's optimiser takes in a round; at least one."""
         experiment = self._experiment.trained_by(self._groups.get(client))
-        settings, inner = experiment.train, experiment.threat.inner
-        batches = settings.local_steps or settings.epochs * math.ceil(examples / settings.batch_size)
+        train = experiment.train
+        steps = train.local_steps or train.epochs * math.ceil(num_examples / train.batch_size)
         if experiment.trains_attacked:  # a method without an attack takes one step, whatever the inner attack
-            batches = batches * inner.entry.replays(inner.options)
-        return max(1, batches)
+            inner = experiment.threat.inner
+            steps = steps * inner.entry.replays(inner.options)
+        return max(1, steps)
 
-    def named_share(self, *, attackers: bool) -> float | None:
-        """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""
-        attacking = {*attackers_among(self._groups)}
-        of_kind = attacking if attackers else {*range(self._experiment.num_clients)} - attacking
-        return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
 
-    def _lasting(self, scores: deque[float], z: float, clients: int) -> float:
-        """The median of a client's last rounds, this one included; 0 while they are too few, or its clients are."""
-        if clients < _FEWEST:
-            return 0.0  # it says nothing new of anyone
-        scores.append(z)
-        return median(scores) if len(scores) == WINDOW else 0.0
+def _lasting(scores: deque[float], z: float, num_clients: int) -> float:
+    """The median of a client's last scores and ``z``, which is added; 0 while it has fewer than :data:`WINDOW`.
+
+    A round of too few clients says nothing about any of them: its score is not added, and the result is 0.
+    """
+    if num_clients < _FEWEST:
+        return 0.0
+    scores.append(z)
+    if len(scores) < WINDOW:
+        return 0.0
+    return median(scores)
+
+
+def _equal_updates(norms: Mapping[int, float], cosines: Mapping[int, float]) -> list[Finding]:
+    """A finding for each set of clients whose updates are equal: in norm and cosine, to the last bit."""
+    clients_of: dict[tuple[float, float], list[int]] = {}
+    for client, cosine in cosines.items():
+        clients_of.setdefault((norms[client], cosine), []).append(client)
+    findings = []
+    for clients in clients_of.values():
+        if len(clients) > 1:
+            text = f"equal-updates: clients {', '.join(map(str, clients))} sent the same update"
+            findings.append(Finding(text, tuple(clients)))
+    return findings
 
 
 def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int]) -> tuple[str, ...]:
     """A sentence for the client that has more than :data:`DOMINANT` of the weight of a round of several clients."""
+    if len(num_examples) < 2:
+        return ()
+    alarms = []
     total = math.fsum(weights.values())
-    return tuple(
-        f"dominant-client: client {client} has {100 * weight / total:.4g} % of the weight of its round (it claims "
-        f"{num_examples[client]} examples)"
-        for client, weight in weights.items()
-        if len(num_examples) > 1 and weight > DOMINANT * total > 0
-    )
+    for client, weight in weights.items():
+        if weight > DOMINANT * total > 0:
+            alarms.append(
+                f"dominant-client: client {client} has {100 * weight / total:.4g} % of the weight of its round (it "
+                f"claims {num_examples[client]} examples)"
+            )
+    return tuple(alarms)
 
 
 def personal_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
@@ -194,13 +255,17 @@ def personal_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
 
     The evaluated model has the plain mean of these, whatever the aggregator, so that client alone makes it.
     """
+    if len(norms) < 2:
+        return ()
+    alarms = []
     total = math.fsum(norms.values())
-    return tuple(
-        f"dominant-personal: client {client} moves its personal tensors by {norm:.3g}, {100 * norm / total:.4g} % of "
-        "what all clients of its round together move theirs"
-        for client, norm in norms.items()
-        if len(norms) > 1 and norm > DOMINANT * total > 0
-    )
+    for client, norm in norms.items():
+        if norm > DOMINANT * total > 0:
+            alarms.append(
+                f"dominant-personal: client {client} moves its personal tensors by {norm:.3g}, "
+                f"{100 * norm / total:.4g} % of what all clients of its round together move theirs"
+            )
+    return tuple(alarms)
 
 
 def absurd_changes(sent: Mapping[int, Mapping[str, Tensor]], reference: Mapping[str, Tensor]) -> dict[int, str]:
@@ -218,8 +283,10 @@ def absurd_changes(sent: Mapping[int, Mapping[str, Tensor]], reference: Mapping[
         sizes = {client: _largest(tensors[name] - start) for client, tensors in sent.items() if name in tensors}
         at_least = max(1.0, _largest(start))
         for client, size in sizes.items():
-            others = [other for whose, other in sizes.items() if whose != client]
-            usual = max(at_least, median(others) if others else 0.0)
+            usual = at_least
+            sizes_of_others = [size_of_other for other, size_of_other in sizes.items() if other != client]
+            if sizes_of_others:
+                usual = max(usual, median(sizes_of_others))
             if size > ABSURD * usual:
                 expected = ABSURD * usual
                 problems.setdefault(client, f"tensor '{name}' changes by {size:.3g}; expected up to {expected:.3g}")
@@ -227,7 +294,10 @@ def absurd_changes(sent: Mapping[int, Mapping[str, Tensor]], reference: Mapping[
 
 
 def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().amax()) if tensor.numel() else 0.0
+    """The largest magnitude in a tensor; 0 of an empty one."""
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.abs().amax())
 
 
 class Alignments:
@@ -244,35 +314,46 @@ class Alignments:
 
     def add(self, alignments: Mapping[int, float]) -> tuple[str, ...]:
         """A sentence for each client whose last rounds, this one included, have a mean below :data:`OVERFITTED`."""
-        found = []
+        alarms = []
         for client, alignment in alignments.items():
             last = self._last[client]
             last.append(alignment)
-            if len(last) == ALIGNED_ROUNDS and (mean := math.fsum(last) / ALIGNED_ROUNDS) < OVERFITTED:
-                found.append(
+            if len(last) < ALIGNED_ROUNDS:
+                continue
+            mean = math.fsum(last) / ALIGNED_ROUNDS
+            if mean < OVERFITTED:
+                alarms.append(
                     f"{OVERFITTED_ATTACK}: the loss of client {client} turns within one step of eps (cosine of its "
                     f"gradients before and after, mean of {ALIGNED_ROUNDS} rounds {mean:.2f})"
                 )
-        return tuple(found)
+        return tuple(alarms)
 
 
 def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`)."""
-    kept = plausible_losses(losses)
-    return tuple(
-        f"implausible-loss: client {client} claims a loss of {loss:.3g}"
-        for client, loss in losses.items()
-        if client not in kept and (kept or math.isfinite(loss))
-    )
+    """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`).
+
+    Where no loss is plausible, training has diverged for all: then a loss that is not finite is no finding about one.
+    """
+    plausible = plausible_losses(losses)
+    alarms = []
+    for client, loss in losses.items():
+        if client not in plausible and (plausible or math.isfinite(loss)):
+            alarms.append(f"implausible-loss: client {client} claims a loss of {loss:.3g}")
+    return tuple(alarms)
 
 
-def step_alarms(moved: Drift, *, remembers: bool) -> tuple[str, ...]:
+def step_alarms(drift: Drift, *, remembers: bool) -> tuple[str, ...]:
     """A sentence where the server's step is none that an aggregator takes: away from its clients, or far beyond.
 
-    An aggregator that remembers something between rounds, as a server's optimiser does, has steps of its own length.
+    An aggregator that ``remembers`` something between rounds, as a server's optimiser does, has steps of its own length
+    and may turn further away from its clients.
     """
-    (length, cosine), longest = moved.step, max(moved.norms)
-    if cosine < (AGAINST_WITH_MEMORY if remembers else AGAINST):
+    length, cosine = drift.step
+    longest = max(drift.norms)
+    against = AGAINST
+    if remembers:
+        against = AGAINST_WITH_MEMORY
+    if cosine < against:
         return (
             f"server-step: the global model moved against its clients (cosine to their median update {cosine:.2f})",
         )

@@ -24,7 +24,7 @@ _METRIC = "metric/"
 _REFUSED = "refused/reason"
 _RESERVED = (_METRIC, _REFUSED)
 _ROUNDING = 1e-3  # of a mean of cosines
-#: Metrics that every client measures in the same way, with what they can be; the record adds them up.
+#: Metrics that every client measures in the same way, with their lowest and highest value; the record adds them up.
 _RANGES = {PASSES: (0.0, LARGEST), ALIGNMENT: (-1.0 - _ROUNDING, 1.0 + _ROUNDING)}
 _MOST_EXAMPLES = 2**53  # up to here float64, in which weights are computed, holds every integer
 
@@ -36,10 +36,13 @@ class Wire(OrderedDict[str, "Tensor"]):
         """The host copies each message of a simulation, both ways; tensor by tensor, that is ten times as fast."""
         from torch import Tensor
 
-        return Wire(
-            (name, value.clone() if isinstance(value, Tensor) else deepcopy(value, memo))
-            for name, value in self.items()
-        )
+        copy = Wire()
+        for name, value in self.items():
+            if isinstance(value, Tensor):
+                copy[name] = value.clone()
+            else:
+                copy[name] = deepcopy(value, memo)
+        return copy
 
 
 def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> Wire:
@@ -50,8 +53,14 @@ def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> 
 
 def unpack_downlink(wire: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inverse of :func:`pack_downlink`: (the global model, the extras of aggregator and method)."""
-    extras = {name: tensor for name, tensor in wire.items() if "/" in name}
-    return {name: tensor for name, tensor in wire.items() if name not in extras}, extras
+    state = {}
+    extras = {}
+    for name, tensor in wire.items():
+        if "/" in name:
+            extras[name] = tensor
+        else:
+            state[name] = tensor
+    return state, extras
 
 
 def pack_update(update: LocalUpdate) -> Wire:
@@ -70,38 +79,22 @@ def pack_refusal(reason: str) -> Wire:
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
-    """The inverse of :func:`pack_update`. It comes from another party, so nothing about it is taken for granted."""
-    import torch
+    """The inverse of :func:`pack_update`. It comes from another party, so everything about it is checked.
 
-    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-    common = {torch.float64, torch.float32, torch.float16, torch.bfloat16, *integers}
-    for name, value in wire.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
-        if value.dtype not in common:  # on some others (float8, complex) arithmetic is not defined
-            raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
+    Raises:
+        UpdateError: the message cannot be used, or it is a refusal, whose reason is then the text.
+    """
+    _check_tensors(wire)
     if _REFUSED in wire:
-        raise UpdateError(bytes(wire[_REFUSED].flatten()[: 4 * MAX_TEXT].byte().tolist()).decode(errors="replace"))
-    if type(num_examples) is not int or not 1 <= num_examples <= _MOST_EXAMPLES:
-        if isinstance(num_examples, int) and abs(num_examples) > _MOST_EXAMPLES:  # its digits may be too many to print
-            raise UpdateError("it claims an absurd number of training examples; expected 1 to 2^53")
-        raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
-    state: dict[str, Tensor] = {}
-    extras: dict[str, Tensor] = {}
-    metrics: dict[str, float] = {}
+        reason = wire[_REFUSED].flatten()[: 4 * MAX_TEXT]
+        raise UpdateError(bytes(reason.byte().tolist()).decode(errors="replace"))
+    _check_num_examples(num_examples)
+    state = {}
+    extras = {}
+    metrics = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            if tensor.numel() != 1:
-                form = f"shape {tuple(tensor.shape)} and type {tensor.dtype}"
-                raise UpdateError(f"its '{name}' has {form}; expected a number")
-            metric = name.removeprefix(_METRIC)
-            number = metrics[metric] = float(tensor)
-            if abs(number) > LARGEST:  # a nan is let in, such as the loss of a training that diverged
-                raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
-            if metric in _RANGES:
-                low, high = _RANGES[metric]
-                if not low <= number <= high:
-                    raise UpdateError(f"its '{name}' is {number:.3g}; expected a number from {low:g} to {high:g}")
+            metrics[name.removeprefix(_METRIC)] = _metric(name, tensor)
         elif "/" in name:
             problem = value_problem(tensor)
             if problem:  # it enters the aggregator's memory, where a nan would stay
@@ -112,18 +105,56 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
 
 
+def _check_tensors(wire: Mapping[str, Tensor]) -> None:
+    """Refuse what is not a tensor of a common type: on some others (float8, complex) arithmetic is not defined."""
+    import torch
+
+    reals = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    integers = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+    for name, value in wire.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
+        if value.dtype not in reals | integers:
+            raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
+
+
+def _check_num_examples(num_examples: int) -> None:
+    if type(num_examples) is int and 1 <= num_examples <= _MOST_EXAMPLES:  # a bool is an int, but no number of examples
+        return
+    if isinstance(num_examples, int) and abs(num_examples) > _MOST_EXAMPLES:  # its digits may be too many to print
+        raise UpdateError("it claims an absurd number of training examples; expected 1 to 2^53")
+    raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
+
+
+def _metric(name: str, tensor: Tensor) -> float:
+    """The number in the message under ``name``. It may be nan, such as the loss of a training that diverged."""
+    if tensor.numel() != 1:
+        form = f"shape {tuple(tensor.shape)} and type {tensor.dtype}"
+        raise UpdateError(f"its '{name}' has {form}; expected a number")
+    number = float(tensor)
+    if abs(number) > LARGEST:
+        raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
+    bounds = _RANGES.get(name.removeprefix(_METRIC))
+    if bounds is not None:
+        low, high = bounds
+        if not low <= number <= high:
+            raise UpdateError(f"its '{name}' is {number:.3g}; expected a number from {low:g} to {high:g}")
+    return number
+
+
 def num_bytes(wire: Mapping[str, Tensor]) -> int:
-    """Payload of a message in bytes, framing not counted; what is no tensor counts nothing (and is refused)."""
+    """Payload of a message in bytes, without framing. Only tensors count; unpacking refuses anything else."""
     return sum(int(getattr(value, "nbytes", 0)) for value in wire.values())
 
 
 def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:
-    wrong = [name for name in state if "/" in name] + [name for name in extras if "/" not in name]
-    if wrong:
+    misnamed = [name for name in state if "/" in name]
+    misnamed += [name for name in extras if "/" not in name]
+    if misnamed:
         raise UpdateError(
-            f"the tensor '{wrong[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
+            f"the tensor '{misnamed[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
             "namespace such as 'scaffold/'."
         )
-    taken = [name for name in extras if name.startswith(_RESERVED)]
-    if taken:
-        raise UpdateError(f"the extra '{taken[0]}' is misnamed: {', '.join(_RESERVED)} are reserved.")
+    reserved = [name for name in extras if name.startswith(_RESERVED)]
+    if reserved:
+        raise UpdateError(f"the extra '{reserved[0]}' is misnamed: {', '.join(_RESERVED)} are reserved.")

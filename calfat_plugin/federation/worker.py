@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalTask, State, TrainSettings
+from calfat_plugin.interfaces import InnerAttack, LocalTask, LocalTrainer, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.maths.tied import each_once, load_state, moved, state_of
@@ -35,6 +35,20 @@ log = logging.getLogger(__name__)
 
 _ONE_VALUE = "more than 1 value per channel when training"  # PyTorch's words
 _PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How a client trains: as the run does, or as its group of ``calfat.clients`` does."""
+
+    experiment: Experiment
+    trainer: LocalTrainer
+    inner: InnerAttack
+    group: ClientGroup | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, group: ClientGroup | None = None) -> _Training:
+        return cls(experiment, experiment.build_trainer(), experiment.build_inner(), group)
 
 
 class Worker:
@@ -52,18 +66,28 @@ class Worker:
         observer: RunObserver,
         client_states: MutableMapping[int, State] | None = None,
     ) -> None:
-        self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
-        self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
-        self._dataset, self._reported = dataset, set[str]()
-        self._trainer = experiment.build_trainer()
-        self._groups = experiment.client_groups(dataset.train.y.numpy())
-        groups = {group.name: experiment.trained_by(group) for group in self._groups.values()}
-        self._trainers = {name: each.build_trainer() for name, each in groups.items()}
-        self._inner = experiment.build_inner()
-        self._inners = {name: each.build_inner() for name, each in groups.items()}
+        self.experiment = experiment
+        self.shards = shards
+        self.device = device
+        self.observer = observer
+        self.client_states: MutableMapping[int, State] = {}
+        if client_states is not None:
+            self.client_states = client_states
+        self._dataset = dataset
+        self._reported: set[str] = set()
+
+        self._training = _Training.of(experiment)
+        self._training_of_client: dict[int, _Training] = {}
+        training_of_group: dict[str, _Training] = {}
+        for client, group in experiment.client_groups(dataset.train.y.numpy()).items():
+            if group.name not in training_of_group:
+                training_of_group[group.name] = _Training.of(experiment.trained_by(group), group)
+            self._training_of_client[client] = training_of_group[group.name]
+
+        trainer = self._training.trainer
         self._correction = experiment.build_aggregator().correction()
-        self._model = moved(experiment.build_model(dataset, self._trainer), device)
-        self._personal = self._trainer.personal_names(self._model)
+        self._model = moved(experiment.build_model(dataset, trainer), device)
+        self._personal = trainer.personal_names(self._model)
         self._precision = chosen(experiment.runtime.precision, device)
         log.info("clients train in %s on %s", self._precision, device)
         if self._precision == "bf16" and not has_bf16_units(device):
@@ -81,7 +105,9 @@ class Worker:
         return num_bytes(state_of(self._model))
 
     def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        check_update(unpack_downlink(downlink)[0], state_of(self._model), who="server")
+        """Refuse a message of the server that does not fit this worker's model."""
+        received, _ = unpack_downlink(downlink)
+        check_update(received, state_of(self._model), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
         """Train one client from the global model and return its message.
@@ -89,38 +115,49 @@ class Worker:
         A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
         with a refusal; the round continues without it, and its kept state stays as it was.
         """
-        settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
+        settings = self._training_of(client).experiment.train_settings(round)
         try:
             update = self._update(client, round, downlink, settings, self.experiment.seed)
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
             return pack_refusal(str(error))
-        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
-        self.client_states[client] = {**update.client_state, **own}
+        personal = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
+        self.client_states[client] = {**update.client_state, **personal}
         return pack_update(update)
 
     def fine_tuned(self, client: int, round: int, downlink: Mapping[str, Tensor], epochs: int) -> State:
-        """The global model after local epochs of one client, at the learning rate of ``round``; it keeps nothing."""
-        settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
+        """The global model after local epochs of one client, at the learning rate of ``round``.
+
+        The client's state stays as it was.
+        """
+        settings = self._training_of(client).experiment.train_settings(round)
         settings = replace(settings, epochs=epochs, local_steps=None)
         return self._update(client, round, downlink, settings, derive_seed(self.experiment.seed, "fine-tune")).state
+
+    def _training_of(self, client: int) -> _Training:
+        return self._training_of_client.get(client, self._training)
 
     def _update(
         self, client: int, round: int, downlink: Mapping[str, Tensor], settings: TrainSettings, seed: int
     ) -> LocalUpdate:
-        """Train one client from the global model and what it keeps, which stays as it was."""
+        """Train one client from the global model and from its state, which stays as it was."""
         received, broadcast = unpack_downlink(downlink)
-        kept = self.client_states.get(client, {})
-        own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
-        load_state(self._model, {**received, **own})
-        group = self._groups.get(client)
-        experiment = self.experiment.trained_by(group)
-        data = self._poisoned(client, group)
-        counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
+        client_state = self.client_states.get(client, {})
+        start = dict(received)
+        for name in self._personal:
+            if _PERSONAL + name in client_state:  # not in its first round
+                start[name] = client_state[_PERSONAL + name]
+        load_state(self._model, start)
+
+        training = self._training_of(client)
+        experiment = training.experiment
+        data = self.shards[client]
+        if training.group is not None and training.group.attacker is not None:
+            data = build_attacker(self.experiment, training.group).poisoned(data, self._dataset.num_classes)
         task = LocalTask(
             model=self._model,
             data=data,
-            class_counts=counts,
+            class_counts=torch.bincount(data.y, minlength=self._dataset.num_classes).cpu(),
             threat=experiment.threat.in_training,
             settings=settings,
             augment=self._dataset.augment,
@@ -128,10 +165,10 @@ class Worker:
             seed=seed,
             round=round,
             client=client,
-            client_state=kept,
+            client_state=client_state,
             broadcast=broadcast,
             correction=self._correction,
-            inner=self._inner if group is None else self._inners[group.name],
+            inner=training.inner,
             label_smoothing=experiment.additions.label_smoothing,
             awp=experiment.additions.awp,
             clean_rounds=experiment.additions.clean_rounds,
@@ -141,25 +178,18 @@ class Worker:
             on_batch=self.observer.client_progress,
         )
         with seeded_global_rng(derive_seed(seed, "ambient", round=round, client=client)), timed("training"):
-            update = self._trained(task, group)
+            update = self._trained(task, training)
         # A trainer with a loop of its own may give torch's state dict.
         update = replace(update, state=each_once(update.state, self._model, who=f"client {client}"))
         check_update(update.state, received, who=f"client {client}")
         return update
 
-    def _poisoned(self, client: int, group: ClientGroup | None) -> ImageData:
-        """What a client trains on: its own data, unless it is an attacker that changes them."""
-        data = self.shards[client]
-        if group is None or group.attacker is None:
-            return data
-        return build_attacker(self.experiment, group).poisoned(data, self._dataset.num_classes)
-
-    def _trained(self, task: LocalTask, group: ClientGroup | None) -> LocalUpdate:
-        trainer = self.experiment.trained_by(group).trainer
-        local = self._trainer if group is None else self._trainers[group.name]
+    def _trained(self, task: LocalTask, training: _Training) -> LocalUpdate:
+        """What the client's trainer returns; a batch of one example is a refusal and no crash."""
+        who = self.experiment.who(training.experiment.trainer)
         try:
-            with returned.stateless(local, self.experiment.who(trainer), self._reported):
-                return local.fit(task)
+            with returned.stateless(training.trainer, who, self._reported):
+                return training.trainer.fit(task)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise
@@ -174,7 +204,8 @@ class Shards(Mapping[int, ImageData]):
     """Client id to its training examples, copied when asked for, so that all is in memory only once."""
 
     def __init__(self, data: ImageData, indices: Sequence[npt.NDArray[np.int64]]) -> None:
-        self._data, self._indices = data, indices
+        self._data = data
+        self._indices = indices
 
     def __getitem__(self, client: int) -> ImageData:
         if client not in range(len(self)):

@@ -257,7 +257,8 @@ def tasks_of(federation: Federation) -> dict[int, LocalTask]:
         tasks[task.client] = task
         return fit(task)
 
-    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
+    clients = range(federation.server.experiment.num_clients)
+    for trainer in {federation.worker._training_of(client).trainer for client in clients}:
         trainer.fit = partial(noted, trainer.fit)
     federation.play()
     return tasks

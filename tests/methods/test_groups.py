@@ -16,7 +16,7 @@ from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.interfaces import Attacker, AttackTask
 from calfat_plugin.results import State
 from calfat_plugin.testing.tiny import tiny_experiment
-from tests.methods.helpers import Federation, experiment, same_bits
+from tests.methods.helpers import Federation, experiment, same_bits, tasks_of
 from tests.plugins import offering
 from tests.snapshot import TextSnapshot
 
@@ -165,8 +165,7 @@ def test_flipped_labels_are_trained_on() -> None:
     assert same_bits(sent(honest, 0), sent(attacked, 0))
     labels = attacked.worker.shards[1].y
     classes = attacked.worker._dataset.num_classes
-    group = attacked.worker._groups[1]
-    assert torch.equal(attacked.worker._poisoned(1, group).y, classes - 1 - labels)
+    assert torch.equal(tasks_of(attacked)[1].data.y, classes - 1 - labels)
     assert torch.equal(attacked.worker.shards[1].y, labels)
 
 

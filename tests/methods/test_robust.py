@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calfat_plugin.aggregators.robust.base import Displacements
+from calfat_plugin.aggregators.robust import Displacements
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.results import LocalUpdate

@@ -1,0 +1,87 @@
+"""A round's updates: those that are used, and why others are not."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from calfat_plugin.errors import NO_UPDATE, UpdateError
+from calfat_plugin.maths.averaging import update_norm
+from calfat_plugin.peer_text import peer_text
+from calfat_plugin.results import LocalUpdate, State
+
+log = logging.getLogger(__name__)
+
+
+class RoundUpdates:
+    """The updates of one round. An update that is refused is logged; the round goes on without its client.
+
+    Attributes:
+        round: 1-based number of the round.
+        usable: client id to an update that is used.
+        refused: client id to the reason why its update is not used.
+    """
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+        self.usable: dict[int, LocalUpdate] = {}
+        self.refused: dict[int, str] = {}
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Leave the client's update out of the round.
+
+        The reason may quote names of tensors, or be the client's own, so it is made fit for a log.
+        """
+        reason = peer_text(reason)
+        if not re.match(rf"client {client}\b", reason):
+            reason = f"client {client}: {reason}"
+        self.usable.pop(client, None)
+        self.refused[client] = reason
+        log.warning("round %d: update refused: %s", self.round, reason)
+
+    @contextmanager
+    def refusing(self, client: int) -> Iterator[None]:
+        """Refuse the client's update where the block raises an ``UpdateError``."""
+        try:
+            yield
+        except UpdateError as error:
+            self.refuse(client, str(error))
+
+    def require_one(self) -> None:
+        """Raise an ``UpdateError`` where no update is left to use."""
+        if self.usable:
+            return
+        reasons = "\n".join(f"  {reason}" for _, reason in sorted(self.refused.items()))
+        hint = ""
+        if "train_args." not in reasons:
+            hint = "\n  If training diverged, lower train_args.learning_rate."
+        raise UpdateError(f"round {self.round}: {NO_UPDATE}.\n{reasons}{hint}")
+
+    def metric(self, name: str) -> dict[int, float]:
+        """What the clients whose updates are used sent under the name of a metric, of those that sent it."""
+        return {client: update.metrics[name] for client, update in self.usable.items() if name in update.metrics}
+
+    def mean_metric(self, name: str) -> float | None:
+        """The mean of a metric over clients, by their examples; None where no client sent a finite number.
+
+        A number that is not finite is left out, for one client would make the mean useless.
+        """
+        numbers = {client: number for client, number in self.metric(name).items() if math.isfinite(number)}
+        if not numbers:
+            return None
+        examples = {client: self.usable[client].num_examples for client in numbers}
+        total = math.fsum(examples[client] * number for client, number in numbers.items())
+        return total / sum(examples.values())
+
+    def displacement(self, client: int, start: State) -> float:
+        """Euclidean length of all that the client's update changes in the model ``start``, extras included."""
+        update = self.usable[client]
+        zeros = {name: torch.zeros(()) for name in update.extras}
+        of_state = update_norm(update.state, start, start)
+        of_extras = update_norm(update.extras, zeros, update.extras)
+        return math.hypot(of_state, of_extras)
