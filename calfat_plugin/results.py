@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
 from calfat_plugin.maths.intervals import Interval, of_accuracy
-from calfat_plugin.maths.metrics import plausible_losses
-from calfat_plugin.maths.worst import Worst, by_frequency, worst_class, worst_clients
+from calfat_plugin.maths.metrics import Worst, by_frequency, plausible_losses, worst_class, worst_clients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,10 +86,10 @@ class EvaluationResult:
         seconds: wall-clock time.
         details: further findings of this evaluator, ready for JSON.
         metrics: figures beside accuracy, under names that the evaluator's entry declares.
-        worst_clients: ``accuracy`` of the worst 10 % of the clients (``maths.worst``); None where the clients' labels
+        worst_clients: ``accuracy`` of the worst 10 % of the clients (``maths.metrics``); None where the clients' labels
             are not known.
         head: mean ``accuracy`` of the third of the classes with the most training examples; with ``middle`` and
-            ``tail`` of a long-tailed partition only (``maths.worst.by_frequency``).
+            ``tail`` of a long-tailed partition only (``maths.metrics.by_frequency``).
         middle: of those between.
         tail: of those with the fewest.
         not_run: why the attack did not run, so that there is no accuracy; empty where there is one.

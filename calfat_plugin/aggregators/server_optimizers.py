@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, paper
@@ -16,8 +16,7 @@ from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,22 @@ class MomentOptions(ServerOptimizerOptions):
     beta2: float = option(0.99, low=0, high=0.9999, help="decay of the second moment")
 
 
+class Optimizer(Protocol):
+    """What a server optimiser needs of torch's optimisers."""
+
+    state: Any  # parameter to its tensors of memory, by name
+
+    def step(self) -> Any:
+        """Move every parameter by its gradient."""
+
+
 class ServerOptimizer(FedAvg):
     """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
 
     options: ServerOptimizerOptions
 
     @abstractmethod
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """A fresh optimiser of these parameters."""
 
     def combine(self, task: AggregationTask) -> Aggregate:
@@ -75,7 +83,7 @@ class FedAdam(ServerOptimizer):
 
     options: MomentOptions
 
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         import torch
 
         options = self.options
@@ -88,17 +96,49 @@ class FedYogi(ServerOptimizer):
 
     options: MomentOptions
 
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        from calfat_plugin.aggregators.yogi import Yogi
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        return Yogi(parameters, self.options)
 
-        options = self.options
-        return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
+
+class Yogi:
+    """Yogi, which torch does not have (Zaheer et al., NeurIPS 2018): torch's Adam with another second moment."""
+
+    def __init__(self, parameters: list[nn.Parameter], options: MomentOptions) -> None:
+        self.options = options
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {parameter: {} for parameter in parameters}
+
+    def step(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for parameter, state in self.state.items():
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                self._move(parameter, state)
+
+    def _move(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
+        """Move one parameter by its gradient."""
+        beta1 = self.options.beta1
+        beta2 = self.options.beta2
+        gradient = parameter.grad
+        assert gradient is not None  # the aggregator has set it
+        state["step"] += 1
+        step = float(state["step"])
+        first = state["exp_avg"]
+        first.lerp_(gradient, 1 - beta1)
+        second = state["exp_avg_sq"]
+        square = gradient.square()
+        second.sub_((second - square).sign() * square, alpha=1 - beta2)
+        root = (second / (1 - beta2**step)).sqrt().add_(self.options.tau)
+        parameter.addcdiv_(first, root, value=-self.options.server_lr / (1 - beta1**step))
 
 
 class FedAdagrad(ServerOptimizer):
     """v <- v + d^2, without a first moment."""
 
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         import torch
 
         return torch.optim.Adagrad(parameters, lr=self.options.server_lr, eps=self.options.tau, foreach=False)

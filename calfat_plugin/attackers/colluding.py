@@ -28,7 +28,8 @@ class ALittleIsEnough(Attacker):
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        honest, z = task.honest().values(), self.options.z
+        honest = task.honest().values()
+        z = self.options.z
         if z is None:
             z = hidden_deviations(len(honest) + task.num_attackers, task.num_attackers)
         sent = {}
@@ -64,7 +65,8 @@ class InnerProduct(Attacker):
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        honest, sent = task.honest().values(), {}
+        honest = task.honest().values()
+        sent = {}
         for name in task.parameter_names:
             start = task.global_state[name].double()
             mean = torch.stack([state[name].double() for state in honest]).mean(0)

@@ -25,7 +25,8 @@ class LabelFlipOptions:
     )
 
     def __post_init__(self) -> None:
-        source, target = self.source or (), self.target or ()
+        source = self.source or ()
+        target = self.target or ()
         if len(source) != len(target) or len(set(source)) < len(source):
             raise OptionError(
                 f"source and target: got {list(source)} and {list(target)}, expected two lists of one length, no label "
@@ -41,18 +42,20 @@ class LabelFlip(Attacker):
     def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
         import torch
 
-        source, target = self.options.source, self.options.target
+        source = self.options.source
+        target = self.options.target
         if not source or not target:
             return replace(data, y=num_classes - 1 - data.y)
-        if max(*source, *target) >= num_classes:
-            raise PluginError(f"there is no label {max(*source, *target)}; the {num_classes} classes begin at 0.")
-        becomes = torch.arange(num_classes, device=data.y.device)
-        becomes[list(source)] = torch.tensor(target, device=data.y.device)
-        return replace(data, y=becomes[data.y])
+        largest = max(*source, *target)
+        if largest >= num_classes:
+            raise PluginError(f"there is no label {largest}; the {num_classes} classes begin at 0.")
+        new_label = torch.arange(num_classes, device=data.y.device)
+        new_label[list(source)] = torch.tensor(target, device=data.y.device)
+        return replace(data, y=new_label[data.y])
 
 
 def _check(options: LabelFlipOptions, recipe: Recipe) -> None:
-    """Refuse labels that there are not: else they show when the attacker first trains, perhaps in a late round."""
+    """Refuse labels that the data set does not have. The attacker itself would only do so when it first trains."""
     classes = recipe.dataset.entry.num_classes
     labels = (*(options.source or ()), *(options.target or ()))
     if classes is not None and max(labels, default=0) >= classes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import AttackerEntry, paper
 from calfat_plugin.errors import PluginError
@@ -15,11 +15,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def with_parameters(task: AttackTask, changed: dict[str, Tensor]) -> State:
+    """The attacker's own model with these parameters in its place, in its dtypes; buffers stay as trained."""
+    state = dict(task.own)
+    for name, tensor in changed.items():
+        state[name] = tensor.to(task.own[name].dtype)
+    return state
+
+
+def _displacement(task: AttackTask) -> dict[str, Tensor]:
+    """theta_i - theta over the trainable parameters, in float64."""
+    return {name: task.own[name].double() - task.global_state[name].double() for name in task.parameter_names}
+
+
+def _multiplied(task: AttackTask, displacement: dict[str, Tensor], factor: float) -> State:
+    """theta + factor times the displacement."""
+    changed = {}
+    for name, move in displacement.items():
+        changed[name] = task.global_state[name].double() + factor * move
+    return with_parameters(task, changed)
+
+
 @dataclass(frozen=True)
 class SignFlipOptions:
     """Options of the sign flip."""
 
     scale: float = option(1.0, low=0, open_low=True, help="how many times its update, turned around")
+
+
+class SignFlip(Attacker):
+    """theta - s (theta_i - theta) over the trainable parameters."""
+
+    options: SignFlipOptions
+
+    def sent(self, task: AttackTask) -> State:
+        return _multiplied(task, _displacement(task), -self.options.scale)
 
 
 @dataclass(frozen=True)
@@ -32,21 +62,18 @@ class ScalingOptions:
     )
 
 
-class Multiple(Attacker):
-    """theta + c (theta_i - theta) over the trainable parameters; buffers as trained."""
+class Scaling(Attacker):
+    """theta + c (theta_i - theta) over the trainable parameters."""
 
-    def __init__(self, options: Any) -> None:
-        self.factor = -options.scale if isinstance(options, SignFlipOptions) else options.factor
-        self.norm = getattr(options, "norm", None)
+    options: ScalingOptions
 
     def sent(self, task: AttackTask) -> State:
-        start = {name: task.global_state[name].double() for name in task.parameter_names}
-        moves = {name: task.own[name].double() - start[name] for name in start}
-        factor = self.factor
-        if self.norm is not None:
-            length = math.sqrt(math.fsum(float(move.square().sum()) for move in moves.values()))
-            factor = self.norm / length if length else 0.0
-        return with_parameters(task, {name: start[name] + factor * moves[name] for name in start})
+        displacement = _displacement(task)
+        factor = self.options.factor
+        if self.options.norm is not None:
+            length = math.sqrt(math.fsum(float(move.square().sum()) for move in displacement.values()))
+            factor = self.options.norm / length if length else 0.0
+        return _multiplied(task, displacement, factor)
 
 
 @dataclass(frozen=True)
@@ -57,16 +84,19 @@ class GaussianOptions:
 
 
 class GaussianNoise(Attacker):
-    """theta + N(0, std^2) in each coordinate; buffers as trained."""
+    """theta + N(0, std^2) in each coordinate of the trainable parameters."""
 
     options: GaussianOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        start = {name: task.global_state[name].double() for name in task.parameter_names}
-        noise = {n: torch.randn(s.shape, generator=task.generator, dtype=torch.float64) for n, s in start.items()}
-        return with_parameters(task, {name: start[name] + self.options.std * noise[name] for name in start})
+        changed = {}
+        for name in task.parameter_names:
+            start = task.global_state[name].double()
+            noise = torch.randn(start.shape, generator=task.generator, dtype=torch.float64)
+            changed[name] = start + self.options.std * noise
+        return with_parameters(task, changed)
 
 
 @dataclass(frozen=True)
@@ -77,18 +107,20 @@ class UntrainedOptions:
 
 
 class Untrained(Attacker):
-    """0, or U[-1, 1), in each coordinate; buffers as trained."""
+    """0, or U[-1, 1), in each coordinate of the trainable parameters."""
 
     options: UntrainedOptions
 
     def sent(self, task: AttackTask) -> State:
         import torch
 
-        made = {name: torch.zeros(task.own[name].shape, dtype=torch.float64) for name in task.parameter_names}
-        if self.options.values == "uniform":
-            for values in made.values():
+        changed = {}
+        for name in task.parameter_names:
+            values = torch.zeros(task.own[name].shape, dtype=torch.float64)
+            if self.options.values == "uniform":
                 values.uniform_(-1, 1, generator=task.generator)
-        return with_parameters(task, made)
+            changed[name] = values
+        return with_parameters(task, changed)
 
 
 @dataclass(frozen=True)
@@ -109,35 +141,30 @@ class MaskedGradients(Attacker):
         matrices = [name for name in task.parameter_names if task.own[name].dim() == 2]
         if not matrices:
             raise PluginError("the model has no linear layer to multiply; choose another attacker, such as scaling.")
-        layer = matrices[-1].rpartition(".")[0]
-        last = [name for name in task.parameter_names if name.rpartition(".")[0] == layer]
-        return with_parameters(task, {name: self.options.factor * task.own[name].double() for name in last})
+        last_layer = matrices[-1].rpartition(".")[0]
+        changed = {}
+        for name in task.parameter_names:
+            if name.rpartition(".")[0] == last_layer:  # its weight and its bias
+                changed[name] = self.options.factor * task.own[name].double()
+        return with_parameters(task, changed)
 
-
-def with_parameters(task: AttackTask, changed: dict[str, Tensor]) -> State:
-    """The attacker's own model with these parameters, in its dtypes."""
-    return {**task.own, **{name: tensor.to(task.own[name].dtype) for name, tensor in changed.items()}}
-
-
-BLANCHARD = paper("blanchard2017machine")
-BAGDASARYAN = paper("bagdasaryan2020backdoor")
 
 ENTRIES = (
     AttackerEntry(
         "sign_flip",
-        build=Multiple,
+        build=SignFlip,
         config=SignFlipOptions,
         summary="sends its update turned around",
         formula="theta - s (theta_i - theta)",
-        citation=BLANCHARD,
+        citation=paper("blanchard2017machine"),
     ),
     AttackerEntry(
         "scaling",
-        build=Multiple,
+        build=Scaling,
         config=ScalingOptions,
         summary="sends a multiple of its update, to replace the model",
         formula="theta + c (theta_i - theta), c a factor or the one that gives the update a length",
-        citation=BAGDASARYAN,
+        citation=paper("bagdasaryan2020backdoor"),
     ),
     AttackerEntry(
         "gaussian_noise",
@@ -145,7 +172,7 @@ ENTRIES = (
         config=GaussianOptions,
         summary="sends noise",
         formula="theta + N(0, std^2)",
-        citation=BLANCHARD,
+        citation=paper("blanchard2017machine"),
     ),
     AttackerEntry(
         "untrained",
@@ -153,7 +180,7 @@ ENTRIES = (
         config=UntrainedOptions,
         summary="sends a model that nobody trained",
         formula="0, or U[-1, 1) in each coordinate",
-        citation=BLANCHARD,
+        citation=paper("blanchard2017machine"),
     ),
     AttackerEntry(
         "masked_gradients",

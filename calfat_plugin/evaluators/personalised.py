@@ -11,7 +11,7 @@ from calfat_plugin.errors import BudgetError, ModelError, OptionError, UpdateErr
 from calfat_plugin.evaluators.base import check_budget, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.worst import client_accuracy, worst_of
+from calfat_plugin.maths.metrics import client_accuracy, worst_of
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 

@@ -105,10 +105,12 @@ class UpdateHistory:
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup]) -> None:
         self._experiment = experiment
         self._groups = groups
-        self._norms: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
-        self._cosines: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        # Of each client the scores of its last rounds.
+        self._norm_scores: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._cosine_scores: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._round = 0
-        self._usual: list[float] = []  # the median of each round: log norms per local step and learning rate
+        # Of each round the median of its clients' log norms, per local step and learning rate.
+        self._medians: list[float] = []
         self.named: set[int] = set()  # clients that a finding has named so far
 
     def read(self, rows: Iterable[Mapping[str, str]]) -> None:
@@ -151,8 +153,8 @@ class UpdateHistory:
             if norm > 0 and client in num_examples:
                 log_norms[client] = math.log(norm / self._steps(client, num_examples[client]))
         findings = []
-        for client, z in self._scores(log_norms).items():
-            lasting = _lasting(self._norms[client], z, len(log_norms))
+        for client, z in self._scores_of_norms(log_norms).items():
+            lasting = _lasting(self._norm_scores[client], z, len(log_norms))
             if z > AT_ONCE:
                 why = f"z-score {z:.3g}"
             elif lasting > LARGE:
@@ -173,7 +175,7 @@ class UpdateHistory:
             return []
         findings = []
         for client, z in robust_z(cosines, _SPREAD_OF_COSINES).items():
-            lasting = _lasting(self._cosines[client], z, len(cosines))
+            lasting = _lasting(self._cosine_scores[client], z, len(cosines))
             if lasting < CONTRARY:
                 text = (
                     f"contrary-update: the update of client {client} has the cosine {cosines[client]:.2f} to the "
@@ -182,7 +184,7 @@ class UpdateHistory:
                 findings.append(Finding(text, (client,)))
         return findings
 
-    def _scores(self, log_norms: Mapping[int, float]) -> dict[int, float]:
+    def _scores_of_norms(self, log_norms: Mapping[int, float]) -> dict[int, float]:
         """The robust z-score of each client's log norm per local step; none where its round has too few clients.
 
         At the end of training most clients have learnt their data, and their updates vanish. One that has not is far
@@ -194,8 +196,8 @@ class UpdateHistory:
         if len(log_norms) < _FEWEST_AT_ONCE:
             return {}
         rate = math.log(max(self._experiment.train.learning_rate_of(self._round), _SMALLEST_RATE))
-        self._usual.append(median(log_norms.values()) - rate)
-        upper_quartile = sorted(self._usual)[3 * len(self._usual) // 4]
+        self._medians.append(median(log_norms.values()) - rate)
+        upper_quartile = sorted(self._medians)[3 * len(self._medians) // 4]
         return robust_z(log_norms, _SPREAD_OF_LOG_NORMS, floor=upper_quartile + rate)
 
     def _steps(self, client: int, num_examples: float) -> int:

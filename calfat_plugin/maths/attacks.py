@@ -53,11 +53,13 @@ def gradient_ascent(
     x_adv = start.detach()
     for step in range(steps):
         x_adv.requires_grad_()
-        with torch.enable_grad(), timed("forward"), passes() if step else nullcontext():
+        arithmetic = nullcontext() if step == 0 else passes()
+        with torch.enable_grad(), timed("forward"), arithmetic:
             logits = model(x_adv)
             objective = loss(logits)
-        grad = input_gradient(objective, x_adv)
-        direction = grad if steering is None else steering(grad)
+        direction = input_gradient(objective, x_adv)
+        if steering is not None:
+            direction = steering(direction)
         x_adv = project(threat.ascend(x_adv.detach(), direction, step_size))
     return x_adv
 
@@ -78,10 +80,15 @@ def input_gradient(objective: Tensor, x_adv: Tensor) -> Tensor:
 
 def cosine(grad: Tensor, other: Tensor) -> Tensor:
     """Of each example's two gradients, (N, ...) to (N,), in [-1, 1]; nan where one is zero."""
-    both = [unit_length(each) for each in (grad, other)]
-    along = (both[0] * both[1]).flatten(1).sum(dim=1).clamp(-1, 1)
-    zero = [each.flatten(1).abs().amax(dim=1) == 0 for each in both]
-    return along.masked_fill(zero[0] | zero[1], math.nan)
+    unit = unit_length(grad)
+    other_unit = unit_length(other)
+    cosines = (unit * other_unit).flatten(1).sum(dim=1).clamp(-1, 1)
+    return cosines.masked_fill(_is_zero(unit) | _is_zero(other_unit), math.nan)
+
+
+def _is_zero(x: Tensor) -> Tensor:
+    """Whether all values of an example are zero: (N, ...) to (N,) bool."""
+    return x.flatten(1).abs().amax(dim=1) == 0
 
 
 def momentum(decay: float) -> Steering:
@@ -91,7 +98,10 @@ def momentum(decay: float) -> Steering:
     def steer(grad: Tensor) -> Tensor:
         nonlocal direction
         unit = unit_length(grad, order=1)
-        direction = unit if direction is None else unit.add(direction, alpha=decay)
+        if direction is None:
+            direction = unit
+        else:
+            direction = unit.add(direction, alpha=decay)
         return direction
 
     return steer
@@ -108,7 +118,7 @@ def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
     training = modes_of(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        if any(mode for _, mode in training):  # else nothing is asked of a module whose mode cannot change
+        if any(mode for _, mode in training):  # a module whose mode cannot change may refuse the call
             model.eval()
         for parameter in trainable:
             parameter.requires_grad_(False)

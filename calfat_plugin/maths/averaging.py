@@ -52,9 +52,14 @@ def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[
         _check_same_names(state, first, f"state {index}")
         for name, tensor in state.items():
             if tensor.shape != first[name].shape:
-                found, wanted = tuple(tensor.shape), tuple(first[name].shape)
-                raise UpdateError(f"state {index}: tensor '{name}' has shape {found} where state 0 has {wanted}")
-    return {name: weighted_sum([state[name] for state in states], shares) for name in first}
+                shape = tuple(tensor.shape)
+                expected = tuple(first[name].shape)
+                raise UpdateError(f"state {index}: tensor '{name}' has shape {shape} where state 0 has {expected}")
+    average = {}
+    for name in first:
+        tensors = [state[name] for state in states]
+        average[name] = weighted_sum(tensors, shares)
+    return average
 
 
 def weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
@@ -63,7 +68,9 @@ def weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     total = first.double().mul(shares[0])
     for tensor, share in zip(tensors[1:], shares[1:], strict=True):
         total.add_(tensor.double(), alpha=share)
-    return (total if first.is_floating_point() else total.round()).to(first.dtype)
+    if not first.is_floating_point():
+        total = total.round()
+    return total.to(first.dtype)
 
 
 def check_update(update: Mapping[str, object], reference: State, *, who: str) -> None:
@@ -80,23 +87,24 @@ def check_form(update: Mapping[str, object], reference: State, *, who: str) -> N
     from torch import Tensor
 
     _check_same_names(update, reference, who)
-    for name, wanted in reference.items():
-        found = update[name]
-        if not isinstance(found, Tensor):
-            raise UpdateError(f"{who}: '{name}' is a {type(found).__name__}, not a tensor")
-        if found.shape != wanted.shape:
-            shapes = f"{tuple(found.shape)}, expected {tuple(wanted.shape)}"
+    for name, expected in reference.items():
+        tensor = update[name]
+        if not isinstance(tensor, Tensor):
+            raise UpdateError(f"{who}: '{name}' is a {type(tensor).__name__}, not a tensor")
+        if tensor.shape != expected.shape:
+            shapes = f"{tuple(tensor.shape)}, expected {tuple(expected.shape)}"
             raise UpdateError(f"{who}: tensor '{name}' has shape {shapes}")
-        if found.dtype != wanted.dtype:
-            raise UpdateError(f"{who}: tensor '{name}' has dtype {found.dtype}, expected {wanted.dtype}")
+        if tensor.dtype != expected.dtype:
+            raise UpdateError(f"{who}: tensor '{name}' has dtype {tensor.dtype}, expected {expected.dtype}")
 
 
 def value_problem(tensor: Any) -> str:
     """Which values of a real tensor no computation can go on with, in words; an empty text where there are none."""
     if not tensor.numel():
         return ""
-    wide = tensor.is_floating_point() and tensor.element_size() >= 4
-    values = tensor if wide else tensor.double()  # float16 cannot be compared with LARGEST, integers overflow in abs
+    values = tensor
+    if not tensor.is_floating_point() or tensor.element_size() < 4:
+        values = tensor.double()  # float16 cannot be compared with LARGEST, and integers overflow in abs
     largest = float(values.abs().amax())  # nan where there is one
     if largest <= LARGEST:
         return ""
@@ -110,11 +118,20 @@ def _check_same_names(state: Mapping[str, object], reference: State, who: str) -
     if state.keys() == reference.keys():
         return
     missing = [name for name in reference if name not in state]
-    name, *others = missing or [name for name in state if name not in reference]
-    more = f", and {len(others)} more" if others else ""
     if missing:
-        raise UpdateError(f"{who}: tensor '{name}' is missing{more}")
-    raise UpdateError(f"{who}: tensor '{name}' is unknown to the global model{more}.{did_you_mean(name, reference)}")
+        raise UpdateError(f"{who}: tensor '{missing[0]}' is missing{_and_others(missing)}")
+    unknown = [name for name in state if name not in reference]
+    raise UpdateError(
+        f"{who}: tensor '{unknown[0]}' is unknown to the global model{_and_others(unknown)}."
+        f"{did_you_mean(unknown[0], reference)}"
+    )
+
+
+def _and_others(names: Sequence[str]) -> str:
+    """How many more names than the first there are, in words; empty where there is only one."""
+    if len(names) == 1:
+        return ""
+    return f", and {len(names) - 1} more"
 
 
 def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
@@ -136,36 +153,61 @@ class Drift(NamedTuple):
     step: tuple[float, float]  # norm and cosine, as a client's, of what the server made of them
 
 
+class _Direction:
+    """How far one model has moved, and how far along the clients' median, summed up tensor by tensor."""
+
+    def __init__(self) -> None:
+        self._squares: list[float] = []
+        self._products: list[float] = []
+
+    def add(self, move: Tensor, middle: Tensor) -> None:
+        self._squares.append(_square(move))
+        self._products.append(float((move * middle).sum()))
+
+    def norm(self) -> float:
+        return math.sqrt(math.fsum(self._squares))
+
+    def cosine(self, length_of_median: float) -> float:
+        """The cosine to the median; nan where one of the two is zero."""
+        lengths = self.norm() * length_of_median
+        if not lengths > 0:
+            return math.nan
+        cosine = math.fsum(self._products) / lengths
+        return max(min(cosine, 1.0), -1.0)  # in this order nan stays what it is
+
+
 def drift(states: Sequence[State], reference: State, names: Sequence[str], outcome: State) -> Drift:
     """The clients' drift over the parameters ``names``, a tensor at a time in float64; and the step to ``outcome``."""
     import torch
 
-    squares: list[list[float]] = [[] for _ in (*states, outcome)]
-    products: list[list[float]] = [[] for _ in (*states, outcome)]
-    middles, spread = [], 0.0
+    clients = [_Direction() for _ in states]
+    server = _Direction()
+    squares_of_median = []
+    spread = 0.0
     for name in names:
         start = reference[name].double()
-        *moves, step = [state[name].double() - start for state in (*states, outcome)]
+        moves = [state[name].double() - start for state in states]
         middle = median_of(torch.stack(moves))
-        middles.append(_square(middle))
-        for own, product, move in zip(squares, products, (*moves, step), strict=True):
-            own.append(_square(move))
-            product.append(float((move * middle).sum()))
+        squares_of_median.append(_square(middle))
+        for client, move in zip(clients, moves, strict=True):
+            client.add(move, middle)
+        server.add(outcome[name].double() - start, middle)
         if len(moves) > 1:
             mean = sum(moves[1:], start=moves[0]) / len(moves)
             spread += math.fsum(_square(move - mean) for move in moves)
-    norms, length = [math.sqrt(math.fsum(own)) for own in squares], math.sqrt(math.fsum(middles))
-    cosines = [
-        math.fsum(product) / (norm * length) if norm * length > 0 else math.nan
-        for product, norm in zip(products, norms, strict=True)
-    ]
-    within = [max(min(cosine, 1.0), -1.0) for cosine in cosines]  # in this order nan stays what it is
-    return Drift(norms[:-1], within[:-1], spread / max(1, len(states) - 1), (norms[-1], within[-1]))
+    length_of_median = math.sqrt(math.fsum(squares_of_median))
+    return Drift(
+        norms=[client.norm() for client in clients],
+        cosines=[client.cosine(length_of_median) for client in clients],
+        heterogeneity=spread / max(1, len(states) - 1),
+        step=(server.norm(), server.cosine(length_of_median)),
+    )
 
 
 def median_of(rows: Tensor) -> Tensor:
     """(n, ...) on the CPU to (...): the median of each coordinate; of an even n the mean of the middle two."""
-    ordered, n = sorted_values(rows), len(rows)
+    ordered = sorted_values(rows)
+    n = len(rows)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 

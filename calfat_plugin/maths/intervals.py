@@ -47,9 +47,11 @@ def wilson(share: float, number: int) -> Interval:
     z = NormalDist().inv_cdf(_QUANTILE)
     centre = share + z * z / (2 * number)
     half = z * math.sqrt(share * (1 - share) / number + (z / (2 * number)) ** 2)
-    low, high = ((centre + side * half) / (1 + z * z / number) for side in (-1, 1))
+    scale = 1 + z * z / number
+    low = max(0.0, (centre - half) / scale)
+    high = min(1.0, (centre + half) / scale)
     # Rounding must not leave a share of 0 or 1 outside.
-    return Interval(min(max(0.0, low), share), max(min(1.0, high), share))
+    return Interval(min(low, share), max(high, share))
 
 
 def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
@@ -61,44 +63,58 @@ def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval
     if len(values) < 2:
         return None
     mean, std = mean_std(values)
-    if _is_zero(std) and len(values) < _FEWEST_EQUAL:
+    assert std is not None  # of two values or more
+    if std < _ROUNDING and len(values) < _FEWEST_EQUAL:
         return None
     from scipy.special import stdtrit  # here, not above: recipes are checked without it
 
-    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * (std or 0.0) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
-
-
-def _is_zero(number: float | None) -> bool:
-    return number is not None and abs(number) < _ROUNDING
 
 
 def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval | None:
     """The interval of a mean accuracy, within [0, 1]: Student's over seeds, Wilson's for one run, or None."""
     if len(values) == 1:
-        return wilson(values[0], num_examples) if num_examples else None
-    found = student(values)
-    return None if found is None else Interval(max(0.0, found.low), min(1.0, found.high))
+        if not num_examples:
+            return None
+        return wilson(values[0], num_examples)
+    interval = student(values)
+    if interval is None:
+        return None
+    return Interval(max(0.0, interval.low), min(1.0, interval.high))
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     """``one`` minus ``other`` over the seeds that both have; None where they share none."""
-    differences = [value - other[seed] for seed, value in one.items() if seed in other]
+    differences = _differences(one, other)
     if not differences:
         return None
     return Difference(mean_std(differences).mean, student(differences), len(differences))
 
 
+def _differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    """``one`` minus ``other``, seed to value, for each seed that both have."""
+    return [value - other[seed] for seed, value in one.items() if seed in other]
+
+
 def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
     """Each setting (name to seed to value) compared with the best one, and the best with the next; more is better."""
-    means = {name: mean_std(list(of.values())).mean for name, of in settings.items() if of}
-    best, *others = sorted(means, key=lambda name: -means[name]) or [""]  # of equals the first
-    if not others:
+    means = {name: mean_std(list(by_seed.values())).mean for name, by_seed in settings.items() if by_seed}
+    if len(means) < 2:
         return {}
-    found = {name: Rival(best, paired(settings[name], settings[best])) for name in others}
-    leads = [paired(settings[best], settings[name]) for name in others]
-    is_clear = all(lead and lead.interval and lead.interval.low > _ROUNDING for lead in leads)
-    return {**found, best: Rival(others[0], leads[0], is_clear)}
+    best, *others = sorted(means, key=lambda name: -means[name])  # of equals the first
+    rival_of = {}
+    leads = []
+    for name in others:
+        rival_of[name] = Rival(best, paired(settings[name], settings[best]))
+        leads.append(paired(settings[best], settings[name]))
+    rival_of[best] = Rival(others[0], leads[0], is_clear_best=all(map(_is_certain, leads)))
+    return rival_of
+
+
+def _is_certain(lead: Difference | None) -> bool:
+    """Whether a difference is above zero, its interval included."""
+    return lead is not None and lead.interval is not None and lead.interval.low > _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -120,17 +136,23 @@ class Score:
 
     @property
     def mean(self) -> float | None:
-        return mean_std(self.values)[0] if self.values else None
+        if not self.values:
+            return None
+        return mean_std(self.values).mean
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation (ddof 1); None for fewer than two seeds."""
-        return mean_std(self.values)[1] if self.values else None
+        if not self.values:
+            return None
+        return mean_std(self.values).std
 
     @property
     def interval(self) -> Interval | None:
         """95 % interval of the mean: Student's over seeds; of a single accuracy Wilson's, over its test examples."""
-        return of_accuracy(self.values, self.num_examples) if self.is_accuracy else student(self.values)
+        if self.is_accuracy:
+            return of_accuracy(self.values, self.num_examples)
+        return student(self.values)
 
     @property
     def is_clear_best(self) -> bool:
@@ -139,24 +161,29 @@ class Score:
 
     @property
     def release_mean(self) -> float | None:
-        return mean_std(self.release)[0] if self.release else None
+        if not self.release:
+            return None
+        return mean_std(self.release).mean
 
     @property
     def difference(self) -> float | None:
         """Measured minus reported, both by the release's convention, which papers' tables follow."""
-        return None if self.release_mean is None or self.reported is None else self.release_mean - self.reported
+        if self.release_mean is None or self.reported is None:
+            return None
+        return self.release_mean - self.reported
 
     @property
     def beyond(self) -> bool | None:
         """Whether the difference exceeds the tolerance; None where there is nothing to compare."""
-        difference = self.difference
-        return None if difference is None or self.tolerance is None else abs(difference) > self.tolerance + _ROUNDING
+        if self.difference is None or self.tolerance is None:
+            return None
+        return abs(self.difference) > self.tolerance + _ROUNDING
 
 
 def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
     """The scores of settings that were measured alike on one problem, by name, each with its rival."""
-    found = rivals({name: score.by_seed for name, score in scores.items()})
-    return {name: replace(score, rival=found.get(name)) for name, score in scores.items()}
+    rival_of = rivals({name: score.by_seed for name, score in scores.items()})
+    return {name: replace(score, rival=rival_of.get(name)) for name, score in scores.items()}
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
@@ -167,12 +194,13 @@ def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> floa
     """
     from scipy.stats import ttest_1samp
 
-    differences = [value - other[seed] for seed, value in one.items() if seed in other]
+    differences = _differences(one, other)
     if student(differences) is None:
         return None
     mean, std = mean_std(differences)
-    if _is_zero(std):
-        return float(_is_zero(mean))
+    assert std is not None  # of two differences or more
+    if std < _ROUNDING:
+        return float(abs(mean) < _ROUNDING)
     return float(ttest_1samp(differences, 0).pvalue)
 
 
@@ -181,7 +209,9 @@ def mcnemar(only_one: int, only_other: int) -> float:
     from scipy.stats import binomtest
 
     number = only_one + only_other
-    return float(binomtest(only_one, number).pvalue) if number else 1.0
+    if number == 0:
+        return 1.0
+    return float(binomtest(only_one, number).pvalue)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -206,6 +236,5 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
     of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987). Where the differences have no
     interval (:func:`student`), nothing is rejected.
     """
-    differences = [value - other[seed] for seed, value in one.items() if seed in other]
-    interval = student(differences, 0.90)
+    interval = student(_differences(one, other), 0.90)
     return interval is not None and -margin < interval.low and interval.high < margin

@@ -37,17 +37,25 @@ def kl_divergence(target_logits: Tensor, input_logits: Tensor, reduction: Litera
     """
     import torch.nn.functional as F
 
-    target, log_q = wide(target_logits), wide(input_logits).log_softmax(dim=1)
-    if target.requires_grad:
-        # The plain form's gradient through the target is 0 * inf = nan once a probability underflows to 0.
-        each = F.kl_div(log_q, target.log_softmax(dim=1), reduction="none", log_target=True).sum(dim=1)
-        return each.mean() if reduction == "mean" else each.sum()
-    return F.kl_div(log_q, target.softmax(dim=1), reduction="batchmean" if reduction == "mean" else "sum")
+    target = wide(target_logits)
+    log_q = wide(input_logits).log_softmax(dim=1)
+    if not target.requires_grad:
+        reduction_of_torch = "sum"
+        if reduction == "mean":
+            reduction_of_torch = "batchmean"  # torch's "mean" divides by N * C
+        return F.kl_div(log_q, target.softmax(dim=1), reduction=reduction_of_torch)
+    # The form above has a gradient through the target of 0 * inf = nan once a probability underflows to 0.
+    divergences = F.kl_div(log_q, target.log_softmax(dim=1), reduction="none", log_target=True).sum(dim=1)
+    if reduction == "mean":
+        return divergences.mean()
+    return divergences.sum()
 
 
 def wide(logits: Tensor) -> Tensor:
     """Half precision to float32, anything else as it is."""
-    return logits.float() if logits.element_size() < 4 else logits
+    if logits.element_size() < 4:
+        return logits.float()
+    return logits
 
 
 def true_class(scores: Tensor, y: Tensor) -> Tensor:
@@ -66,5 +74,8 @@ def falling(clean: Tensor, attacked: Tensor) -> int:
     It shows where the sum of the losses falls, and over three quarters of the losses that change do, at least 10.
     """
     rise = (attacked - clean).where((attacked - clean).abs() > _ROUNDING, 0)
-    fell, rose = int((rise < 0).sum()), int((rise > 0).sum())
-    return fell if fell >= _FEWEST_FALLING and fell > 3 * rose and float(rise.sum()) < 0 else 0
+    fell = int((rise < 0).sum())
+    rose = int((rise > 0).sum())
+    if fell >= _FEWEST_FALLING and fell > 3 * rose and float(rise.sum()) < 0:
+        return fell
+    return 0

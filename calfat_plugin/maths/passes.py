@@ -46,12 +46,10 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
     keep_freed_memory()
     moved: list[nn.Parameter] = []
     if layout_of(model, x[:PROBED]) == CHANNELS_LAST:
-        moved = [
-            weight
-            for weight in model.parameters()
-            # One that was made in inference mode has no version counter, which its new memory would need.
-            if weight.dim() == 4 and weight.is_contiguous() and not weight.is_inference()
-        ]
+        for weight in model.parameters():
+            # A weight that was made in inference mode has no version counter, which its new memory would need.
+            if weight.dim() == 4 and weight.is_contiguous() and not weight.is_inference():
+                moved.append(weight)
     try:
         for weight in moved:
             weight.data = _channels_last(weight.data)
@@ -59,16 +57,20 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
         if largest is None:
             _restore(moved)
             largest = _largest_map(model, x[:PROBED])
-        on_cpu = x.device.type == "cpu"
-        yield max(1, torch.get_num_threads() * _CACHE_BYTES // largest) if largest and on_cpu else sys.maxsize
+        rows = sys.maxsize
+        if largest and x.device.type == "cpu":
+            rows = max(1, torch.get_num_threads() * _CACHE_BYTES // largest)
+        yield rows
     finally:
         _restore(moved)
 
 
 def micro_batches(count: int, rows: int) -> list[slice]:
     """Cut 0 .. count into the fewest slices of at most ``rows`` each, as even as can be; none where count is 0."""
+    if count == 0:
+        return []
     parts = math.ceil(count / rows)
-    borders = [count * part // parts for part in range(parts + 1)] if parts else []
+    borders = [count * part // parts for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(borders)]
 
 
@@ -76,15 +78,19 @@ def passed(model: nn.Module, x: Tensor, rows: int) -> Tensor:
     """The logits of x, (N, C), from passes of at most ``rows`` examples each; differentiable as in one pass."""
     import torch
 
-    parts = [model(x[part]) for part in micro_batches(len(x), rows)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    logits: list[Tensor] = [model(x[part]) for part in micro_batches(len(x), rows)]
+    if len(logits) == 1:
+        return logits[0]
+    return torch.cat(logits)
 
 
 @cache
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed for the next pass, which else pays a page fault for every 4 KB."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # glibc; others have no such setting
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc has it; other C libraries have no such setting
         mallopt(TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(MMAP_THRESHOLD, _KEPT_BYTES)
 
@@ -114,7 +120,9 @@ def _largest_map(model: nn.Module, x: Tensor) -> int | None:
     # TorchScript takes no hooks: its maps do not count, so that its batches stay whole.
     eager = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     hooks = [module.register_forward_hook(note) for module in eager]
-    devices = [x.device] if x.device.type == "cuda" else []
+    devices = []
+    if x.device.type == "cuda":
+        devices = [x.device]
     try:
         with attack_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
             model(x.clone())  # a network that changes its input must not reach the caller's

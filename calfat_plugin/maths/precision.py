@@ -13,11 +13,16 @@ Precision = Literal["fp32", "tf32", "bf16"]
 CHOICES = (*get_args(Precision), "auto")
 
 
-def chosen(wanted: str, device: torch.device) -> Precision:
-    """What ``wanted`` means on this device: ``auto`` is bf16 where it has units for it (else emulated), or fp32."""
-    if wanted == "auto":
-        return "bf16" if has_bf16_units(device) else "fp32"
-    return cast("Precision", wanted)
+def chosen(choice: str, device: torch.device) -> Precision:
+    """What one of :data:`CHOICES` means on this device.
+
+    ``auto`` is bf16 where the device has units for it, else fp32: an emulated bf16 is slower.
+    """
+    if choice != "auto":
+        return cast("Precision", choice)
+    if has_bf16_units(device):
+        return "bf16"
+    return "fp32"
 
 
 def has_bf16_units(device: torch.device) -> bool:
@@ -26,8 +31,10 @@ def has_bf16_units(device: torch.device) -> bool:
 
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
+    if device.type != "cpu":
+        return False
     units = torch.cpu.get_capabilities()
-    return device.type == "cpu" and any(units.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return bool(units.get("avx512_bf16", False) or units.get("amx_bf16", False))
 
 
 def passes_in(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:

@@ -28,12 +28,13 @@ def further_names(model: nn.Module) -> dict[str, str]:
     for name, tensor in _registered(model):
         names_of.setdefault(id(tensor), []).append(name)
     if all(len(names) == 1 for names in names_of.values()):
-        return {}  # as nearly always; a state dict takes longer
+        return {}  # this is nearly always so, and a state dict takes longer
     stored = model.state_dict().keys()  # without buffers that are not persistent
     further: dict[str, str] = {}
     for names in names_of.values():
         names_stored = [name for name in names if name in stored]
-        further.update(dict.fromkeys(names_stored[1:], names_stored[0]) if names_stored else {})
+        for name in names_stored[1:]:
+            further[name] = names_stored[0]
     return further
 
 
@@ -67,8 +68,8 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def each_once(state: Mapping[str, Tensor], model: nn.Module, *, who: str) -> dict[str, Tensor]:
     """A state dict as torch, or somebody else's code, makes it, in the form of :func:`state_of`.
 
-    A tied tensor may be there under all its names or under any one of them. What is no tensor of the model stays, for
-    the checks that follow.
+    A tied tensor may be there under all its names or under any one of them. Names that the model does not have stay:
+    the checks that follow refuse them.
 
     Raises:
         UpdateError: two names of one tensor have different values; ``who``: whose state it is, as the text begins.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 CALFAT_PAPER = paper("chen2022calfat")
 
-
 _CONSTANTS: dict[str, dict[str, Any]] = {
     "paper": {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0},
     "release": {"prior": "counts", "prior_weight": 0.1, "scale": 10.0},
@@ -58,22 +57,31 @@ class CalibratedLoss(ClientLoss):
     ) -> None:
         self.prior_weight: float = options.prior_weight
         self.scale: float = options.scale
-        self.calibrate_attack, self.calibrate_outer = calibrate_attack, calibrate_outer
-        counted = options.prior == "counts"
-        self.log_prior = log_counts(class_counts) if counted else log_frequencies(class_counts, delta=options.delta)
+        self.calibrate_attack = calibrate_attack
+        self.calibrate_outer = calibrate_outer
+        if options.prior == "counts":
+            self.log_prior = log_counts(class_counts)
+        else:
+            self.log_prior = log_frequencies(class_counts, delta=options.delta)
 
     def attack_logits(self, logits: Tensor) -> Tensor:
-        return self.kl_logits(logits) if self.calibrate_attack else logits
+        if not self.calibrate_attack:
+            return logits
+        return self.kl_logits(logits)
 
     def kl_logits(self, logits: Tensor) -> Tensor:
         return logits + self.prior_weight * self.log_prior
 
     def margin_logits(self, logits: Tensor) -> Tensor:
         calibrated = self.kl_logits(logits)
-        return calibrated if self.scale == 1.0 else calibrated * self.scale
+        if self.scale == 1.0:  # the paper's: a multiplication would only cost time
+            return calibrated
+        return calibrated * self.scale
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        return super().cross_entropy(self.margin_logits(logits) if self.calibrate_outer else logits, y)
+        if self.calibrate_outer:
+            logits = self.margin_logits(logits)
+        return super().cross_entropy(logits, y)
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,18 @@ class CalibratedOptions(CalibrationOptions):
 
 def idle_delta(options: CalibrationOptions) -> dict[str, str]:
     """A prior of counts has no use for ``delta``."""
-    why = "it is added to class frequencies, and this prior is of counts."
-    return {"delta": why} if options.prior == "counts" else {}
+    if options.prior != "counts":
+        return {}
+    return {"delta": "it is added to class frequencies, and this prior is of counts."}
+
+
+def _calibrated_loss(options: CalibratedOptions, class_counts: Tensor) -> CalibratedLoss:
+    return CalibratedLoss(options, class_counts, calibrate_attack=options.calibrate_inner)
 
 
 ENTRY = ModifierEntry(
     "calibrated",
-    build=partial(LossOfClient, lambda o, counts: CalibratedLoss(o, counts, calibrate_attack=o.calibrate_inner)),
+    build=partial(LossOfClient, _calibrated_loss),
     config=CalibratedOptions,
     idle=idle_delta,
     summary="add the client's log class prior to the logits in training",

@@ -26,7 +26,8 @@ class GEARLoss(ClientLoss):
     """CE on logits whose true class lost delta (n_min / n_y)^(1/4)."""
 
     def __init__(self, options: GEAROptions, class_counts: Tensor) -> None:
-        counts, rarest = class_counts.double(), rarest_present(class_counts)
+        counts = class_counts.double()
+        rarest = rarest_present(class_counts)
         # A missing class, which is never a label, gets delta.
         self.margins = (options.delta * (rarest / counts.clamp_min(rarest)).pow(0.25)).float()  # (C,)
 

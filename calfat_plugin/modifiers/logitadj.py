@@ -32,7 +32,9 @@ class LogitAdjLoss(ClientLoss):
         self.log_prior = log_frequencies(class_counts, delta=options.delta)  # (C,)
 
     def attack_logits(self, logits: Tensor) -> Tensor:
-        return self._adjusted(logits) if self.options.calibrate_inner else logits
+        if not self.options.calibrate_inner:
+            return logits
+        return self._adjusted(logits)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return super().cross_entropy(self._adjusted(logits), y)

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 class LossOfClient(LossModifier):
-    """A modifier that is nothing but the loss of each client, ``loss(options, class_counts)``."""
+    """A modifier that leaves the model as it is, and has a loss for each client: ``loss(options, class_counts)``.
+
+    ``loss`` comes first, so that an entry builds a modifier by ``partial(LossOfClient, loss)``.
+    """
 
     def __init__(self, loss: Callable[[Any, Tensor], ClientLoss], options: Any) -> None:
-        self._loss, self._options = loss, options
+        self._loss = loss
+        self._options = options
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
         return self._loss(self._options, class_counts)
@@ -61,7 +65,9 @@ def log_counts(class_counts: Tensor) -> Tensor:
 def rarest_present(class_counts: Tensor) -> Tensor:
     """Smallest count of the classes that a client has, a float64 scalar; 1 for a client without examples."""
     counts = class_counts.double()
-    return counts[counts > 0].min() if counts.any() else counts.new_ones(())
+    if not counts.any():
+        return counts.new_ones(())
+    return counts[counts > 0].min()
 
 
 def subtract_at_label(logits: Tensor, y: Tensor, margins: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ class RoBalLoss(ClientLoss):
 
     def __init__(self, options: RoBalOptions, class_counts: Tensor) -> None:
         self.options = options
-        counts, rarest = class_counts.double(), rarest_present(class_counts)
+        counts = class_counts.double()
+        rarest = rarest_present(class_counts)
         growth = (counts.clamp_min(rarest) / rarest).log()  # a missing class gets m0
         self.margins = (options.m0 + options.tau_m / options.scale * growth).float()  # (C,)
         self.log_prior = log_frequencies(class_counts, delta=options.delta)  # (C,)
@@ -68,10 +69,12 @@ class RoBal(LossModifier):
 
         linear = getattr(model, "classifier", None)
         if not isinstance(linear, nn.Linear):
-            found = "nothing" if linear is None else type(linear).__name__
+            layer = "nothing"
+            if linear is not None:
+                layer = type(linear).__name__
             raise ModelError(
                 f"model {type(model).__name__}: RoBal replaces the last layer, an nn.Linear under the name "
-                f"'classifier'; found {found}. Derive from models.ImageClassifier."
+                f"'classifier'; found {layer}. Derive from models.ImageClassifier."
             )
         model.classifier = cosine_classifier(linear, self.options.gamma)
         return model
@@ -105,12 +108,14 @@ def cosine_classifier(linear: nn.Linear, gamma: float) -> nn.Module:
 
 def _check(options: RoBalOptions, recipe: Recipe) -> None:
     """The cosine classifier, which has gamma in it, is part of the one model that all clients train."""
-    picked = (recipe.modifier.options, *(group.recipe.modifier.options for group in recipe.clients))
-    others = {other.gamma for other in picked if isinstance(other, RoBalOptions)} - {options.gamma}
-    if others:
+    of_all = [recipe.modifier.options]
+    of_all += [group.recipe.modifier.options for group in recipe.clients]
+    gammas = {other.gamma for other in of_all if isinstance(other, RoBalOptions)}
+    other_gammas = gammas - {options.gamma}
+    if other_gammas:
         raise OptionError(
-            f"gamma: got {options.gamma:g} beside {min(others):g} for other clients; expected the same for all, who "
-            "train one model."
+            f"gamma: got {options.gamma:g} beside {min(other_gammas):g} for other clients; expected the same for all, "
+            "who train one model."
         )
 
 

@@ -8,8 +8,6 @@ from calfat_plugin.entries import PartitionEntry, paper
 from calfat_plugin.options import option
 from calfat_plugin.recipe.silo import SILO
 
-_NIID, _LONG_TAIL = paper("li2022federated"), paper("cui2019class")
-
 
 @dataclass(frozen=True)
 class PartitionOptions:
@@ -59,7 +57,7 @@ ENTRIES = (
         config=DirichletOptions,
         summary="label skew as in the CalFAT release: Dirichlet shares, capped and retried",
         formula="p^y ~ Dir(alpha), a client that holds N/m examples gets no more",
-        citation=_NIID,
+        citation=paper("li2022federated"),
         uses_alpha=True,
     ),
     PartitionEntry(
@@ -76,7 +74,7 @@ ENTRIES = (
         config=LongTailOptions,
         summary="a long tail over all clients, the first class its head, then plain Dirichlet shares: CIFAR-10-LT",
         formula="n_c = n_max rho^(-c/(C-1)), then p^y ~ Dir(alpha)",
-        citation=_LONG_TAIL,
+        citation=paper("cui2019class"),
         uses_alpha=True,
         may_leave_out=True,
         long_tailed=True,

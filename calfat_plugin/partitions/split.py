@@ -35,10 +35,13 @@ def dirichlet(
     random stream consumed in exactly the same order, so that seed 2021 gives the partition of the CalFAT release.
     ``alpha`` is the concentration, the paper's beta: small means few classes a client.
     """
-    array, rng = _checked(labels, num_clients, min_size), np.random.RandomState(seed)
+    array = _checked(labels, num_clients, min_size)
+    rng = np.random.RandomState(seed)
     by_class = [np.flatnonzero(array == label) for label in range(int(array.max()) + 1)]
-    share = len(array) / num_clients if balanced else None
-    return _dealt(by_class, num_clients, alpha, rng, share, seed=seed, min_size=min_size, max_tries=max_tries)
+    even_share = None
+    if balanced:
+        even_share = len(array) / num_clients
+    return _deal_until_all_have(min_size, by_class, num_clients, alpha, rng, even_share, max_tries=max_tries, seed=seed)
 
 
 #: Dirichlet shares as the CalFAT paper words them, without balancing: clients differ much more in size.
@@ -60,34 +63,38 @@ def longtail(
     Class c of C keeps n_max imbalance^(-c/(C-1)) random examples, rounded down, at least one: class 0 is the head.
     n_max is the largest number for which every class has as many; with equal classes, all of class 0.
     """
-    array, rng = _checked(labels, num_clients, min_size), np.random.RandomState(seed)
+    array = _checked(labels, num_clients, min_size)
+    rng = np.random.RandomState(seed)
     classes = [np.flatnonzero(array == label) for label in np.unique(array)]
     shares = [imbalance ** (-rank / max(1, len(classes) - 1)) for rank in range(len(classes))]
-    most = min(len(members) / share for members, share in zip(classes, shares, strict=True))
-    by_class = [
-        rng.permutation(members)[: max(1, int(most * share))] for members, share in zip(classes, shares, strict=True)
-    ]
-    left = f" that imbalance {imbalance:g} leaves"
-    _checked(array[np.concatenate(by_class)], num_clients, min_size, left)
-    return _dealt(by_class, num_clients, alpha, rng, None, seed=seed, min_size=min_size, max_tries=max_tries, left=left)
+    n_max = min(len(members) / share for members, share in zip(classes, shares, strict=True))
+    by_class = []
+    for members, share in zip(classes, shares, strict=True):
+        size = max(1, int(n_max * share))
+        by_class.append(rng.permutation(members)[:size])
+    remark = f" that imbalance {imbalance:g} leaves"
+    _checked(array[np.concatenate(by_class)], num_clients, min_size, remark)
+    return _deal_until_all_have(
+        min_size, by_class, num_clients, alpha, rng, None, max_tries=max_tries, seed=seed, remark=remark
+    )
 
 
-def _dealt(
+def _deal_until_all_have(
+    min_size: int,
     by_class: list[IndexArray],
     num_clients: int,
     alpha: float,
     rng: np.random.RandomState,
-    share: float | None,
+    even_share: float | None,
     *,
-    seed: int,
-    min_size: int,
     max_tries: int,
-    left: str = "",
+    seed: int,
+    remark: str = "",
 ) -> list[IndexArray]:
-    """Deal until every client has ``min_size`` examples; ``left`` is said of what there is to deal."""
+    """Deal again until every client has ``min_size`` examples; an error tells the seed and the remark."""
     best = 0
     for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
-        parts = _deal(by_class, num_clients, alpha, rng, share=share)
+        parts = _deal_once(by_class, num_clients, alpha, rng, even_share)
         smallest = min((len(part) for part in parts), default=0)
         if parts and smallest >= min_size:
             for part in parts:
@@ -96,7 +103,7 @@ def _dealt(
         best = max(best, smallest)
     raise DataError(
         f"no split in {max_tries} tries gave each of {num_clients} clients {min_size} of the "
-        f"{sum(map(len, by_class))} examples{left} (alpha {alpha}, seed {seed}; in the best try one client had "
+        f"{sum(map(len, by_class))} examples{remark} (alpha {alpha}, seed {seed}; in the best try one client had "
         f"{best}). Raise alpha or max_tries, or lower min_size or the number of clients."
     )
 
@@ -120,21 +127,24 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     by_label = np.argsort(array, kind="stable").astype(np.int64)
     shards = by_label[: shard_count * shard_size].reshape(shard_count, shard_size)
     dealt = np.random.RandomState(seed).permutation(shard_count).reshape(num_clients, k)
-    return [shards[mine].reshape(-1) for mine in dealt]
+    return [shards[shards_of_client].reshape(-1) for shards_of_client in dealt]
 
 
-def _deal(
-    by_class: list[IndexArray], num_clients: int, alpha: float, rng: np.random.RandomState, *, share: float | None
+def _deal_once(
+    by_class: list[IndexArray], num_clients: int, alpha: float, rng: np.random.RandomState, even_share: float | None
 ) -> list[IndexArray]:
-    """Deal once. Clients holding ``share`` examples are passed over; empty when nobody is open."""
+    """Deal all examples, class by class; with an ``even_share``, clients that hold as many get none of the next class.
+
+    Returns an empty list where no client can take the next class.
+    """
     hands: list[list[IndexArray]] = [[] for _ in range(num_clients)]
     sizes = np.zeros(num_clients, dtype=np.int64)
     for members in by_class:
         order = members.copy()
         rng.shuffle(order)
         proportions = rng.dirichlet(np.repeat(alpha, num_clients))
-        if share is not None:
-            proportions = proportions * (sizes < share)
+        if even_share is not None:
+            proportions = proportions * (sizes < even_share)
             # Only here: a plain draw sums to 1 but for rounding, which dividing would shift.
             proportions = proportions / (proportions.sum() or 1.0)
         if len(order) == 0:
@@ -155,12 +165,12 @@ def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
     )
 
 
-def _checked(labels: npt.ArrayLike, num_clients: int, min_size: int, left: str = "") -> IndexArray:
-    """The labels, of which there must be enough; their range and the options' are checked where they are read."""
+def _checked(labels: npt.ArrayLike, num_clients: int, min_size: int, remark: str = "") -> IndexArray:
+    """The labels as an array, of which there must be enough; labels and options were checked when they were read."""
     array = np.asarray(labels, dtype=np.int64)
     if num_clients * min_size > len(array):
         raise DataError(
-            f"cannot give {num_clients} clients at least {min_size} each of {len(array)} training examples{left}. "
+            f"cannot give {num_clients} clients at least {min_size} each of {len(array)} training examples{remark}. "
             "Lower the number of clients or take a larger data set."
         )
     return array

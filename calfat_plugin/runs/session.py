@@ -25,8 +25,8 @@ from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.host.tasks import ServerTask
+from calfat_plugin.maths.metrics import honest_counts
 from calfat_plugin.maths.torch_state import fresh_torch_state
-from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed

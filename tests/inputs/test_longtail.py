@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calfat_plugin.errors import DataError
-from calfat_plugin.maths.worst import Worst, by_frequency
+from calfat_plugin.maths.metrics import Worst, by_frequency
 from calfat_plugin.partitions.split import longtail
 from calfat_plugin.report.evaluations import tails_table
 from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json, evaluator_of, measured

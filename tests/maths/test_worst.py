@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calfat_plugin.maths.worst import Worst, worst_class, worst_clients
+from calfat_plugin.maths.metrics import Worst, worst_class, worst_clients
 
 
 def test_the_worst_class_is_the_first_of_equals_and_has_examples() -> None:
