@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,10 +101,10 @@ class ServerAlone:
 
     def finish_round(self, number: int, answers: dict[int, tuple[int, Wire]]) -> RoundRecord:
         self.round = number
-        used = tuple(answers) if self.used_clients is None else self.used_clients
-        made = record(number, {}, clients=len(used))
-        assert tuple(made.clients) == used  # ``record`` counts from client 0
-        return made
+        used = self.used_clients
+        if used is None:
+            used = tuple(answers)
+        return replace(record(number, {}), clients=used)
 
     def snapshot(self) -> None:
         return None
@@ -123,12 +124,18 @@ class ServerAlone:
 
     def models(self, rank: int) -> list[Message]:
         """The models that were sent to a rank."""
-        return [each for each in self.transport.sent if each.get_type() in MODEL_TYPES and each.get("receiver") == rank]
+        to_rank = [message for message in self.transport.sent if message.get_receiver_id() == rank]
+        return [message for message in to_rank if message.get_type() in MODEL_TYPES]
 
     def update(self, rank: int, **fields: Any) -> Message:
         """An update of that rank with the ticket and the round of the newest model that it was sent."""
-        shown = {"ticket": self.models(rank)[-1].get("ticket"), "round": self.models(rank)[-1].get("round")}
-        return Message(UPDATE, rank, 0, **{**shown, "num_samples": 9, "model_params": Wire(), **fields})
+        model = self.models(rank)[-1]
+        update = Message(UPDATE, rank, 0, num_samples=9, model_params=Wire())
+        update.add_params("ticket", model.get("ticket"))
+        update.add_params("round", model.get("round"))
+        for name, value in fields.items():
+            update.add_params(name, value)
+        return update
 
     def answer(self, rank: int) -> None:
         """Let that rank answer the newest model."""
@@ -147,10 +154,10 @@ def client_alone(transport: Any, **task: Any) -> SiloClient:
         num_examples=lambda client: 30,
         check_downlink=lambda downlink: None,
     )
-    quiet = dict.fromkeys(("state_after", "keep_state", "on_round", "on_notice", "on_joined", "on_finished"), _nothing)
-    given: Any = {"worker": worker, "rank": 1, **quiet, **task}
+    callbacks = ("state_after", "keep_state", "on_round", "on_notice", "on_joined", "on_finished")
+    values: Any = {"worker": worker, "rank": 1, **dict.fromkeys(callbacks, _nothing), **task}
     arguments = MLOpsStore.mlops_args = silo_arguments(recipe, rank=1)  # as fedml.init does
-    return SiloClient(arguments, transport, ClientTask(**given))
+    return SiloClient(arguments, transport, ClientTask(**values))
 
 
 def _nothing(*words: object) -> dict[str, torch.Tensor]:

@@ -65,7 +65,7 @@ def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_
 
     Nor for their goodbye; and the answer, which the server does not use, is not what client 0 goes on from.
     """
-    server = ServerAlone(4, num_rounds=3, min_clients=1, start_deadline=60.0, round_deadline=600.0)
+    server = ServerAlone(4, num_rounds=3, used={0: 7}, min_clients=1, start_deadline=60.0, round_deadline=600.0)
     for rank, session in {1: "first", 2: "second", 3: "third"}.items():
         server.sign_of_life(rank, session)
     clock[0] += 60.0
@@ -82,7 +82,7 @@ def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_
     assert server.records[1].refused == {1: f"client 1: {gone}", 2: f"client 2: {gone}", 3: "client 3: never came"}
     assert server.records[1].bytes_down == 2 * 16
     server.answer(1)
-    assert [model.get("used") for model in server.models(1)] == [0, 1, 1]
+    assert [model.get("used") for model in server.models(1)] == [7, 1, 1]
     assert server.goodbyes == [({1: "first", 2: "second", 3: "third"}, {1})]
     assert server.transport.loop_left
 
@@ -133,8 +133,8 @@ def test_an_alarm_of_an_earlier_deadline_ends_no_round(clock: list[float]) -> No
 def test_an_update_shows_the_ticket_of_its_rank_and_round(rank: int, ticket_of: int, reason: str) -> None:
     server = ServerAlone(3, num_rounds=2)
     server.clients = (0, 1)
-    for each in (1, 2, 3):
-        server.sign_of_life(each, "a session")
+    for party in (1, 2, 3):
+        server.sign_of_life(party, "a session")
     update = server.update(ticket_of, sender=rank)
     if not reason:
         server.transport.admit(update)
