@@ -365,6 +365,25 @@ def test_a_checked_evaluator_is_what_its_plugin_is_and_refuses_its_result() -> N
         evaluator.evaluate(task, "a")
 
 
+def test_a_trainer_among_others_is_given_the_plugins_themselves() -> None:
+    """A method may ask for their type, as for its own options."""
+
+    class Among(FedPGD):
+        def among(self, others: Any) -> Any:
+            return Told(None, others)  # type: ignore[arg-type]
+
+    class Told(Nothing):
+        pass
+
+    entry = TrainerEntry("x", build=Among)
+    trainer = CheckedTrainer(Among(None, None), entry, "local trainer 'x'")  # type: ignore[arg-type]
+    other = CheckedTrainer(Nothing(None, None), entry, "local trainer 'x'")  # type: ignore[arg-type]
+    of_server = trainer.among({3: other})
+    assert isinstance(of_server, CheckedTrainer)
+    assert isinstance(of_server.plugin, Told)
+    assert of_server.plugin.modifier == {3: other.plugin}  # type: ignore[comparison-overlap]
+
+
 CHECKED: list[tuple[type[Checked[Any, Any]], type]] = [
     (CheckedTrainer, LocalTrainer),
     (CheckedModifier, LossModifier),
