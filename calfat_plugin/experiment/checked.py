@@ -78,6 +78,15 @@ class Checked(Generic[P, E]):
         return attribute_errors_to(self.who, self.entry.config)
 
 
+class PassedToPlugins(Checked[P, E]):
+    """A checked plugin that other plugins are given: they may also read attributes that its interface does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "plugin" or name.startswith("__"):  # asked for by copy.deepcopy, before there is a plugin
+            raise AttributeError(name)
+        return getattr(self.plugin, name)
+
+
 # --- local training ---------------------------------------------------------------------------------------------------
 
 
@@ -106,10 +115,10 @@ class CheckedTrainer(Checked[LocalTrainer, TrainerEntry], LocalTrainer):
         return frozenset(first_name_of.get(name, name) for name in names)
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
-        sent = next(iter(updates.values())).state
         with self.named_errors():
             what = "evaluated_personal returned"
             tensors = returned.mapping(self.plugin.evaluated_personal(updates, names), what)
+            sent = next(iter(updates.values())).state  # any client's: all have the same shapes
             return {name: returned.like(tensors.get(name), sent[name], f"{what}, as '{name}',") for name in names}
 
     def among(self, others: Mapping[int, LocalTrainer]) -> CheckedTrainer:
@@ -127,7 +136,7 @@ class CheckedTrainer(Checked[LocalTrainer, TrainerEntry], LocalTrainer):
             return dict(returned.tensors(self.plugin.broadcast(updates), "broadcast returned", on="cpu"))
 
 
-class CheckedModifier(Checked[LossModifier, ModifierEntry], LossModifier):
+class CheckedModifier(PassedToPlugins[LossModifier, ModifierEntry], LossModifier):
     """A loss modifier; the losses that it binds are tried once on a batch of two."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
@@ -157,7 +166,7 @@ def _try_loss(loss: ClientLoss, class_counts: Tensor) -> None:
         raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
 
 
-class CheckedInnerAttack(Checked[InnerAttack, InnerAttackEntry], InnerAttack):
+class CheckedInnerAttack(PassedToPlugins[InnerAttack, InnerAttackEntry], InnerAttack):
     """An attack of training.
 
     The plugin's name is not put in front of errors that are raised inside ``craft`` and ``take_steps``: both call the
@@ -248,7 +257,7 @@ class CheckedAggregator(Checked[Aggregator, AggregatorEntry], Aggregator):
             return dataclasses.replace(aggregate, metrics=metrics, weights=weights)
 
 
-class CheckedCorrection(Checked[LocalCorrection, AggregatorEntry], LocalCorrection):
+class CheckedCorrection(PassedToPlugins[LocalCorrection, AggregatorEntry], LocalCorrection):
     """An aggregator's part of local training."""
 
     def begin(self, task: LocalTask) -> ActiveCorrection:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC
+from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -27,6 +30,7 @@ from calfat_plugin import (
     LocalCorrection,
     LocalTrainer,
     LossModifier,
+    NoOptions,
     PluginError,
     Preset,
     Registry,
@@ -365,6 +369,20 @@ def test_a_checked_evaluator_is_what_its_plugin_is_and_refuses_its_result() -> N
         evaluator.evaluate(task, "a")
 
 
+def test_a_method_may_read_what_the_author_gave_the_inner_attack() -> None:
+    class Remembers(InnerAttack):
+        length = 3
+
+        def reach(self, threat: Any) -> Any:
+            return threat.scaled(2)
+
+    attack: Any = CheckedInnerAttack(Remembers(), InnerAttackEntry("x", build=Remembers), "inner attack 'x'")
+    for each in (attack, deepcopy(attack)):
+        assert each.length == 3
+    with pytest.raises(AttributeError, match="'Remembers' object has no attribute 'width'"):
+        _ = attack.width
+
+
 def test_a_trainer_among_others_is_given_the_plugins_themselves() -> None:
     """A method may ask for their type, as for its own options."""
 
@@ -395,8 +413,45 @@ CHECKED: list[tuple[type[Checked[Any, Any]], type]] = [
 ]
 
 
+class CalledError(Exception):
+    """A hook was called: its name and its arguments by name."""
+
+
+def calling(hook: str, interface: type) -> Any:
+    """A method that says how it was called."""
+    signature = inspect.signature(getattr(interface, hook))
+
+    def method(self: Any, *arguments: Any, **keywords: Any) -> None:
+        by_name = dict(signature.bind(self, *arguments, **keywords).arguments)
+        del by_name["self"]
+        raise CalledError(hook, by_name)
+
+    return method
+
+
 @pytest.mark.parametrize(("checked", "interface"), CHECKED)
 def test_a_checked_plugin_passes_every_hook_on(checked: type, interface: type) -> None:
-    """Otherwise a hook would have the interface's default, whatever the plugin has."""
-    hooks = {name for name in dir(interface) if not name.startswith("_")} - {"who"}
-    assert hooks <= vars(checked).keys()
+    """Otherwise a hook would do what the interface does by default, whatever the plugin does."""
+    hooks = [name for name in dir(interface) if not name.startswith("_") and callable(getattr(interface, name))]
+    plugin = type("Calling", (interface,), {hook: calling(hook, interface) for hook in hooks})()
+    entry = SimpleNamespace(config=NoOptions, metrics={}, uses_clients=True)
+    wrapper = checked(plugin, entry, "plugin 'x'")
+    assert hooks
+    for hook in hooks:
+        parameters = list(inspect.signature(getattr(interface, hook)).parameters)[1:]
+        arguments = {name: MagicMock() for name in parameters}
+        with pytest.raises(CalledError) as raised:
+            getattr(wrapper, hook)(**arguments)
+        called, received = raised.value.args
+        assert called == hook
+        assert received == arguments or hook == "among"  # which unwraps them
+
+
+def test_a_checked_attack_has_the_steps_and_looks_back_as_its_plugin_does() -> None:
+    entry = InnerAttackEntry("x", build=InnerAttack)
+    assert not CheckedInnerAttack(InnerAttack(), entry, "x").has_own_steps
+    assert not CheckedInnerAttack(InnerAttack(), entry, "x").looks_back
+    overriding = {"take_steps": lambda *given: None, "after_step": lambda *given: None}
+    attack = type("Own", (InnerAttack,), overriding)()
+    assert CheckedInnerAttack(attack, entry, "x").has_own_steps
+    assert CheckedInnerAttack(attack, entry, "x").looks_back
