@@ -443,10 +443,12 @@ class Server:
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)
-        inputs = {"the global model": task.global_state, "server_state": task.server_state}
+        inputs = {}  # the first client's update comes first: in that one, what numpy writes is found as well
         for client, update in task.updates.items():
             inputs[f"the update of client {client}"] = update.state
             inputs[f"the extras of client {client}"] = update.extras
+        inputs["the global model"] = task.global_state
+        inputs["server_state"] = task.server_state
         with self.experiment.attribute_errors_to(pick):
             watched = stateless(self._aggregator.plugin, self.experiment.who(pick), self._reported)
             with watched, untouched(inputs, f"round {task.round}: combine"):
