@@ -34,17 +34,13 @@ E = TypeVar("E", bound=entries.Entry)
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
+OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, label_flip)
+WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, own_update, colluding)
 
-ENTRIES: tuple[entries.Entry, ...] = (
-    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS, label_flip)),
-    *(
-        entry
-        for module in (server_optimizers, robust, gradient, autoattack, own_update, colluding)
-        for entry in module.ENTRIES
-    ),
-    *(*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS),
-)
+ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
+for module in WITH_SEVERAL_ENTRIES:
+    ENTRIES += module.ENTRIES
+ENTRIES += [*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS]
 
 
 def _entries_of(kind: type[E]) -> list[E]:
