@@ -78,16 +78,16 @@ def loss(value: Any, what: str) -> Tensor:
     return value
 
 
-def like(value: Any, model: Tensor, what: str) -> Tensor:
-    """Return ``value`` if it is a tensor with the shape, dtype and device of ``model``."""
+def like(value: Any, template: Tensor, what: str) -> Tensor:
+    """Return ``value`` if it is a tensor with the shape, dtype and device of ``template``."""
     from torch import Tensor
 
-    if not isinstance(value, Tensor) or value.shape != model.shape:
-        raise PluginError(f"{what} {described(value)}; expected a tensor of shape {tuple(model.shape)}.")
-    if value.dtype != model.dtype:
-        raise PluginError(f"{what} a tensor of dtype {value.dtype}; expected {model.dtype}.")
-    if value.device != model.device:
-        raise PluginError(f"{what} a tensor of device {value.device}; expected {model.device}.")
+    if not isinstance(value, Tensor) or value.shape != template.shape:
+        raise PluginError(f"{what} {described(value)}; expected a tensor of shape {tuple(template.shape)}.")
+    if value.dtype != template.dtype:
+        raise PluginError(f"{what} a tensor of dtype {value.dtype}; expected {template.dtype}.")
+    if value.device != template.device:
+        raise PluginError(f"{what} a tensor of device {value.device}; expected {template.device}.")
     return value
 
 
