@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TypeVar
 
 from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, robust, scaffold, server_optimizers, sfat
@@ -29,24 +29,69 @@ from calfat_plugin.trainers import (
     standard,
 )
 
+E = TypeVar("E", bound=entries.Entry)
+
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb)
+OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, label_flip)
+WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, own_update, colluding)
 
-ENTRIES: tuple[entries.Entry, ...] = (
-    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS, label_flip)),
-    *(
-        entry
-        for module in (server_optimizers, robust, gradient, autoattack, own_update, colluding)
-        for entry in module.ENTRIES
-    ),
-    *(*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS),
-)
+ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
+for module in WITH_SEVERAL_ENTRIES:
+    ENTRIES += module.ENTRIES
+ENTRIES += [*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS]
 
 
-def _offering(kind: type[entries.Entry]) -> Callable[[], list[entries.Entry]]:
-    return hookimpl(lambda: [entry for entry in ENTRIES if type(entry) is kind])
+def _entries_of(kind: type[E]) -> list[E]:
+    return [entry for entry in ENTRIES if isinstance(entry, kind)]
 
 
-globals().update({kind.hook: _offering(kind) for kind in entries.KINDS})
+@hookimpl
+def calfat_local_trainers() -> list[entries.TrainerEntry]:
+    return _entries_of(entries.TrainerEntry)
+
+
+@hookimpl
+def calfat_loss_modifiers() -> list[entries.ModifierEntry]:
+    return _entries_of(entries.ModifierEntry)
+
+
+@hookimpl
+def calfat_inner_attacks() -> list[entries.InnerAttackEntry]:
+    return _entries_of(entries.InnerAttackEntry)
+
+
+@hookimpl
+def calfat_aggregators() -> list[entries.AggregatorEntry]:
+    return _entries_of(entries.AggregatorEntry)
+
+
+@hookimpl
+def calfat_evaluators() -> list[entries.EvaluatorEntry]:
+    return _entries_of(entries.EvaluatorEntry)
+
+
+@hookimpl
+def calfat_datasets() -> list[entries.DatasetEntry]:
+    return _entries_of(entries.DatasetEntry)
+
+
+@hookimpl
+def calfat_models() -> list[entries.ModelEntry]:
+    return _entries_of(entries.ModelEntry)
+
+
+@hookimpl
+def calfat_partitions() -> list[entries.PartitionEntry]:
+    return _entries_of(entries.PartitionEntry)
+
+
+@hookimpl
+def calfat_attackers() -> list[entries.AttackerEntry]:
+    return _entries_of(entries.AttackerEntry)
+
+
+@hookimpl
+def calfat_loggers() -> list[entries.LoggerEntry]:
+    return _entries_of(entries.LoggerEntry)

@@ -31,34 +31,44 @@ class _Typed:
     """A dataclass whose fields are checked against their annotations: a mistake shows while its plugin is loaded."""
 
     def __post_init__(self) -> None:
-        who = f"{self.kind} '{self.name}'" if isinstance(self, Entry) else type(self).__name__
+        who = type(self).__name__
+        if isinstance(self, Entry):
+            who = f"{self.kind} '{self.name}'"
         hints = _hints(type(self))  # type: ignore[arg-type]  # mypy: no class has a hash
-        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, each.name)
-            if not _fits(value, hints[each.name]):
-                raise PluginError(f"{who}: its {each.name} is {reprlib.repr(value)}; expected {each.type}.")
+        for info in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, info.name)
+            if not _fits(value, hints[info.name]):
+                raise PluginError(f"{who}: its {info.name} is {reprlib.repr(value)}; expected {info.type}.")
 
 
 @functools.cache
 def _hints(of: type) -> dict[str, Any]:
+    """The annotations of a class as types; cached, since a registry makes a hundred entries."""
     return typing.get_type_hints(of)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is what an annotation says, looking into mappings and tuples."""
-    kind, parts = typing.get_origin(hint), typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
+    origin = typing.get_origin(hint)  # the class of ``Mapping[str, int]`` is Mapping
+    parts = typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in parts)
-    if kind is Mapping:
-        return isinstance(value, Mapping) and all(
-            _fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items()
-        )
-    if kind is tuple:
-        wanted = parts[:1] * len(value) if parts[1:] == (...,) and isinstance(value, tuple) else parts
-        return isinstance(value, tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            return False
+        key_hint, item_hint = parts
+        return all(_fits(key, key_hint) and _fits(item, item_hint) for key, item in value.items())
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if parts[1:] == (...,):  # tuple[str, ...]: any number of the first
+            parts = parts[:1] * len(value)
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    if hint is Any:
+        return True
     if hint is int and isinstance(value, bool):
         return False
-    return hint is Any or isinstance(value, kind or hint)
+    return isinstance(value, origin or hint)
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,13 @@ class Citation(_Typed):
 @functools.cache
 def _papers() -> dict[str, Citation]:
     """The papers of the built-in plugins, by key; in ``papers.bib`` the short text is the comment above an entry."""
-    texts = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8").strip().split("\n\n")
-    found = (Citation(text.removeprefix("% "), bibtex) for text, bibtex in (each.split("\n", 1) for each in texts))
-    return {re.split("[{,]", each.bibtex)[1]: each for each in found}
+    papers = {}
+    content = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
+    for block in content.strip().split("\n\n"):
+        comment, bibtex = block.split("\n", 1)
+        key = re.split("[{,]", bibtex)[1]  # @article{key, ...
+        papers[key] = Citation(comment.removeprefix("% "), bibtex)
+    return papers
 
 
 def paper(key: str) -> Citation:
@@ -166,30 +180,43 @@ class Entry(_Typed):
                 "'-', '_'."
             )
         super().__post_init__()
-        who = f"{self.kind} '{self.name}'"
-        try:
-            known = {info.name for info in describe_options(self.config)}
-        except TypeError as error:
-            raise PluginError(f"{who}: {error}.") from None
+        self._check_metrics()
+        self._check_options()
+
+    def _check_metrics(self) -> None:
+        taken = ""
+        if self.reserved_metrics:
+            taken = f" (taken: {listed(self.reserved_metrics)})"
         for metric in self.metrics:
             if not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
-                taken = f" (taken: {listed(self.reserved_metrics)})" if self.reserved_metrics else ""
                 raise PluginError(
-                    f"{who} has a metric {metric!r}; a metric's name must begin with a letter and contain only "
-                    f"lower-case letters, digits, '_'{taken}."
+                    f"{self.kind} '{self.name}' has a metric {metric!r}; a metric's name must begin with a letter and "
+                    f"contain only lower-case letters, digits, '_'{taken}."
                 )
-        if reserved := known.intersection(self.reserved):
+
+    def _check_options(self) -> None:
+        """The options are a dataclass that recipes can express, and what the entry says of options is about these."""
+        who = f"{self.kind} '{self.name}'"
+        try:
+            options = {info.name for info in describe_options(self.config)}
+        except TypeError as error:
+            raise PluginError(f"{who}: {error}.") from None
+        reserved = options.intersection(self.reserved)
+        if reserved:
             raise PluginError(f"{who} has an option '{min(reserved)}'; recipes use that key for something else.")
-        named = {name for preset in self.presets.values() for name in preset.options}
+        mentioned = {name for preset in self.presets.values() for name in preset.options}
         if self.number_option is not None:
-            named.add(self.number_option)
-        if named - known:
-            raise PluginError(f"{who} refers to the option '{min(named - known)}', which it does not have.")
+            mentioned.add(self.number_option)
+        unknown = mentioned - options
+        if unknown:
+            raise PluginError(f"{who} refers to the option '{min(unknown)}', which it does not have.")
 
     @property
     def shown_name(self) -> str:
         """The name as lists show it: ``pgd<steps>`` where a number may follow."""
-        return self.name if self.number_option is None else f"{self.name}<{self.number_option}>"
+        if self.number_option is None:
+            return self.name
+        return f"{self.name}<{self.number_option}>"
 
     def load(self) -> Callable[..., Any]:
         """Return the class or factory, importing it where ``build`` is a text.
@@ -199,16 +226,17 @@ class Entry(_Typed):
         """
         if callable(self.build):
             return self.build
-        who, (module_name, _, attribute) = f"{self.kind} '{self.name}' cannot be built", self.build.partition(":")
+        who = f"{self.kind} '{self.name}' cannot be built"
         if not _BUILD.fullmatch(self.build):
             raise PluginError(f"{who}: its build is {self.build!r}; expected package.module:Name.")
+        module_name, _, attribute = self.build.partition(":")
         try:
-            made: object = getattr(importlib.import_module(module_name), attribute)
+            build: object = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
             raise PluginError(f"{who}: {self.build!r} does not import ({error}).") from error
-        if not callable(made):
-            raise PluginError(f"{who}: {self.build!r} is {one_line(made)}; expected a class or a function.")
-        return made
+        if not callable(build):
+            raise PluginError(f"{who}: {self.build!r} is {one_line(build)}; expected a class or a function.")
+        return build
 
 
 @dataclass(frozen=True)

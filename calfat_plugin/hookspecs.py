@@ -145,14 +145,19 @@ def calfat_run_stopped(run: RunInfo, error: BaseException) -> None:
 
 def check_hooks(manager: pluggy.PluginManager, plugin: Any, *, needs_hooks: bool = True) -> None:
     """Refuse a registered plugin with a function that pluggy would never call: misspelt, or without ``@hookimpl``."""
-    known = {name: getattr(plugin, name, None) for name in globals() if name.startswith("calfat_")}
-    unmarked = sorted(n for n, found in known.items() if callable(found) and not hasattr(found, f"{PROJECT}_impl"))
+    hooks = [name for name in globals() if name.startswith("calfat_")]
+    unmarked = []
+    for name in sorted(hooks):
+        function = getattr(plugin, name, None)
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl"):  # set by @hookimpl
+            unmarked.append(name)
     callers = manager.get_hookcallers(plugin) or []
     if not callers and needs_hooks:
-        where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
-        raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
+        if unmarked:
+            raise PluginError(f"it implements no hook; is @hookimpl missing above '{unmarked[0]}'?")
+        raise PluginError(f"it implements no hook; is @hookimpl missing? Hooks: {listed(hooks)}.")
     for caller in callers:
-        if caller.name not in known:
-            raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
+        if caller.name not in hooks:
+            raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, hooks)}")
     if unmarked:
         raise PluginError(f"nothing calls its '{unmarked[0]}'; is @hookimpl missing above it?")

@@ -120,19 +120,12 @@ class Registry:
         registry = cls()
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
-            name = getattr(plugin, "__name__", type(plugin).__name__)
-            provider = Provider(_PASSED_IN, name, name)
-            if provider.key in registry._providers:  # another object of the same class
-                provider = Provider(_PASSED_IN, name, f"{name} {len(registry._providers)}")
-            registry._add(plugin, provider, name)
+            registry._add_object(plugin)
         for file in files.values():
-            version = f"{_SHA256}{file.sha256[:12]}"
-            provider = Provider(str(file.path), version, file.name)
-            registry._add(file.load(), provider, str(file.path), needs_hooks=False)
+            registry._add_file(file)
         if entry_points:
-            blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
-            registry._discover({_normal(name) for name in blocked if name.strip()}, files)
-        registry._collect()
+            registry._add_installed(files)
+        registry._collect_entries()
         return registry
 
     @classmethod
@@ -179,17 +172,54 @@ class Registry:
 
     def listeners(self) -> tuple[tuple[Provider, Any], ...]:
         """(who offers it, plugin object) for every plugin that implements hooks of a run's life."""
-        return tuple(
-            (self._providers[key], plugin)
-            for key, plugin in self._manager.list_name_plugin()
-            if any(caller.name in hookspecs.LIFE for caller in self._manager.get_hookcallers(plugin) or ())
-        )
+        listeners = []
+        for key, plugin in self._manager.list_name_plugin():
+            callers = self._manager.get_hookcallers(plugin) or ()
+            if any(caller.name in hookspecs.LIFE for caller in callers):
+                listeners.append((self._providers[key], plugin))
+        return tuple(listeners)
 
     def plugins(self) -> tuple[Provider, ...]:
         """Everything that was loaded, built-ins first."""
         return tuple(self._providers.values())
 
-    # --- building -----------------------------------------------------------------------------------------------------
+    # --- adding plugins -----------------------------------------------------------------------------------------------
+
+    def _add_object(self, plugin: Any) -> None:
+        """Add a module or an object with hooks that a program passed in."""
+        name = getattr(plugin, "__name__", type(plugin).__name__)
+        provider = Provider(_PASSED_IN, name, name)
+        if provider.key in self._providers:  # another object of the same class
+            provider = Provider(_PASSED_IN, name, f"{name} {len(self._providers)}")
+        self._add_requested(plugin, provider, name)
+
+    def _add_file(self, file: PluginFile) -> None:
+        """Add a plugin that is a single file; a file with a model only has no hooks."""
+        provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
+        self._add_requested(file.load(), provider, str(file.path), needs_hooks=False)
+
+    def _add_requested(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
+        """Add a plugin that somebody asked for: a mistake in it is an error, and not only reported."""
+        try:
+            self._register(plugin, provider, needs_hooks=needs_hooks)
+        except (PluginError, pluggy.PluginValidationError) as error:
+            raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
+
+    def _add_installed(self, files: Container[str]) -> None:
+        """Add the plugins of installed distributions, but those that are blocked or also a file of the recipe."""
+        blocked = {_normal(name) for name in os.environ.get(BLOCK_VARIABLE, "").split(",") if name.strip()}
+        installed = sorted(_installed(), key=lambda item: (str(item[0]), item[0].plugin))
+        for provider, entry_point in installed:
+            if not blocked.isdisjoint({_normal(provider.distribution), _normal(provider.plugin)}):
+                continue
+            try:
+                if isinstance(entry_point, PluginError):
+                    raise entry_point
+                if entry_point.module in files:
+                    continue
+                self._register(entry_point.load(), provider)
+            except (Exception, SystemExit) as error:  # a third party's import may raise anything
+                self._fail(provider, error)
 
     def _register(self, plugin: Any, provider: Provider, *, needs_hooks: bool = True) -> None:
         self._providers[provider.key] = provider
@@ -197,26 +227,6 @@ class Registry:
         if isinstance(plugin, type):
             raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
         hookspecs.check_hooks(self._manager, plugin, needs_hooks=needs_hooks)
-
-    def _add(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
-        """Add a plugin that somebody asked for: what is wrong with it is an error, not a report."""
-        try:
-            self._register(plugin, provider, needs_hooks=needs_hooks)
-        except (PluginError, pluggy.PluginValidationError) as error:
-            raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
-
-    def _discover(self, blocked: set[str], files: Container[str]) -> None:
-        for provider, found in sorted(_installed(), key=lambda each: (str(each[0]), each[0].plugin)):
-            if not blocked.isdisjoint({_normal(provider.distribution), _normal(provider.plugin)}):
-                continue
-            try:
-                if isinstance(found, PluginError):
-                    raise found
-                if found.module in files:
-                    continue
-                self._register(found.load(), provider)
-            except (Exception, SystemExit) as error:  # a third party's import may raise anything
-                self._fail(provider, error)
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
@@ -228,46 +238,60 @@ class Registry:
         if self._manager.has_plugin(provider.key):
             self._manager.unregister(name=provider.key)
 
-    def _collect(self) -> None:
-        offered = [(kind, entry, key) for kind in entries.KINDS for entry, key in self._offers(kind)]
-        for kind, entry, key in offered:
-            table, provider = self._entries[kind], self._providers.get(key)
-            if provider is None:
-                continue  # a later hook of the same plugin failed
+    # --- collecting their entries -------------------------------------------------------------------------------------
+
+    def _collect_entries(self) -> None:
+        """Ask all hooks first, since a plugin of which a later hook fails offers nothing; then fill the tables."""
+        offers: list[tuple[type[entries.Entry], entries.Entry, str]] = []
+        for kind in entries.KINDS:
+            offers += [(kind, entry, key) for entry, key in self._offers(kind)]
+        for kind, entry, key in offers:
+            provider = self._providers.get(key)
+            if provider is None:  # a later hook of the same plugin failed
+                continue
+            table = self._entries[kind]
             if entry.name in table:
                 raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
             table[entry.name] = (entry, provider)
 
     def _offers(self, kind: type[entries.Entry]) -> list[tuple[entries.Entry, str]]:
         """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""
-        offers = []
+        offers: list[tuple[entries.Entry, str]] = []
         for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
             key = implementation.plugin_name
+            provider = self._providers[key]
             try:
-                offers += [(entry, key) for entry in _checked(implementation.function(), kind)]
+                offered = list(_checked_entries(implementation.function(), kind))
             except (Exception, SystemExit) as error:
-                provider = self._providers[key]
                 if provider is BUILT_IN:
                     raise
-                if provider.is_file or provider.distribution == _PASSED_IN:
-                    who = provider.distribution if provider.is_file else provider.plugin
-                    raise PluginError(f"{who}: {_reason(error)}") from error
+                if provider.is_file:
+                    raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
+                if provider.distribution == _PASSED_IN:
+                    raise PluginError(f"{provider.plugin}: {_reason(error)}") from error
                 self._fail(provider, error)
+                continue
+            offers += [(entry, key) for entry in offered]
         return offers
+
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def _unknown(self, kind: type[entries.Entry], name: str) -> str:
         table = self._entries[kind]
-        offered: dict[str, list[str]] = {}
-        for entry, provider in table.values():
-            offered.setdefault(str(provider), []).append(entry.shown_name)
-        who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
-        number = re.search(r"[0-9]*$", name)[0]  # type: ignore[index]  # it matches every text
-        stem = name.removesuffix(number)
+        stem = name.rstrip("0123456789")
+        number = name.removeprefix(stem)
         if number and stem in table and table[stem][0].number_option:
             return f"no {kind.kind} called '{name}': its number may have {_MAX_DIGITS} digits at most."
-        near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]
-        hint = did_you_mean(name, near) or " Install what offers it, or name its file with --plugin FILE."
-        text = f"no {kind.kind} called '{name}'.{hint} Known: {who}."
+        names_of: dict[str, list[str]] = {}  # provider to the names that it offers
+        similar = []
+        for known, (entry, provider) in table.items():
+            names_of.setdefault(str(provider), []).append(entry.shown_name)
+            if entry.number_option:
+                known += number
+            similar.append(known)
+        hint = did_you_mean(name, similar) or " Install what offers it, or name its file with --plugin FILE."
+        offered = "; ".join(f"{listed(names)} ({provider})" for provider, names in names_of.items())
+        text = f"no {kind.kind} called '{name}'.{hint} Known: {offered}."
         if self.failures:
             text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text
@@ -276,22 +300,25 @@ class Registry:
 def _reason(error: BaseException) -> str:
     """What went wrong in a plugin, in one line."""
     text = printable(" ".join(str(error).split()))
-    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    if isinstance(error, PluginError):
+        return text
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
-def _checked(offered: Any, kind: type[entries.Entry]) -> Iterator[entries.Entry]:
-    """What a plugin's hook gave back, if it is what the hook asks for."""
-    wanted = f"{kind.hook} must yield {kind.__name__} objects"
+def _checked_entries(offered: Any, kind: type[entries.Entry]) -> Iterator[entries.Entry]:
+    """Yield what a plugin's hook returned, if all of it is entries of the hook's kind."""
+    rule = f"{kind.hook} must yield {kind.__name__} objects"
     if offered is None:
-        raise PluginError(f"{wanted}, got nothing; is a 'yield' or 'return' missing?")
+        raise PluginError(f"{rule}, got nothing; is a 'yield' or 'return' missing?")
     if isinstance(offered, entries.Entry) or not isinstance(offered, Iterable):
-        raise PluginError(f"{wanted}, got one {type(offered).__name__} that is not in a list.")
+        raise PluginError(f"{rule}, got one {type(offered).__name__} that is not in a list.")
     for number, entry in enumerate(offered):
         if number == _MOST_ENTRIES:
             raise PluginError(f"{kind.hook} yields more than {_MOST_ENTRIES} entries; has its loop no end?")
+        if isinstance(entry, type):
+            raise PluginError(f"{rule}, got the class {entry.__name__}.")
         if not isinstance(entry, kind):
-            found = f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
-            raise PluginError(f"{wanted}, got {found}.")
+            raise PluginError(f"{rule}, got a {type(entry).__name__}.")
         yield entry
 
 
@@ -300,31 +327,35 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
 
     ``importlib.metadata.entry_points`` fails once the host's importlib-metadata 1.7 is imported.
     """
-    seen: set[str] = set()
-    for found in distributions():
+    names: set[str] = set()
+    for candidate in distributions():
         try:
-            if not any(point.group == GROUP for point in found.entry_points):
+            if not any(point.group == GROUP for point in candidate.entry_points):
                 continue
-            name = next(iter(found.metadata.get_all("Name", [])), "")
+            name = next(iter(candidate.metadata.get_all("Name", [])), "")
             if not name:
                 raise PluginError("METADATA has no name")
-            if _normal(name) in seen:
+            if _normal(name) in names:
                 continue  # the same distribution twice on the path: the first one wins, as for imports
             first = distribution(name)
-            seen.add(_normal(name))
+            names.add(_normal(name))
             points = [point for point in first.entry_points if point.group == GROUP]
-            unmet = _unmet(first.requires or ())
-            offered = [(Provider(name, first.version or "?", point.name, unmet), point) for point in points]
+            unmet = _unmet_requirement(first.requires or ())
+            version = first.version or "?"
         except Exception as error:  # in another encoding, say, or with the name of another distribution
-            folder = Path(str(getattr(found, "_path", "unknown")))  # not public, but all that is left of a damaged one
+            folder = Path(str(getattr(candidate, "_path", "unknown")))  # not public, but all that is left of it
             name, _, version = folder.stem.partition("-")
             yield Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({_reason(error)})")
-        else:
-            yield from offered
+            continue
+        for point in points:
+            yield Provider(name, version, point.name, unmet), point
 
 
-def _unmet(requirements: Iterable[str]) -> str:
-    """What a distribution requires of this package that this version is not; pip sees to it, but not later on."""
+def _unmet_requirement(requirements: Iterable[str]) -> str:
+    """The version of this package that a distribution requires, if this is another; an empty text otherwise.
+
+    pip checks it when it installs the distribution, but not when it installs another version of this package later.
+    """
     for text in requirements:
         if not _normal(text).startswith(BUILT_IN.distribution):
             continue
@@ -343,18 +374,25 @@ def _unmet(requirements: Iterable[str]) -> str:
 
 
 def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:
-    what = f"{'an' if kind.kind[0] in 'aeiou' else 'a'} {kind.kind} called '{name}'"
+    """The message for two plugins that offer the same name of a kind."""
+    article = "a"
+    if kind.kind[0] in "aeiou":
+        article = "an"
+    what = f"{article} {kind.kind} called '{name}'"
     if first.key == second.key:
         return f"plugin {first.plugin} ({first}) offers {what} twice."
     if first.distribution == second.distribution:
         return f"{first} offers {what} twice, in its plugins {first.plugin} and {second.plugin}."
-    if second.is_file or first.is_file:
-        file, other = (second, first) if second.is_file else (first, second)
-        return f"{file.distribution} offers {what}, and so does {other}. Give it another name in the file."
-    loser = second if second.distribution != BUILT_IN.distribution else first
+    if second.is_file:
+        return f"{second.distribution} offers {what}, and so does {first}. Give it another name in the file."
+    if first.is_file:
+        return f"{first.distribution} offers {what}, and so does {second}. Give it another name in the file."
+    to_block = second
+    if second.distribution == BUILT_IN.distribution:
+        to_block = first
     return (
         f"two distributions offer {what}: {first} and {second}. "
-        f"Uninstall one of them, or start with {BLOCK_VARIABLE}={loser.distribution}."
+        f"Uninstall one of them, or start with {BLOCK_VARIABLE}={to_block.distribution}."
     )
 
 

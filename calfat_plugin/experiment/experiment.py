@@ -14,8 +14,16 @@ from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
 from calfat_plugin.errors import CalfatError, DataError, OptionError, PluginError
-from calfat_plugin.experiment.building import build_plugin, checked, checked_split
+from calfat_plugin.experiment.building import build_plugin, checked_split
+from calfat_plugin.experiment.checked import (
+    CheckedAggregator,
+    CheckedEvaluator,
+    CheckedInnerAttack,
+    CheckedModifier,
+    CheckedTrainer,
+)
 from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.interfaces import (
     Aggregator,
     Evaluator,
@@ -25,6 +33,7 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     TrainSettings,
 )
+from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
@@ -131,23 +140,24 @@ class Experiment(Recipe):
 
     def attribute_errors_to(self, pick: Plugin[Any]) -> AbstractContextManager[None]:
         """Let errors about a plugin that are raised inside begin with its name."""
-        return returned.attribute_errors_to(self.who(pick), pick.entry.config)
+        return attribute_errors_to(self.who(pick), pick.entry.config)
 
     def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
         """A plugin, from its options and further arguments; see ``building.build_plugin``."""
         with self.attribute_errors_to(pick):
             build = pick.entry.load()
-            returned.overrides(build, pick.entry)
+            check_class(build, pick.entry)
             made = build_plugin(build, wanted, pick.options, *arguments, names=names)
-            returned.overrides(made, pick.entry)
-            return checked(made, pick.entry, self.who(pick))
+            check_class(made, pick.entry)
+            return made
 
-    def build_trainer(self) -> LocalTrainer:
+    def build_trainer(self) -> CheckedTrainer:
         """The local trainer, composed with its loss modifier."""
         modifier = self.built(self.modifier, LossModifier)
+        modifier = CheckedModifier(modifier, self.modifier.entry, self.who(self.modifier))
         trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
         self.check_method(type(trainer))
-        return trainer
+        return CheckedTrainer(trainer, self.trainer.entry, self.who(self.trainer))
 
     def check_method(self, method: object) -> None:
         """Refuse an addition or an inner attack to which the method, a class or what builds it, leaves no place."""
@@ -190,20 +200,22 @@ class Experiment(Recipe):
     def build_inner(self) -> InnerAttack:
         """The attack of training."""
         inner = self.built(self.threat.inner, InnerAttack)
-        if type(inner) is not InnerAttack:  # PGD projects: others made what lies outside
-            inner.who = self.who(self.threat.inner)
-        return inner
+        if type(inner) is InnerAttack:  # PGD, which projects: what lies outside of the ball was made by others
+            return inner
+        return CheckedInnerAttack(inner, self.threat.inner.entry, self.who(self.threat.inner))
 
-    def build_aggregator(self) -> Aggregator:
+    def build_aggregator(self) -> CheckedAggregator:
         """The aggregator."""
-        return self.built(self.aggregator, Aggregator)
+        aggregator = self.built(self.aggregator, Aggregator)
+        return CheckedAggregator(aggregator, self.aggregator.entry, self.who(self.aggregator))
 
     def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
         """(label, evaluator) for each pick."""
-        made = [(pick.label, self.built(pick, Evaluator)) for pick in picks]
-        for pick, (_, evaluator) in zip(picks, made, strict=True):
-            vars(evaluator)["uses_clients"] = pick.entry.uses_clients
-        return made
+        evaluators: list[tuple[str, Evaluator]] = []
+        for pick in picks:
+            evaluator = self.built(pick, Evaluator)
+            evaluators.append((pick.label, CheckedEvaluator(evaluator, pick.entry, self.who(pick))))
+        return evaluators
 
     def ready_evaluators(
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask

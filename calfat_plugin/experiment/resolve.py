@@ -16,7 +16,9 @@ from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.experiment.implausible import implausible
+from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.options import describe, describe_options, quoting_hint
+from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.additions import ADDED, Additions
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -333,7 +335,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
     for plugin in experiment.picked:
         try:
             with experiment.attribute_errors_to(plugin):
-                returned.overrides(plugin.entry.build, plugin.entry)
+                check_class(plugin.entry.build, plugin.entry)
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None
@@ -416,7 +418,7 @@ def _with_preset(document: Document, registry: Registry) -> Document:
         return document
     named, dataset = f"preset '{given['preset']}'", document.get(("data_args", "dataset"))
     who = f"local trainer '{entry.name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
-    with returned.attribute_errors_to(who, entry.config):
+    with attribute_errors_to(who, entry.config):
         made = preset.recipe(dataset if isinstance(dataset, str) else "digits")
         defaults = returned.mapping(made, f"the recipe of its {named} returned")
     at = document.place(("calfat", "trainer", "preset"))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from calfat_plugin import returned
+from calfat_plugin.experiment.checked import CheckedAttacker
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.federation.side_effects import stateless
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from calfat_plugin.recipe.schema import ClientGroup
 
 
-def build_attacker(experiment: Experiment, group: ClientGroup) -> Attacker:
+def build_attacker(experiment: Experiment, group: ClientGroup) -> CheckedAttacker:
     assert group.attacker is not None
-    return experiment.built(group.attacker, Attacker)
+    attacker = experiment.built(group.attacker, Attacker)
+    return CheckedAttacker(attacker, group.attacker.entry, experiment.who(group.attacker))
 
 
 class Attackers:
@@ -58,7 +60,7 @@ class Attackers:
                     continue  # without a model to look at, it sends what it trained
                 task = replace(task, honest=lambda: honest)
             attacker = self._built[client]
-            with returned.stateless(attacker, self._experiment.who(picked), self._reported):
+            with stateless(attacker.plugin, self._experiment.who(picked), self._reported):
                 state = attacker.sent(task)
             sent[client] = replace(updates[client], state=state)
         return sent

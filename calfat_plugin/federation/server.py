@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
@@ -40,6 +39,7 @@ from calfat_plugin.federation.outliers import (
     step_alarms,
     weight_alarms,
 )
+from calfat_plugin.federation.side_effects import stateless, untouched
 from calfat_plugin.federation.updates import RoundUpdates
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker
@@ -443,13 +443,15 @@ class Server:
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)
-        inputs = {"the global model": task.global_state, "server_state": task.server_state}
+        inputs = {}  # the first client's update comes first: in that one, what numpy writes is found as well
         for client, update in task.updates.items():
             inputs[f"the update of client {client}"] = update.state
             inputs[f"the extras of client {client}"] = update.extras
+        inputs["the global model"] = task.global_state
+        inputs["server_state"] = task.server_state
         with self.experiment.attribute_errors_to(pick):
-            stateless = returned.stateless(self._aggregator, self.experiment.who(pick), self._reported)
-            with stateless, returned.untouched(inputs, f"round {task.round}: combine"):
+            watched = stateless(self._aggregator.plugin, self.experiment.who(pick), self._reported)
+            with watched, untouched(inputs, f"round {task.round}: combine"):
                 return self._aggregator.combine(task)
 
     def _trainer_metrics(self, updates: RoundUpdates) -> dict[str, float]:

@@ -14,14 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.checked import CheckedTrainer
 from calfat_plugin.federation.attackers import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import stateless
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import InnerAttack, LocalTask, LocalTrainer, State, TrainSettings
+from calfat_plugin.interfaces import InnerAttack, LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.maths.tied import each_once, load_state, moved, state_of
@@ -42,7 +43,7 @@ class _Training:
     """How a client trains: as the run does, or as its group of ``calfat.clients`` does."""
 
     experiment: Experiment
-    trainer: LocalTrainer
+    trainer: CheckedTrainer
     inner: InnerAttack
     group: ClientGroup | None = None
 
@@ -188,7 +189,7 @@ class Worker:
         """What the client's trainer returns; a batch of one example is a refusal and no crash."""
         who = self.experiment.who(training.experiment.trainer)
         try:
-            with returned.stateless(training.trainer, who, self._reported):
+            with stateless(training.trainer.plugin, who, self._reported):
                 return training.trainer.fit(task)
         except ValueError as error:
             if _ONE_VALUE not in str(error):

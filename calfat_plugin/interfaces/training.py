@@ -61,8 +61,16 @@ class InnerTask:
             within: what they are projected on; None: the budget.
         """
         threat = self.threat if within is None else within
-        how: dict[str, Any] = {"steps": steps, "step_size": step_size, "start": self.start, "passes": self.passes}
-        return gradient_ascent(self.model, self.x_nat, self.loss, threat=threat, **how)
+        return gradient_ascent(
+            self.model,
+            self.x_nat,
+            self.loss,
+            threat=threat,
+            steps=steps,
+            step_size=step_size,
+            start=self.start,
+            passes=self.passes,
+        )
 
     def gradient(self, x_adv: Tensor) -> Tensor:
         """The loss's gradient at these images, shape of x_adv, in float32: a step of an attack with its own loop.
@@ -388,7 +396,9 @@ class LocalTrainer(ABC):
             updates: client id to update, of the round just finished.
             names: the personal names, never empty.
         """
-        states = [{name: update.state[name] for name in names} for update in updates.values()]
+        states = []
+        for update in updates.values():
+            states.append({name: update.state[name] for name in names})
         return weighted_average(states, [1.0] * len(states))
 
     def among(self, others: Mapping[int, LocalTrainer]) -> LocalTrainer:

@@ -30,9 +30,14 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     clients = sorted({*record.losses, *record.update_norms})
     numbers = {"loss/mean": record.loss}
     for column in columns_of(record.evaluations, clients, record.metrics):
-        value = column.found(record) if column.logged else None
-        if value is not None:
-            numbers[column.logged] = float(len(value) if column.kind == "text" else value)
+        if not column.logged:
+            continue
+        value = column.found(record)
+        if value is None:
+            continue
+        if column.kind == "text":  # loggers get numbers: of a text the number of its entries
+            value = len(value)
+        numbers[column.logged] = float(value)
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 

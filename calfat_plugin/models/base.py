@@ -40,8 +40,15 @@ class ImageClassifier(nn.Module):
 
 
 def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Module]:
-    """``layers``, pooling, ReLU: the values and gradients of ReLU before max-pooling, for a quarter of the work."""
-    return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
+    """``layers``, pooling, ReLU.
+
+    Values and gradients are those of ReLU before max-pooling, for a quarter of the work.
+    """
+    block = list(layers)
+    if pool is not None:
+        block.append(pool)
+    block.append(nn.ReLU(inplace=True))
+    return block
 
 
 def norm_layers(norm: str, channels: int) -> list[nn.Module]:
@@ -57,7 +64,8 @@ def norm_layers(norm: str, channels: int) -> list[nn.Module]:
 
 def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str) -> int:
     """Length of the flattened last map of ``layers``; only convolutions and max-poolings change the map's size."""
-    height, width = (_map_size(side, layers) for side in image_size)
+    height = _map_size(image_size[0], layers)
+    width = _map_size(image_size[1], layers)
     if height < 1 or width < 1:
         smallest = next(side for side in count(1) if _map_size(side, layers) >= 1)
         raise ModelError(
@@ -70,8 +78,10 @@ def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int,
 def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
     """Side of the last map for an image of ``side`` pixels; 0 or less where a layer has no room."""
     for layer in layers:
-        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
-            kernel, stride, padding = (int(_along(n, 0)) for n in (layer.kernel_size, layer.stride, layer.padding))
+        if isinstance(layer, _Window):
+            kernel = int(_along(layer.kernel_size, 0))
+            stride = int(_along(layer.stride, 0))
+            padding = int(_along(layer.padding, 0))
             if side + 2 * padding < kernel:
                 return 0
             side = (side + 2 * padding - kernel) // stride + 1
@@ -79,30 +89,35 @@ def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
 
 
 def effective_input(body: nn.Module, image_size: tuple[int, int]) -> tuple[int, int]:
-    """(H, W) of the upper left part of an image that the features depend on.
+    """(H, W) of the upper left part of an image that the features depend on; the rest need not be computed.
 
-    A 2x2 pooling leaves the last row of 13 out, and what only that row needs changes nothing. In ``cnn`` the last 2
-    rows and columns of a 32x32 image are such, and with them a seventh of all operations. All of the image counts
-    unless ``body`` has, up to its end or a flattening, only unpadded convolutions and max-poolings, and layers that
-    take each pixel by itself: in training mode normalisation, for one, takes its statistics over whole maps.
+    A 2x2 pooling of 13 rows ignores the last row, and so all pixels that only this row needs. ``cnn`` ignores the last
+    2 rows and columns of a 32x32 image; leaving them out saves a seventh of all operations.
+
+    The result is the whole image unless ``body``, up to its end or a flattening, has only unpadded convolutions,
+    max-poolings, and layers that take each pixel by itself. Normalisation in training mode does not: its statistics are
+    those of whole maps.
     """
     windows: list[_Window] = []
     for layer in _layers(body):
         if isinstance(layer, nn.Flatten):
             break
-        if isinstance(layer, _Window):
-            plain = all(_along(layer.padding, axis) == 0 and _along(layer.dilation, axis) == 1 for axis in (0, 1))
-            if not plain or (isinstance(layer, nn.MaxPool2d) and layer.ceil_mode):
-                return image_size
+        if isinstance(layer, _Window) and _is_plain(layer):
             windows.append(layer)
         elif not _by_pixel(layer):
             return image_size
-    height, width = (_effective_side(side, windows, axis) for axis, side in enumerate(image_size))
-    return height, width
+    return _effective_side(image_size[0], windows, 0), _effective_side(image_size[1], windows, 1)
+
+
+def _is_plain(layer: _Window) -> bool:
+    """Whether a window has no padding and no dilation, and drops the rows that do not fill one."""
+    if isinstance(layer, nn.MaxPool2d) and layer.ceil_mode:
+        return False
+    return all(_along(layer.padding, axis) == 0 and _along(layer.dilation, axis) == 1 for axis in (0, 1))
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Of a network in sequence, in order; what is none is one layer."""
+    """The layers of a sequence, also of sequences within it, in order; any other module is one layer."""
     if isinstance(module, nn.Sequential):
         for child in module:
             yield from _layers(child)
@@ -120,18 +135,20 @@ def _by_pixel(layer: nn.Module) -> bool:
 
 
 def _effective_side(side: int, windows: list[_Window], axis: int) -> int:
-    """Of one axis; all of it where it has no room for the windows."""
+    """How much of a side of an image the last map depends on; all of it if the image is too small for the windows."""
     sizes = [(int(_along(layer.kernel_size, axis)), int(_along(layer.stride, axis))) for layer in windows]
-    seen = side
-    for kernel, stride in sizes:
-        if seen < kernel:
+    length = side
+    for kernel, stride in sizes:  # forward: the side of the last map
+        if length < kernel:
             return side
-        seen = (seen - kernel) // stride + 1
-    for kernel, stride in reversed(sizes):
-        seen = (seen - 1) * stride + kernel
-    return seen
+        length = (length - kernel) // stride + 1
+    for kernel, stride in reversed(sizes):  # backward: the pixels that it needs
+        length = (length - 1) * stride + kernel
+    return length
 
 
 def _along(value: int | tuple[int, ...] | str, axis: int) -> int | str:
-    """One axis of an option of a layer, which may be one number for both, or a word."""
-    return value if isinstance(value, int) else value[axis]
+    """One axis of an option of a layer, which may be one number for both axes, or a word."""
+    if isinstance(value, int):
+        return value
+    return value[axis]

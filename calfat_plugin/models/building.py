@@ -30,16 +30,16 @@ class ImageShape(Protocol):
 
 
 def seeded(build: Callable[[], M], seed: int, *, weights_follow: bool = False) -> M:
-    """What ``build`` makes with torch's CPU generator, from which layers draw their weights, at ``seed``; put back.
+    """Call ``build`` with torch's CPU generator at ``seed``, from which layers draw their weights; put it back after.
 
-    Code that seeds torch by itself is refused, but where weights of a file replace those that it makes.
+    Code that seeds torch by itself is refused, unless weights of a file will replace those that it draws.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        made = build()
+        model = build()
         if torch.default_generator.initial_seed() != seed and not weights_follow:
             raise ModelError("its code seeds torch by itself, so no seed of a run decides on its weights; remove that.")
-        return made
+        return model
 
 
 def built_model(
@@ -51,38 +51,49 @@ def built_model(
     **options: Any,
 ) -> nn.Module:
     """Build a model, and try it on two black images, which leaves it as it was; ``who``: as a message names it."""
+    arguments = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes, **options}
     try:
-        model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
+        model = factory(**arguments)
     except TypeError as error:
-        raise ModelError(
-            f"{who}: calling it with in_channels, image_size, num_classes"
-            f"{''.join(f', {name}' for name in options)} failed: {error}."
-        ) from error
+        raise ModelError(f"{who}: calling it with {', '.join(arguments)} failed: {error}.") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{who}: it returned {type(model).__name__}; expected a torch.nn.Module.")
     shape = (2, in_channels, *image_size)
-    black, asked = torch.zeros(shape), torch.zeros(shape)
+    images = torch.zeros(shape)
+    images_given = images.clone()
     try:
         with torch.no_grad(), attack_mode(model), torch.random.fork_rng(devices=[]):
-            logits = model(asked)
+            logits = model(images_given)
     except Exception as error:  # somebody else's code may fail in any way
         raise ModelError(f"{who}: a forward pass on images of shape {shape} failed ({error_text(error)}).") from error
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
-        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
-    refuse_changed(asked, black, who)
+    expected = (2, num_classes)
+    if not _has_shape(logits, expected):
+        raise ModelError(f"{who}: images of shape {shape} gave {_shown(logits)}; expected logits of shape {expected}.")
+    refuse_changed(images_given, images, who)
     refuse_overlaps(model, who)
     return model
 
 
-def refuse_changed(asked: torch.Tensor, images: torch.Tensor, who: str) -> None:
-    """Refuse a network that wrote into its input: attacks would climb from there, and count what they did not do.
+def _has_shape(logits: object, shape: tuple[int, ...]) -> bool:
+    return isinstance(logits, torch.Tensor) and tuple(logits.shape) == shape
+
+
+def _shown(logits: object) -> str:
+    """What a network gave, for a message."""
+    if isinstance(logits, torch.Tensor):
+        return str(tuple(logits.shape))
+    return f"a {type(logits).__name__}"
+
+
+def refuse_changed(images_given: torch.Tensor, images: torch.Tensor, who: str) -> None:
+    """Refuse a network that wrote into its input: an attack would begin at other images than the clean ones.
 
     Args:
-        asked: a fresh copy of ``images``, which was the input.
+        images_given: a fresh copy of ``images``, which was the input.
+        images: what the input was before.
         who: as a message names the network.
     """
-    if asked._version or not torch.equal(asked, images):  # what writes through .data or numpy has no version
+    if images_given._version or not torch.equal(images_given, images):  # .data and numpy write without a new version
         raise ModelError(
             f"{who} changes its input in place, so an attack would begin at other images than it was given. Let it "
             "work on a copy: x = x - mean in place of x -= mean, x.clamp in place of x.clamp_, and a first layer that "
@@ -102,26 +113,28 @@ def refuse_other_training_mode(model: nn.Module, who: str, images: ImageShape) -
     except Exception:  # not every network can be copied; its first mini-batch then says what is wrong
         return
     shape = (2, images.in_channels, *images.image_size)
-    black, asked = torch.zeros(shape), torch.zeros(shape)
+    black = torch.zeros(shape)
+    black_given = black.clone()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = trial(asked)
+            logits = trial(black_given)
     except Exception as error:  # somebody else's code may fail in any way
         raise ModelError(
             f"{who}: a forward pass in training mode on images of shape {shape} failed ({type(error).__name__}: "
             f"{error}); in evaluation mode it does not."
         ) from error
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, images.num_classes):
-        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+    expected = (2, images.num_classes)
+    if not _has_shape(logits, expected):
         raise ModelError(
-            f"{who}: in training mode, images of shape {shape} gave {found}; expected logits of shape "
-            f"{(2, images.num_classes)}, as in evaluation mode. Return the logits alone, or build it without auxiliary "
-            "outputs (torchvision: aux_logits=False)."
+            f"{who}: in training mode, images of shape {shape} gave {_shown(logits)}; expected logits of shape "
+            f"{expected}, as in evaluation mode. Return the logits alone, or build it without auxiliary outputs "
+            "(torchvision: aux_logits=False)."
         )
-    refuse_changed(asked, black, f"{who}: in training mode, it")
+    refuse_changed(black_given, black, f"{who}: in training mode, it")
 
 
 def factory_at(path: str) -> Callable[..., object]:
+    """Import what ``package.module:factory`` names."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ModelError(f"model {path}: expected package.module:factory.")
@@ -134,6 +147,6 @@ def factory_at(path: str) -> Callable[..., object]:
         ) from error
     factory: Callable[..., object] | None = getattr(module, name, None)
     if not callable(factory):
-        callables = [n for n, value in vars(module).items() if callable(value)]
+        callables = [other for other, value in vars(module).items() if callable(value)]
         raise ModelError(f"model {path}: {module_name} has no callable '{name}'.{did_you_mean(name, callables)}")
     return factory

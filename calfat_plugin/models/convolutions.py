@@ -50,11 +50,11 @@ class PixelConv2d(AttackedConv2d):
     def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
         kernel = weight.flatten(1).t()
         columns = len(kernel)
-        whole = F.pad(kernel, (0, 0, 0, -columns % _COLUMNS))[:, :, None, None]
-        found = F.conv2d(grad, whole.to(grad.dtype))[:, :columns]  # a 1x1 convolution is the fastest product here
-        found = found.to(weight.dtype).contiguous().flatten(2)
+        padded = F.pad(kernel, (0, 0, 0, -columns % _COLUMNS))[:, :, None, None]
+        product = F.conv2d(grad, padded.to(grad.dtype))[:, :columns]  # a 1x1 convolution is the fastest product here
+        product = product.to(weight.dtype).contiguous().flatten(2)
         padding = tuple(map(int, self.padding))  # numbers, not a word: see __init__
-        return F.fold(found, size, weight.shape[2:], stride=self.stride, padding=padding)
+        return F.fold(product, size, weight.shape[2:], stride=self.stride, padding=padding)
 
 
 class UnpaddedConv2d(AttackedConv2d):

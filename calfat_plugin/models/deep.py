@@ -22,9 +22,14 @@ class VGG8(ImageClassifier):
         layers: list[nn.Module] = []
         widths = (64, 128, 256, 512, 512)
         for position, (inward, outward) in enumerate(zip((in_channels, *widths), widths, strict=False)):
-            conv = (nn.Conv2d if position else PixelConv2d)(inward, outward, 3, padding=1)
-            norm = [nn.BatchNorm2d(outward)] if batch_norm else []
-            layers += conv_block(conv, *norm, pool=nn.MaxPool2d(2) if position < 3 else None)
+            if position == 0:
+                convolution: list[nn.Module] = [PixelConv2d(inward, outward, 3, padding=1)]
+            else:
+                convolution = [nn.Conv2d(inward, outward, 3, padding=1)]
+            if batch_norm:
+                convolution.append(nn.BatchNorm2d(outward))
+            pool = nn.MaxPool2d(2) if position < 3 else None
+            layers += conv_block(*convolution, pool=pool)
         flat_size(layers, widths[-1], image_size, "vgg8")  # for its error: the mean takes any size
         body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
         super().__init__(body, nn.Linear(widths[-1], num_classes))

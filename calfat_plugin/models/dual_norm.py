@@ -66,16 +66,17 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
             "calfat.model.norm: batch, or without any."
         )
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        found = _replace(model, _BatchNorm, DualNorm)
+        count = _replace(model, _BatchNorm, DualNorm)
     else:
-        found = _replace(
-            model,
-            nn.Conv2d,
-            lambda conv: nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels)))),
-        )
-    if not found:
+        count = _replace(model, nn.Conv2d, _with_norm_after)
+    if count == 0:
         raise ModelError(f"model {type(model).__name__}: FedRBN needs batch normalisation or 2-d convolutions.")
     return model
+
+
+def _with_norm_after(convolution: nn.Conv2d) -> nn.Module:
+    norm = DualNorm(nn.BatchNorm2d(convolution.out_channels))
+    return nn.Sequential(OrderedDict(conv=convolution, norm=norm))
 
 
 def dual_norms(model: nn.Module) -> dict[str, DualNorm]:
@@ -102,12 +103,12 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:
-    """Replace every descendant of ``kind`` by what ``make`` builds around it; returns how many there were.
+    """Replace every descendant of ``kind`` by what ``make`` builds around it; return how many there were.
 
-    One that the model has in several places is one again in all of them.
+    A module that the model has in several places gets one replacement, which is in all of these places.
     """
     replacements: dict[nn.Module, nn.Module] = {}
-    seen = {model}
+    visited = {model}
     waiting = [model]
     while waiting:
         parent = waiting.pop()
@@ -116,7 +117,7 @@ def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.M
                 if child not in replacements:
                     replacements[child] = make(child)
                 setattr(parent, name, replacements[child])
-            elif child is not None and child not in seen:
-                seen.add(child)
+            elif child is not None and child not in visited:
+                visited.add(child)
                 waiting.append(child)
     return len(replacements)

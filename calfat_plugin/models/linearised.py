@@ -55,8 +55,8 @@ class Linearised(nn.Module):
 
         def logits(weights: dict[str, Tensor]) -> Tensor:
             # With tie_weights torch would leave the weights of this call in a layer that is in two places.
-            found: Tensor = functional_call(self.origin, weights, (x,), tie_weights=False)
-            return found
+            at_origin: Tensor = functional_call(self.origin, weights, (x,), tie_weights=False)
+            return at_origin
 
         return logits
 
@@ -69,9 +69,10 @@ class Linearised(nn.Module):
 
 
 def _parameters(network: nn.Module) -> dict[str, Tensor]:
-    """Of each layer once, and of each of its parameters, also where another layer has the same one."""
-    return {
-        f"{layer}.{name}" if layer else name: parameter
-        for layer, module in network.named_modules()
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-    }
+    """All parameters of all layers; a parameter of two layers has both names."""
+    parameters: dict[str, Tensor] = {}
+    for layer, module in network.named_modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            full_name = f"{layer}.{name}".removeprefix(".")  # the network itself has an empty name
+            parameters[full_name] = parameter
+    return parameters

@@ -35,6 +35,8 @@ from calfat_plugin.testing.tiny import (
     unchanged,
 )
 
+_TOLERANCE = 1e-6  # of a parameter
+
 
 class TinyFederation:
     """All clients of an experiment, on images that are sorted by label, so that each client misses classes."""
@@ -46,8 +48,10 @@ class TinyFederation:
         dataset: Dataset | None = None,
         device: torch.device = CPU,
     ) -> None:
-        dataset = tiny_dataset() if dataset is None else dataset
-        parts = torch.tensor_split(torch.argsort(dataset.train.y, stable=True), experiment.num_clients)
+        if dataset is None:
+            dataset = tiny_dataset()
+        by_label = torch.argsort(dataset.train.y, stable=True)
+        parts = torch.tensor_split(by_label, experiment.num_clients)
         shards = {client: dataset.train.subset(part.tolist()).to(device) for client, part in enumerate(parts)}
         loading = model_loader(experiment.dataset.name, dataset, device)
         self.server = Server(experiment, dataset, device, RunObserver(), lambda: self.worker, loading)
@@ -61,7 +65,10 @@ class TinyFederation:
         number = self.server.round + 1
         clients = self.server.start_round(number)
         downlink = self.server.downlink()
-        uploads = {c: (self.worker.num_examples(c), self.worker.fit(c, number, downlink)) for c in clients}
+        uploads = {}
+        for client in clients:
+            message = self.worker.fit(client, number, downlink)
+            uploads[client] = (self.worker.num_examples(client), message)
         return self.server.finish_round(number, uploads)
 
     def snapshot(self) -> Snapshot:
@@ -71,22 +78,22 @@ class TinyFederation:
 
 def check_federation(experiment: Experiment, device: torch.device = CPU) -> None:
     """Two rounds go through, no update is refused, and a run that is resumed between them ends with the same bits."""
-    whole = TinyFederation(experiment, device=device)
-    records = [whole.play()]
-    resumed = TinyFederation(experiment, whole.snapshot(), device=device)
-    records.append(whole.play())
-    refused = {client: reason for record in records for client, reason in record.refused.items()}
+    straight = TinyFederation(experiment, device=device)
+    first_round = straight.play()
+    resumed = TinyFederation(experiment, straight.snapshot(), device=device)
+    second_round = straight.play()
+    refused = {**first_round.refused, **second_round.refused}
     require(not refused, f"every update must be of use, but the server refused some: {refused}.")
     resumed.play()
-    for what in ("state", "average", "server_state", "broadcast"):
-        same = same_bits(getattr(whole.server, what), getattr(resumed.server, what))
-        require(same, f"a run that is resumed after round 1 must end with the same {what}; keep no state in objects.")
-    kept, again = whole.worker.client_states, resumed.worker.client_states
-    same = kept.keys() == again.keys() and all(same_bits(kept[client], again[client]) for client in kept)
-    require(same, "a run that is resumed after round 1 must end with the same client states; keep no state in objects.")
-
-
-_TOLERANCE = 1e-6  # of a parameter
+    must = "a run that is resumed after round 1 must end with the same"
+    for name in ("state", "average", "server_state", "broadcast"):
+        same = same_bits(getattr(straight.server, name), getattr(resumed.server, name))
+        require(same, f"{must} {name}; keep no state in objects.")
+    states = straight.worker.client_states
+    resumed_states = resumed.worker.client_states
+    same = states.keys() == resumed_states.keys()
+    same = same and all(same_bits(states[client], resumed_states[client]) for client in states)
+    require(same, f"{must} client states; keep no state in objects.")
 
 
 @fresh_torch_state()
@@ -127,47 +134,62 @@ def check_aggregator(
     where = named_device(str(device), "device")
     experiment = tiny_experiment(registry, trainer=trainer, aggregator={"name": name, **options})
     server = TinyFederation(experiment, device=where).server
-    for count in (3, 1) if not extras else ():
-        task = _task(count)
-        states = [task.global_state, *(update.state for update in task.updates.values())]
-        with unchanged(f"{name}: what combine is given", *(tensor for state in states for tensor in state.values())):
-            found = _combined(server, task)
-        check_update(found.state, task.global_state, who=f"{name}, a round of {count}")
-        complete = not found.weights or set(found.weights) == set(task.updates)
-        require(complete, f"{name}: weights must be of the round's clients, each once.")
-        kept = {name: tensor.clone() for name, tensor in found.server_state.items()}
-        _combined(server, dataclasses.replace(task, round=2, server_state=kept))
-        again = _combined(server, task)
-        for part in ("state", "server_state", "broadcast"):
-            same = same_bits(getattr(found, part), getattr(again, part))
-            require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
+    if not extras:
+        _check_combine(name, server, 3)
+        _check_combine(name, server, 1)
     _check_agreement(name, TinyFederation(experiment, device=where), unanimous)
     check_federation(experiment, where)
 
 
+def _check_combine(name: str, server: Server, num_clients: int) -> None:
+    """Combine made-up updates of so many clients."""
+    task = _task(num_clients)
+    tensors = list(task.global_state.values())
+    for update in task.updates.values():
+        tensors += update.state.values()
+    with unchanged(f"{name}: what combine is given", *tensors):
+        aggregate = _combined(server, task)
+    check_update(aggregate.state, task.global_state, who=f"{name}, a round of {num_clients}")
+    complete = not aggregate.weights or set(aggregate.weights) == set(task.updates)
+    require(complete, f"{name}: weights must be of the round's clients, each once.")
+    server_state = {key: tensor.clone() for key, tensor in aggregate.server_state.items()}
+    _combined(server, dataclasses.replace(task, round=2, server_state=server_state))
+    same_aggregate = _combined(server, task)
+    for part in ("state", "server_state", "broadcast"):
+        same = same_bits(getattr(aggregate, part), getattr(same_aggregate, part))
+        require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
+
+
 def _check_agreement(name: str, federation: TinyFederation, unanimous: bool) -> None:
     """What the server makes of one client's model that all of the first round's clients send."""
-    server, start = federation.server, federation.server.state
+    server = federation.server
+    start = server.state
     clients = server.start_round(1)
-    wire = federation.worker.fit(clients[0], 1, server.downlink())
-    sent = unpack_update(wire, 1).state
-    server.aggregate_round(1, dict.fromkeys(clients, (federation.worker.num_examples(clients[0]), wire)))
-    names = [tensor for tensor in sent if sent[tensor].is_floating_point()]
-    along = torch.cat([((server.state[n] - start[n]) * (sent[n] - start[n])).flatten() for n in names])
+    message = federation.worker.fit(clients[0], 1, server.downlink())
+    sent = unpack_update(message, 1).state
+    num_examples = federation.worker.num_examples(clients[0])
+    server.aggregate_round(1, dict.fromkeys(clients, (num_examples, message)))
+    products = []
+    for key, tensor in sent.items():
+        if tensor.is_floating_point():
+            product = (server.state[key] - start[key]) * (tensor - start[key])
+            products.append(product.flatten())
+    along = torch.cat(products)  # below 0: this coordinate moves away from the sent model
     right = bool((along >= 0).all()) and bool(along.any())
     text = "must move the model towards it in every coordinate. Has its step the wrong sign?"
     require(right, f"{name}: clients that all send the same model {text}")
-    close = all(torch.allclose(server.state[tensor], sent[tensor], rtol=1e-5, atol=_TOLERANCE) for tensor in sent)
+    close = all(torch.allclose(server.state[key], sent[key], rtol=1e-5, atol=_TOLERANCE) for key in sent)
     text = "must get that model. If the server takes a step of its own length, pass unanimous=False."
     require(close or not unanimous, f"{name}: clients that all send the same model {text}")
 
 
-def _task(count: int) -> AggregationTask:
+def _task(num_clients: int) -> AggregationTask:
+    """A first round of clients that have models of other seeds."""
     model = TinyModel()
-    updates = {
-        client: LocalUpdate(dict(TinyModel(client + 1).state_dict()), 10 + client, metrics={"loss": 1.0 + client})
-        for client in range(count)
-    }
+    updates = {}
+    for client in range(num_clients):
+        state = dict(TinyModel(client + 1).state_dict())
+        updates[client] = LocalUpdate(state, 10 + client, metrics={"loss": 1.0 + client})
     names = [name for name, _ in model.named_parameters()]
     return AggregationTask(
         dict(model.state_dict()), updates, {}, names, num_clients=3, round=1, num_classes=NUM_CLASSES
@@ -200,8 +222,9 @@ def check_attacker(
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it.
     """
-    attacker, where = {"name": name, **options}, named_device(str(device), "device")
-    experiment = tiny_experiment(registry, trainer="fedpgd", clients=[{"ids": [1], "attacker": attacker}])
+    where = named_device(str(device), "device")
+    clients = [{"ids": [1], "attacker": {"name": name, **options}}]
+    experiment = tiny_experiment(registry, trainer="fedpgd", clients=clients)
     (group,) = experiment.clients
     data = tiny_images().to(where)
     classes = int(data.y.max()) + 1
@@ -210,13 +233,14 @@ def check_attacker(
     start = dict(TinyModel().state_dict())
     names = [parameter for parameter, _ in TinyModel().named_parameters()]
     updates = {client: LocalUpdate(dict(TinyModel(client + 1).state_dict()), 10) for client in range(3)}
-    tensors = [tensor for update in updates.values() for tensor in update.state.values()]
-    sends = Attackers(experiment, {1: group}, names)
-    with unchanged(f"{name}: what sent is given", *start.values(), *tensors), torch.random.fork_rng():
-        found = [sends.send(round, updates, start)[1].state for round in (1, 2, 1)]
-    for state in found:
+    tensors = list(start.values())
+    for update in updates.values():
+        tensors += update.state.values()
+    attackers = Attackers(experiment, {1: group}, names)
+    with unchanged(f"{name}: what sent is given", *tensors), torch.random.fork_rng():
+        sent = [attackers.send(round, updates, start)[1].state for round in (1, 2, 1)]
+    for state in sent:
         check_update(state, start, who=name)
-    require(
-        same_bits(found[0], found[2]), f"{name}: the same round must give the same model, whatever came in between."
-    )
+    same = same_bits(sent[0], sent[2])
+    require(same, f"{name}: the same round must give the same model, whatever came in between.")
     check_federation(experiment, where)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from calfat_plugin.datasets.batches import Examples, batch_bounds
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.interfaces import InnerTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.modifiers.plain import ENTRY as PLAIN
@@ -35,6 +34,7 @@ from calfat_plugin.testing.tiny import (
     unchanged,
 )
 from calfat_plugin.testing.trainers import around
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 
@@ -68,102 +68,133 @@ def check_inner_attack(
         BudgetError: an image left the declared set.
         CalfatError: the framework refuses it.
     """
-    inner, where = {"name": name, **options}, named_device(str(device), "device")
-    first = {**THREATS[0], "inner": inner}
-    for experiment in list(in_each_norm(registry, inner=inner)) or [tiny_experiment(registry, threat=first)]:
-        for what in ("cross-entropy", "divergence"):
-            _check(experiment, what, where, f"{name}, {experiment.threat.norm}, {what}")
-        _check_training(experiment, where, f"{name}, {experiment.threat.norm}")
+    inner = {"name": name, **options}
+    where = named_device(str(device), "device")
+    experiments = list(in_each_norm(registry, inner=inner))
+    if not experiments:  # this raises the error that says why
+        experiments = [tiny_experiment(registry, threat={**THREATS[0], "inner": inner})]
+    for experiment in experiments:
+        who = f"{name}, {experiment.threat.norm}"
+        _check_crafting(experiment, "cross-entropy", where, f"{who}, cross-entropy")
+        _check_crafting(experiment, "divergence", where, f"{who}, divergence")
+        _check_training(experiment, where, who)
         for method in _METHODS:
             trainer = {**experiment.document.data["calfat"], "trainer": method}
             check_federation(tiny_experiment(registry, **trainer), where)
 
 
-def _check(experiment: Experiment, what: str, device: torch.device, who: str) -> None:
-    inner, budget = experiment.build_inner(), experiment.threat.in_training
+def _check_crafting(experiment: Experiment, loss_name: str, device: torch.device, who: str) -> None:
+    """Attack a batch, in a ball so small that a step uphill ends higher up."""
+    inner = experiment.build_inner()
+    budget = experiment.threat.in_training
     threat = dataclasses.replace(budget, eps=budget.eps / _SMALL, step_size=budget.eps / _SMALL / 4)
     model = balanced_model().to(device)
     data = answered(model)
-    x, y = data.x, data.y
+    x = data.x
     with attack_mode(model):
-        before, loss, calls = around(model), _loss(model, x, y, what), []
-
-        def stream() -> torch.Generator:
-            return torch.Generator(device).manual_seed(0)
-
-        own, again = (inner.start(x, threat, stream()) for _ in range(2))
-        same = own is again is None or (own is not None and again is not None and torch.equal(own, again))
-        require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
-        start = threat.random_start(x, stream()) if own is None else own
-        drawn = inner.draw(x, threat, stream())
+        before = around(model)
+        loss = _loss(model, x, data.y, loss_name)
+        start = _checked_start(inner, x, threat, who)
+        drawn = inner.draw(x, threat, _stream(device))
         memory = inner.begin_round(tiny_task(model, data, threat=threat, round=2, device=device))
-        noisy = threat.steps > 1 or not torch.equal(start, x)
-        require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
+        calls = 0
 
         def crafted(rows: slice) -> Tensor:
             def climbed(logits: Tensor) -> Tensor:
-                calls.append(rows)
+                nonlocal calls
+                calls += 1
                 return loss(logits, rows)
 
-            known = deepcopy(memory), Examples(torch.arange(len(x), device=device)[rows])
-            own = *known, None if drawn is None else drawn[rows]
-            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat, nullcontext, *own))
+            task = InnerTask(
+                model,
+                x[rows],
+                start[rows],
+                climbed,
+                threat,
+                memory=deepcopy(memory),
+                examples=Examples(torch.arange(len(x), device=device)[rows]),
+                drawn=None if drawn is None else drawn[rows],
+            )
+            return inner.craft(task)
 
         with unchanged(f"{who}: clean images and start", x, start):
-            found = crafted(slice(None))
-        steps = len(calls)
-        require(not found.requires_grad, f"{who}: craft must return images without gradient; detach them.")
-        inner.reach(threat).check(found, x, who=who)
-        wanted = threat.steps
+            x_adv = crafted(slice(None))
+        require(not x_adv.requires_grad, f"{who}: craft must return images without gradient; detach them.")
+        inner.reach(threat).check(x_adv, x, who=who)
         require(
-            steps == wanted,
-            f"{who}: craft must call task.loss once for each of its {wanted} steps, as its entry declares; it made "
-            f"{steps} calls. Give the InnerAttackEntry steps=lambda options: {steps}, if that is meant.",
+            calls == threat.steps,
+            f"{who}: craft must call task.loss once for each of its {threat.steps} steps, as its entry declares; it "
+            f"made {calls} calls. Give the InnerAttackEntry steps=lambda options: {calls}, if that is meant.",
         )
         for part, state in around(model).items():
             require(state == before[part], f"{who}: it must leave {part} as it found them.")
-        alone = torch.cat([crafted(slice(0, 5)), crafted(slice(5, None))])
-        alike = torch.allclose(found, alone, rtol=0, atol=_TOLERANCE)
+        in_parts = torch.cat([crafted(slice(0, 5)), crafted(slice(5, None))])
+        alike = torch.allclose(x_adv, in_parts, rtol=0, atol=_TOLERANCE)
         require(alike, f"{who}: an image must not depend on the others of its mini-batch.")
         with torch.no_grad():
-            low, high = (float(loss(model(images), slice(None))) for images in (start, found))
+            at_start = float(loss(model(start), slice(None)))
+            at_end = float(loss(model(x_adv), slice(None)))
         require(
-            high > low,
-            f"{who}: its images must cost more than their start; the loss went from {low:.3g} to {high:.3g}. Has a "
-            "step the wrong sign?",
+            at_end > at_start,
+            f"{who}: its images must cost more than their start; the loss went from {at_start:.3g} to {at_end:.3g}. "
+            "Has a step the wrong sign?",
         )
 
 
+def _stream(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(0)
+
+
+def _checked_start(inner: InnerAttack, x: Tensor, threat: ThreatModel, who: str) -> Tensor:
+    """The first iterate of the attack, or a random one if it leaves the start to the method."""
+    start = inner.start(x, threat, _stream(x.device))
+    same_start = inner.start(x, threat, _stream(x.device))
+    same = start is same_start  # which is None
+    if start is not None and same_start is not None:
+        same = torch.equal(start, same_start)
+    require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
+    if start is None:
+        start = threat.random_start(x, _stream(x.device))
+    noisy = threat.steps > 1 or not torch.equal(start, x)
+    require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
+    return start
+
+
 class _Watched(FedPGD):
-    """Keeps the images of each step."""
+    """FedPGD that keeps the images of each step."""
 
     def __init__(self) -> None:
         super().__init__(None, PLAIN.load()(None))
-        self.seen: list[TrainBatch] = []
+        self.batches: list[TrainBatch] = []
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
-        self.seen.append(batch)
+        self.batches.append(batch)
         return super().train_loss(batch)
 
 
 def _check_training(experiment: Experiment, device: torch.device, who: str) -> None:
-    pick, method, data = experiment.threat.inner, _Watched(), tiny_images()
+    """What a client trains on lies in the declared set, and its optimiser takes the declared number of steps."""
+    method = _Watched()
+    data = tiny_images()
     threat = experiment.threat.in_training
-    method.fit(tiny_task(data=data, threat=threat, inner=experiment.build_inner(), device=device))
-    for batch in method.seen:
-        experiment.build_inner().reach(threat).check(batch.x_adv.detach(), batch.x_nat, who=who)
-    batches = len(batch_bounds(len(data), SETTINGS.batch_size)) * SETTINGS.epochs
-    wanted = batches * pick.entry.replays(pick.options)
+    inner = experiment.build_inner()
+    method.fit(tiny_task(data=data, threat=threat, inner=inner, device=device))
+    for batch in method.batches:
+        inner.reach(threat).check(batch.x_adv.detach(), batch.x_nat, who=who)
+    num_batches = len(batch_bounds(len(data), SETTINGS.batch_size)) * SETTINGS.epochs
+    pick = experiment.threat.inner
+    expected = num_batches * pick.entry.replays(pick.options)
+    steps = len(method.batches)
     require(
-        len(method.seen) == wanted,
-        f"{who}: {len(method.seen)} optimiser steps for {batches} mini-batches; the entry's replays make it {wanted}.",
+        steps == expected,
+        f"{who}: {steps} optimiser steps for {num_batches} mini-batches; the entry's replays make it {expected}.",
     )
 
 
-def _loss(model: nn.Module, x: Tensor, y: Tensor, what: str) -> Callable[[Tensor, slice], Tensor]:
+def _loss(model: nn.Module, x: Tensor, y: Tensor, name: str) -> Callable[[Tensor, slice], Tensor]:
     """The loss of logits (N, C) of some of the images, a sum."""
     with torch.no_grad():
         clean = model(x).softmax(dim=1)
-    if what == "divergence":
+    if name == "divergence":
         return lambda logits, rows: kl_div(logits.log_softmax(dim=1), clean[rows], reduction="sum")
     return lambda logits, rows: cross_entropy(logits, y[rows], reduction="sum")

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from calfat_plugin import hookspecs
-from calfat_plugin.datasets import Dataset, pixels
+from calfat_plugin.datasets import Dataset, ImageData, pixels
 from calfat_plugin.evaluators.base import are_probabilities
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.maths.torch_state import fresh_torch_state
@@ -56,18 +57,24 @@ def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **
     """
     names = {"dataset": name, "data_cache_dir": str(root)}
     experiment = tiny_experiment(registry, data_args=names, dataset=options)
-    entry, found, again = experiment.dataset.entry, experiment.load_dataset(), experiment.load_dataset()
-    require(found.name == name, f"{name}: its name must be '{name}'; got '{found.name}'.")
-    classes = entry.num_classes in (None, found.num_classes)
-    require(classes, f"{name}: the entry says {entry.num_classes} classes, the data have {found.num_classes}.")
-    shape = (found.in_channels, *found.image_size)
+    entry = experiment.dataset.entry
+    dataset = experiment.load_dataset()
+    read_again = experiment.load_dataset()
+    require(dataset.name == name, f"{name}: its name must be '{name}'; got '{dataset.name}'.")
+    classes = entry.num_classes in (None, dataset.num_classes)
+    require(classes, f"{name}: the entry says {entry.num_classes} classes, the data have {dataset.num_classes}.")
+    shape = (dataset.in_channels, *dataset.image_size)
     require(entry.image_shape in (None, shape), f"{name}: the entry says images {entry.image_shape}; they are {shape}.")
-    for split, data, other in (("training", found.train, again.train), ("test", found.test, again.test)):
-        low, high = (float(end) for end in pixels(data.x).aminmax())
-        require(high > low, f"{name}: the {split} images are all of one grey, {low:g}.")
-        same = torch.equal(data.x, other.x) and torch.equal(data.y, other.y)
-        require(same, f"{name}: the {split} split must be the same whenever it is read.")
-    return found
+    _check_split(f"{name}: the training", dataset.train, read_again.train)
+    _check_split(f"{name}: the test", dataset.test, read_again.test)
+    return dataset
+
+
+def _check_split(which: str, data: ImageData, read_again: ImageData) -> None:
+    low, high = pixels(data.x).aminmax()
+    require(float(high) > float(low), f"{which} images are all of one grey, {float(low):g}.")
+    same = torch.equal(data.x, read_again.x) and torch.equal(data.y, read_again.y)
+    require(same, f"{which} split must be the same whenever it is read.")
 
 
 @fresh_torch_state()
@@ -115,17 +122,19 @@ def check_model(
         refuse_other_training_mode(model, experiment.who(pick), SetUpTask(**shape, device=where))
         return model
 
-    model, again = seeded(build, 0), seeded(build, 0)
+    model = seeded(build, 0)
+    same_model = seeded(build, 0)
     tensors = all(isinstance(tensor, torch.Tensor) for tensor in model.state_dict().values())
     require(tensors, f"{name}: its state dict must hold nothing but tensors.")
-    same = same_bits(model.state_dict(), again.state_dict())
+    same = same_bits(model.state_dict(), same_model.state_dict())
     require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
     images = torch.rand(4, in_channels, *image_size, generator=torch.Generator().manual_seed(0)).to(where)
-    model, again = moved(model, where), moved(again, where)
+    model = moved(model, where)
+    same_model = moved(same_model, where).eval()
     _check_gradients(name, model, images.clone().requires_grad_())
-    found = _check_evaluation(name, again.eval(), images)
+    _check_evaluation(name, same_model, images)
     _check_loading(name, model.eval(), moved(seeded(build, 0), where).eval(), images)
-    return found
+    return same_model
 
 
 def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
@@ -138,9 +147,12 @@ def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
 
 
 def _check_loading(name: str, model: nn.Module, copy: nn.Module, x: torch.Tensor) -> None:
-    """A copy that loads what the model has stored is the model."""
-    stored = state_of(model)
-    changed = {key: tensor * 1.01 if tensor.is_floating_point() else tensor for key, tensor in stored.items()}
+    """A copy that loads what the model has stored gives the same logits."""
+    changed = {}
+    for key, tensor in state_of(model).items():
+        changed[key] = tensor
+        if tensor.is_floating_point():
+            changed[key] = tensor * 1.01
     for network in (model, copy):
         load_state(network, changed)
         taken = same_bits(state_of(network), changed)
@@ -150,19 +162,19 @@ def _check_loading(name: str, model: nn.Module, copy: nn.Module, x: torch.Tensor
     require(same, f"{name}: its state dict must hold all that logits depend on; a copy that loads it gives others.")
 
 
-def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module:
+def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> None:
+    """Logits depend on the image alone; the model is channels last in memory afterwards."""
     with torch.no_grad():
         with unchanged(f"{name}: the images", x):
             logits = model(x)
         require(bool(logits.isfinite().all()), f"{name} must give finite logits.")
-        alone = torch.cat([model(one[None]) for one in x])
-        alike = torch.allclose(alone, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
+        one_by_one = torch.cat([model(image[None]) for image in x])
+        alike = torch.allclose(one_by_one, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
         require(alike, f"{name}: in evaluation mode, an image's logits must not depend on the others of its batch.")
-        last = torch.channels_last
-        turned = model.to(memory_format=last)(x.to(memory_format=last))  # type: ignore[call-overload]
-    alike = torch.allclose(turned, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        in_other_layout = model(x.to(memory_format=torch.channels_last))
+    alike = torch.allclose(in_other_layout, logits, atol=_ABSOLUTE, rtol=_RELATIVE)
     require(alike, f"{name}: the memory layout must not matter; use flatten, not view.")
-    return model
 
 
 @fresh_torch_state()
@@ -192,8 +204,8 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
             train_args={"client_num_in_total": clients},
             partition=options,
         )
-        parts, again = experiment.split(labels), experiment.split(labels)
-        same = all(map(np.array_equal, parts, again))
+        parts = experiment.split(labels)
+        same = all(map(np.array_equal, parts, experiment.split(labels)))
         require(same, f"{name}, {clients} clients: the same seed must give the same split.")
         require(all(map(len, parts)), f"{name}, {clients} clients: each client must get examples.")
     require(numpy_state() == state, f"{name}: draw from a generator of the seed, not from numpy's global one.")
@@ -218,36 +230,56 @@ def check_logger(name: str, folder: Path, *, registry: Registry | None = None, *
         CalfatError: the framework refuses it.
     """
     experiment = tiny_experiment(registry, loggers=[{"name": name, **options}])
-    built = experiment.loggers[0].entry.load()(experiment.loggers[0].options)
-    heard = [hook for hook in hookspecs.LIFE if hasattr(built, hook)]
-    require(bool(heard), f"{name}: it has none of the hooks {', '.join(hookspecs.LIFE)}.")
+    pick = experiment.loggers[0]
+    logger = pick.entry.load()(pick.options)
+    has_hooks = any(hasattr(logger, hook) for hook in hookspecs.LIFE)
+    require(has_hooks, f"{name}: it has none of the hooks {', '.join(hookspecs.LIFE)}.")
+    rounds = 2
+    natural = _made_up_evaluation()
+    finished = _listeners(experiment)
+    run = _play_rounds(finished, experiment, folder / "finished", rounds, natural)
+    finished.run_finished(run, RunResult((natural,), rounds, 2.0))
+    stopped = _listeners(experiment)
+    run = _play_rounds(stopped, experiment, folder / "stopped", rounds, natural)
+    stopped.run_stopped(run, KeyboardInterrupt())
+    return folder / "finished"
+
+
+def _listeners(experiment: Experiment) -> Listeners:
+    """The logger as a run calls it; what a run would only warn of is an error."""
 
     def refuse(warning: str) -> None:
         raise AssertionError(warning)
 
-    shares, rounds, counts = (0.5,) * (NUM_CLASSES - 1) + (None,), 2, ((3, 2, 1, 0),) * 3
-    natural = EvaluationResult("natural", 12, 0.5, 0.5, shares, shares, {}, "calfat_plugin.testing", 0.1)
-    for how in ("finished", "stopped"):
-        listeners = Listeners.of(experiment, refuse)
-        run = RunInfo("tiny", folder / how, experiment.as_run(), rounds, start_round=1, class_counts=counts)
-        run.directory.mkdir(parents=True)
-        listeners.run_started(run)
-        for round in range(1, rounds + 1):
-            record = RoundRecord(
-                round=round,
-                clients=(0, 1),
-                refused={2: "of a check"},
-                losses={0: 0.5, 1: 0.7},
-                update_norms={0: 0.1, 1: 0.2},
-                heterogeneity=0.3,
-                evaluations={"natural": natural},
-                seconds=1.0,
-                bytes_down=10,
-                bytes_up=20,
-            )
-            listeners.round_finished(run, record)
-        if how == "stopped":
-            listeners.run_stopped(run, KeyboardInterrupt())
-        else:
-            listeners.run_finished(run, RunResult((natural,), rounds, 2.0))
-    return folder / "finished"
+    return Listeners.of(experiment, refuse)
+
+
+def _made_up_evaluation() -> EvaluationResult:
+    """With a class of which there is no example."""
+    per_class = (*(0.5,) * (NUM_CLASSES - 1), None)
+    return EvaluationResult("natural", 12, 0.5, 0.5, per_class, per_class, {}, "calfat_plugin.testing", 0.1)
+
+
+def _play_rounds(
+    listeners: Listeners, experiment: Experiment, directory: Path, rounds: int, natural: EvaluationResult
+) -> RunInfo:
+    """Begin a run and finish its rounds, in each of which one of three clients is refused."""
+    counts = ((3, 2, 1, 0),) * 3
+    run = RunInfo("tiny", directory, experiment.as_run(), rounds, start_round=1, class_counts=counts)
+    directory.mkdir(parents=True)
+    listeners.run_started(run)
+    for round in range(1, rounds + 1):
+        record = RoundRecord(
+            round=round,
+            clients=(0, 1),
+            refused={2: "of a check"},
+            losses={0: 0.5, 1: 0.7},
+            update_norms={0: 0.1, 1: 0.2},
+            heterogeneity=0.3,
+            evaluations={"natural": natural},
+            seconds=1.0,
+            bytes_down=10,
+            bytes_up=20,
+        )
+        listeners.round_finished(run, record)
+    return run

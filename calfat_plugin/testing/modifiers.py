@@ -51,32 +51,40 @@ def check_modifier(
     modifier = experiment.modifier.entry.load()(experiment.modifier.options)
     with seeded_global_rng(0):
         model = modifier.adapt_model(TinyModel()).to(where)
-    shape = tuple(model(torch.rand(3, 1, SIDE, SIDE).to(where)).shape)
+    images = torch.rand(3, 1, SIDE, SIDE).to(where)
+    shape = tuple(model(images).shape)
     require(shape == (3, NUM_CLASSES), f"{name}: the adapted model must give logits {(3, NUM_CLASSES)}; got {shape}.")
     for numbers in _COUNTS:
         counts = torch.tensor(numbers, device=where)
+        who = f"{name}, counts {list(numbers)}"
         with unchanged(f"{name}: the class counts", counts):
-            loss, again = modifier.bind(counts), modifier.bind(counts)
-            for what in (*_LOGITS, "cross_entropy"):
-                _check(f"{name}, counts {list(numbers)}: {what}", what, loss, again, where)
+            loss = modifier.bind(counts)
+            same_loss = modifier.bind(counts)
+            for operator in (*_LOGITS, "cross_entropy"):
+                _check_operator(f"{who}: {operator}", operator, loss, same_loss, where)
 
 
-def _check(who: str, what: str, loss: ClientLoss, again: ClientLoss, device: torch.device) -> None:
+def _check_operator(who: str, operator: str, loss: ClientLoss, same_loss: ClientLoss, device: torch.device) -> None:
+    """Hold one operator of a client's loss to its contract; ``same_loss`` was bound to the same counts."""
     stream = torch.Generator().manual_seed(0)
     logits = (torch.randn(6, NUM_CLASSES, generator=stream) * 3).to(device)
     y = torch.randint(NUM_CLASSES, (6,), generator=stream).to(device)
+    if operator == "cross_entropy":
+        shape: tuple[int, ...] = (6,)
+    else:
+        shape = (6, NUM_CLASSES)
 
-    def value(of: ClientLoss, rows: slice) -> Tensor:
-        given = (logits[rows], y[rows]) if what == "cross_entropy" else (logits[rows],)
-        found: Tensor = getattr(of, what)(*given)
-        return found
+    def value(of: ClientLoss, rows: slice = slice(None)) -> Tensor:
+        if operator == "cross_entropy":
+            return of.cross_entropy(logits[rows], y[rows])
+        changed: Tensor = getattr(of, operator)(logits[rows])
+        return changed
 
     with unchanged(f"{who}: its input", logits, y):
-        whole = value(loss, slice(None))
-    wanted = (6,) if what == "cross_entropy" else (6, NUM_CLASSES)
-    require(tuple(whole.shape) == wanted, f"{who} must give {wanted}; got {tuple(whole.shape)}.")
-    require(bool(whole.isfinite().all()), f"{who} must be finite for finite logits; got {whole.tolist()}.")
-    parts = torch.cat([value(loss, slice(0, 2)), value(loss, slice(2, 6))])
-    alike = torch.allclose(whole, parts, atol=_TOLERANCE)
+        of_batch = value(loss)
+    require(tuple(of_batch.shape) == shape, f"{who} must give {shape}; got {tuple(of_batch.shape)}.")
+    require(bool(of_batch.isfinite().all()), f"{who} must be finite for finite logits; got {of_batch.tolist()}.")
+    of_parts = torch.cat([value(loss, slice(0, 2)), value(loss, slice(2, 6))])
+    alike = torch.allclose(of_batch, of_parts, atol=_TOLERANCE)
     require(alike, f"{who}: an example's value must not depend on the others of its batch.")
-    require(torch.equal(whole, value(again, slice(None))), f"{who}: the same counts must give the same values.")
+    require(torch.equal(of_batch, value(same_loss)), f"{who}: the same counts must give the same values.")

@@ -64,8 +64,10 @@ class TinyModel(ImageClassifier):
     def __init__(
         self, seed: int = 0, channels: int = 3, side: int = SIDE, classes: int = NUM_CLASSES, norm: bool = False
     ) -> None:
-        norms = [nn.BatchNorm2d(channels)] if norm else []
-        body = nn.Sequential(nn.Conv2d(1, channels, 3), *norms, nn.ReLU(), nn.Flatten())
+        layers: list[nn.Module] = [nn.Conv2d(1, channels, 3)]
+        if norm:
+            layers.append(nn.BatchNorm2d(channels))
+        body = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
         super().__init__(body, nn.Linear(channels * (side - 2) ** 2, classes))
         stream = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -105,7 +107,10 @@ def tiny_dataset() -> Dataset:
 
 
 def balanced_model() -> TinyModel:
-    """With batch normalisation; among ``balanced_images`` it sees each class twice or more, none for certain."""
+    """A model with batch normalisation.
+
+    It gives each class to two or more of the ``balanced_images``, and is certain of none.
+    """
     return TinyModel(_BALANCED, side=_SIDE, norm=True)
 
 
@@ -131,7 +136,10 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
         others: further fields of ``LocalTask``; None means what it would be without. Model and images go to its
             ``device``.
     """
-    data = tiny_images() if data is None else data
+    if model is None:
+        model = TinyModel()
+    if data is None:
+        data = tiny_images()
     fields: dict[str, Any] = {
         "class_counts": torch.bincount(data.y, minlength=NUM_CLASSES),
         "threat": ThreatModel(**THREAT),
@@ -143,7 +151,6 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
         "client": 0,
     }
     fields |= {name: value for name, value in others.items() if value is not None}
-    model = TinyModel() if model is None else model
     return LocalTask(model=model.to(fields["device"]), data=data.to(fields["device"]), **fields)
 
 
@@ -153,7 +160,10 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
 
 
 def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
-    """A recipe of three clients and four rounds on tiny images, resolved, with these values of ``calfat:``."""
+    """A recipe of three clients and four rounds on tiny images, resolved.
+
+    ``sections`` are values of its keys under ``calfat:``, and of sections of the host, such as ``train_args``.
+    """
     train = {"client_num_in_total": 3, "comm_round": 4, "batch_size": 4, "learning_rate": 0.1}
     data: dict[str, Any] = {
         "data_args": {"dataset": "digits"},  # its images are never read: tiny ones stand in for them
@@ -166,7 +176,9 @@ def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
             data[name] |= value
         else:
             data["calfat"][name] = value
-    return assemble(Document("the check's recipe", data), Registry.load() if registry is None else registry)
+    if registry is None:
+        registry = Registry.load()
+    return assemble(Document("the check's recipe", data), registry)
 
 
 def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) -> Iterator[Experiment]:

@@ -83,22 +83,25 @@ def check_trainer(
     where = named_device(str(device), "device")
     first = tiny_experiment(registry, trainer={"name": name, **options})
     defined = defined_modifiers(first.registry, first.trainer.entry)
-    others = set(losses or ()).difference(defined) if defined else set()
-    require(not others, f"{name} does not compose with {', '.join(sorted(others))}.")
-    for loss in (each for each in defined if losses is None or each in losses):
-        _check({"name": name, "loss": loss, **options}, first.registry, where, f"{name} with {loss}")
+    if defined and losses is not None:
+        unknown = set(losses).difference(defined)
+        require(not unknown, f"{name} does not compose with {', '.join(sorted(unknown))}.")
+    for loss in defined:
+        if losses is None or loss in losses:
+            _check_composed({"name": name, "loss": loss, **options}, first.registry, where, f"{name} with {loss}")
     if not defined:
-        _check({"name": name, **options}, first.registry, where, name)
+        _check_composed({"name": name, **options}, first.registry, where, name)
 
 
-def _check(recipe: dict[str, Any], registry: Registry, device: torch.device, who: str) -> None:
+def _check_composed(recipe: dict[str, Any], registry: Registry, device: torch.device, who: str) -> None:
     experiment = tiny_experiment(registry, trainer=recipe)
     trainer = experiment.build_trainer()
     update = _check_update(trainer, device, who)
     _check_streams(trainer, update, device, who)
     _check_learning(trainer, device, who)
-    for other in in_each_norm(registry, trainer=recipe) if isinstance(trainer, AdversarialTrainer) else ():
-        _check_attack(other, device, who)
+    if isinstance(trainer.plugin, AdversarialTrainer):
+        for other in in_each_norm(registry, trainer=recipe):
+            _check_attack(other, device, who)
     one = trained(trainer, tiny_task(data=tiny_images(2, 1), device=device))
     check_update(one.state, state_of(adapted(trainer)), who=f"{who}, a client with one example")
     check_federation(experiment, device)
@@ -118,9 +121,10 @@ def _check_update(trainer: LocalTrainer, device: torch.device, who: str) -> Loca
     require(numbers, f"{who}: metrics must be finite numbers with the training loss as 'loss'; got {metrics}.")
     broadcast = trainer.broadcast({0: update})
     later = tiny_task(round=2, client_state=update.client_state, broadcast=broadcast, device=device)
-    with unchanged(f"{who}: what the client keeps", *later.client_state.values()):  # noqa: SIM117 (each has its words)
-        with unchanged(f"{who}: what the server sends", *later.broadcast.values()):
-            trained(trainer, later)
+    client_state = unchanged(f"{who}: what the client keeps", *later.client_state.values())
+    broadcast_state = unchanged(f"{who}: what the server sends", *later.broadcast.values())
+    with client_state, broadcast_state:
+        trained(trainer, later)
     return update
 
 
@@ -132,15 +136,16 @@ def _check_streams(trainer: LocalTrainer, update: LocalUpdate, device: torch.dev
         same = same_bits(getattr(update, part), getattr(again, part))
         require(same, f"{who}: the same task must give the same {part}, whichever client was trained in between.")
     require(update.metrics == again.metrics, f"{who}: the same task must give the same metrics.")
-    for what in ("seed", "round", "client"):
-        other = trained(trainer, dataclasses.replace(tiny_task(device=device), **{what: 2}))  # type: ignore[arg-type]
-        same = same_bits(update.state, other.state)
-        require(not same, f"{who}: another {what} must give other batches; derive every stream from the task's {what}.")
+    for name in ("seed", "round", "client"):
+        other_task = dataclasses.replace(tiny_task(device=device), **{name: 2})  # type: ignore[arg-type]
+        same = same_bits(update.state, trained(trainer, other_task).state)
+        require(not same, f"{who}: another {name} must give other batches; derive every stream from the task's {name}.")
 
 
 def _check_learning(trainer: LocalTrainer, device: torch.device, who: str) -> None:
     """Small steps on all of the client's images at once make them less wrong, whatever the method's loss is."""
-    data, model = tiny_images(3, 20), adapted(trainer)
+    data = tiny_images(3, 20)
+    model = adapted(trainer)
 
     def loss() -> float:
         with torch.no_grad():
@@ -166,15 +171,17 @@ def _check_attack(experiment: Experiment, device: torch.device, who: str) -> Non
     data = answered(adapted(trainer, balanced_model()))
     settings = dataclasses.replace(SETTINGS, batch_size=len(data))
     task = tiny_task(balanced_model(), data, threat=threat, settings=settings, device=device)
-    assert isinstance(trainer, AdversarialTrainer)
-    seen = check_attack(trainer, lambda: trained(trainer, task), f"{who}, {threat.norm}")
+    assert isinstance(trainer.plugin, AdversarialTrainer)
+    seen = check_attack(trainer.plugin, lambda: trained(trainer, task), f"{who}, {threat.norm}")
     require(seen >= len(data), f"{who}: an epoch must train on all {len(data)} examples; it trained on {seen}.")
 
 
 def adapted(trainer: LocalTrainer, model: nn.Module | None = None) -> nn.Module:
     """A model, default: a ``TinyModel``, as the method changes it."""
     with seeded_global_rng(0):
-        return trainer.adapt_model(TinyModel() if model is None else model)
+        if model is None:
+            model = TinyModel()
+        return trainer.adapt_model(model)
 
 
 def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
@@ -183,13 +190,10 @@ def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
     with seeded_global_rng(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
         update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
     update = dataclasses.replace(update, state=each_once(update.state, model, who="the update"))
-    kept = [tensor for part in _PARTS for tensor in getattr(update, part).values()]
-    with (
-        unchanged(  # the next client is trained in it
-            "an update must hold copies: tensors of the model, which is trained on,", *kept
-        ),
-        torch.no_grad(),
-    ):
+    sent = [*update.state.values(), *update.extras.values(), *update.client_state.values()]
+    # The next client is trained in the same model.
+    copies = unchanged("an update must hold copies: tensors of the model, which is trained on,", *sent)
+    with copies, torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.zero_()
     return update
@@ -231,38 +235,45 @@ class _Watch:
     begun: _Begun | None = None
 
     def started(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
-        x_clean, before = x_nat.clone(), around(task.model)
-        found = self.start(x_nat, task, generator)
-        self.begun = _Begun(x_clean, found.clone(), before)
-        return found
+        x_clean = x_nat.clone()
+        before = around(task.model)
+        start = self.start(x_nat, task, generator)
+        self.begun = _Begun(x_clean, start.clone(), before)
+        return start
 
     def lost(self, batch: TrainBatch) -> Tensor:
         batch.task.inner.reach(batch.task.threat).check(batch.x_adv, batch.x_nat, who=self.who)
         return self.train_loss(batch)
 
     def stepped(self, batch: TrainBatch) -> Tensor:
-        begun, self.begun = self.begun, None
-        if begun is not None:
-            self._look(begun, batch)
+        if self.begun is not None:
+            self._look(self.begun, batch)
+            self.begun = None
         batch.task.inner.reach(batch.task.threat).check(batch.x_adv, batch.x_nat, who=self.who)
         self.examples += len(batch.y)
         return self.backward(batch)
 
     def _look(self, begun: _Begun, batch: TrainBatch) -> None:
-        rows = torch.ones_like(batch.y, dtype=torch.bool) if batch.attacked is None else batch.attacked
+        """Hold the attack of a batch to its contract, at the first step after it."""
         for what, state in around(batch.model).items():
             require(state == begun.around[what], f"{self.who}: the attack must leave {what} as it found them.")
-        reach, start = batch.task.inner.reach(batch.task.threat), batch.x_nat.clone()
-        start[rows] = reach.project(begun.start, begun.x_nat)
+        attacked = batch.attacked
+        if attacked is None:
+            attacked = torch.ones_like(batch.y, dtype=torch.bool)
+        reach = batch.task.inner.reach(batch.task.threat)
+        start = batch.x_nat.clone()
+        start[attacked] = reach.project(begun.start, begun.x_nat)
         moved = not torch.equal(start, batch.x_adv)
         require(moved, f"{self.who}: the attack must move its start; attack_loss has no gradient there.")
-        anywhere = batch.x_nat.clone()
-        anywhere[rows] = reach.random_start(begun.x_nat, torch.Generator().manual_seed(0))
-        by_chance, found = self._loss_at(batch, anywhere), self._loss_at(batch, batch.x_adv)
+        noise = batch.x_nat.clone()
+        noise[attacked] = reach.random_start(begun.x_nat, torch.Generator().manual_seed(0))
+        loss_of_noise = self._loss_at(batch, noise)
+        loss_of_attack = self._loss_at(batch, batch.x_adv)
         require(
-            found >= by_chance,
+            loss_of_attack >= loss_of_noise,
             f"{self.who}: the attack must cost the training loss no less than random noise does in the budget: it "
-            f"makes it {found:.3g}, noise {by_chance:.3g}. The loop climbs attack_loss: has a loss the wrong sign?",
+            f"makes it {loss_of_attack:.3g}, noise {loss_of_noise:.3g}. The loop climbs attack_loss: has a loss the "
+            "wrong sign?",
         )
 
     def _loss_at(self, batch: TrainBatch, x_adv: Tensor) -> float:

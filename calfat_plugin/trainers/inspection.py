@@ -13,6 +13,7 @@ from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.errors import BudgetError, PluginError, UpdateError
+from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.trainers.batches import TrainBatch
 
 INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may be wrong from the second one on
@@ -28,7 +29,7 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
     task, x_nat, x_adv = batch.task, batch.x_nat, batch.x_adv
     where = f"client {task.client}, round {task.round}, batch {number}"
     of_inner = task.inner.who if task.inner.has_own_steps or x_adv is made else ""
-    with returned.attribute_errors_to(of_inner, type(task.inner.options)) if of_inner else nullcontext():
+    with attribute_errors_to(of_inner, type(task.inner.options)) if of_inner else nullcontext():
         if not torch.equal(clean, x_nat):
             raise PluginError(
                 f"{where}: x_nat was changed in place while adversarial examples were made of it. Work on a copy: "

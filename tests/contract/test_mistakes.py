@@ -341,6 +341,12 @@ def test_a_model_that_diverged_is_no_mistake_of_the_attack() -> None:
         Federation(assemble(diverging, run.registry)).play()
 
 
+def test_steps_of_the_method_are_no_mistake_of_the_inner_attack() -> None:
+    run = experiment(trainer(take_steps=lambda self, batch, step: None), calfat__threat__inner="n-fgsm")
+    with pytest.raises(PluginError, match=r"^local trainer 'wrong' .*take_steps returned nothing"):
+        Federation(run).play()
+
+
 def test_an_evaluator_without_a_budget_is_not_checked_against_one() -> None:
     """What changes more than eps, such as a rotation, and whose base reports none."""
 

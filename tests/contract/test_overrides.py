@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC
 from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,6 +28,9 @@ from calfat_plugin import (
     InnerAttack,
     InnerAttackEntry,
     LocalCorrection,
+    LocalTrainer,
+    LossModifier,
+    NoOptions,
     PluginError,
     Preset,
     Registry,
@@ -35,8 +40,17 @@ from calfat_plugin import (
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import KINDS, Entry
 from calfat_plugin.evaluators.gradient import PGD
-from calfat_plugin.experiment.building import checked
-from calfat_plugin.returned import overrides
+from calfat_plugin.experiment.checked import (
+    Checked,
+    CheckedAggregator,
+    CheckedAttacker,
+    CheckedCorrection,
+    CheckedEvaluator,
+    CheckedInnerAttack,
+    CheckedModifier,
+    CheckedTrainer,
+)
+from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests import recipes
 from tests.contract.plugin_mistakes import Sends
@@ -51,6 +65,16 @@ class Misspelt(FedPGD):
 
     def train_loss(self, batch: Any) -> Any:
         return 2 * super().train_loss(batch)
+
+
+class Uses(FedPGD):
+    """A helper whose own code calls it, beside the inherited hook that it may have been meant for."""
+
+    def train_loss(self, batch: Any) -> Any:
+        return self.crafts()
+
+    def crafts(self) -> float:
+        return 0.0
 
 
 class Constant(FedPGD):
@@ -129,6 +153,7 @@ class Starting(FedAvg):
 NEAR: list[tuple[type, str, str]] = [
     (Sends, "send", "sent"),
     (Misspelt, "atack_loss", "attack_loss"),
+    (Uses, "crafts", "craft"),
     (Constant, "attack", "attacks"),
     (Descriptive, "attacs", "attacks"),
     (Setup, "setup", "set_up"),
@@ -150,15 +175,15 @@ def test_a_misspelt_name_is_refused_with_its_place(cls: type, name: str, meant: 
     code = getattr(getattr(value, "fget", value), "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}" if code else f"in {__name__}"
     with pytest.raises(PluginError) as raised:
-        overrides(cls)
-    said = f"'{name}' ({where}), which is no part of {cls.__base__.__name__} and which nothing calls."  # type: ignore[union-attr]
+        check_class(cls)
+    said = f"'{name}' ({where}), which is no part of {cls.__base__.__name__}."  # type: ignore[union-attr]
     assert f"{said} Did you mean '{meant}'?" in str(raised.value)
 
 
 @pytest.mark.parametrize(("cls", "text"), IDLE)
 def test_a_class_that_changes_nothing_is_refused(cls: type, text: str) -> None:
     with pytest.raises(PluginError) as raised:
-        overrides(cls)
+        check_class(cls)
     assert text in str(raised.value)
 
 
@@ -171,12 +196,12 @@ class Own:
 
 
 class Helped(FedPGD):
-    """Names near those of hooks, which its own code calls; and another that nothing calls and that is near none."""
+    """A helper beside the hook that it helps, one with an underscore, and names that are near no hook."""
 
     losses = (1.0, 2.0)
 
     def train_loss(self, batch: Any) -> Any:
-        return self.train_losses(batch) * self.starts
+        return self.train_losses(batch)
 
     def train_losses(self, batch: Any) -> Any:
         return sum(self.losses) * self._attack_losses(batch)
@@ -184,18 +209,14 @@ class Helped(FedPGD):
     def _attack_losses(self, batch: Any) -> Any:
         return batch.logits_adv.mean()
 
+    def task_loss(self, batch: Any) -> Any:
+        return self.ce(batch)
+
+    def ce(self, batch: Any) -> Any:
+        return batch.logits_adv.mean()
+
     def summary(self) -> str:
         return "for a notebook"
-
-    starts = 1
-
-
-class ByName(FedPGD):
-    def start_(self, x_nat: Any) -> Any:
-        return x_nat
-
-    def start(self, x_nat: Any, task: Any, generator: Any) -> Any:
-        return getattr(self, "start_")(x_nat)  # noqa: B009  # as some do
 
 
 class Mixin:
@@ -221,16 +242,16 @@ class Initialised(FedPGD):
         self.attacks = False
 
 
-class External(FedPGD):
+class Library:
+    """A base class from elsewhere, whose names have another purpose."""
+
+    def starts(self) -> bool:
+        return True
+
+
+class External(Library, FedPGD):
     def train_loss(self, batch: Any) -> Any:
-        return used_elsewhere(self)
-
-    def crafts(self) -> float:
-        return 0.0
-
-
-def used_elsewhere(method: External) -> float:
-    return method.crafts()
+        return batch.logits_adv.mean()
 
 
 class Both(Attacker):
@@ -239,28 +260,28 @@ class Both(Attacker):
         return lambda task: task.global_state
 
 
-RIGHT = [Helped, ByName, Mixed, Between, Below, Initialised, External, Both, FedPGD, Attacker, InnerAttack, dict]
+RIGHT = [Helped, Mixed, Between, Below, Initialised, External, Both, FedPGD, Attacker, InnerAttack, dict]
 
 
 @pytest.mark.parametrize("cls", RIGHT)
 def test_a_class_that_changes_something_passes(cls: type) -> None:
-    overrides(cls)
+    check_class(cls)
 
 
 def test_options_and_presets_of_its_own_change_a_built_in_and_not_an_interface() -> None:
-    overrides(Nothing, TrainerEntry("x", build=Nothing, config=Own))
-    overrides(Nothing, TrainerEntry("x", build=Nothing, presets={"own": Preset("of a test")}))
+    check_class(Nothing, TrainerEntry("x", build=Nothing, config=Own))
+    check_class(Nothing, TrainerEntry("x", build=Nothing, presets={"own": Preset("of a test")}))
     with pytest.raises(PluginError, match="overrides nothing of FedPGD"):
-        overrides(Nothing, TrainerEntry("x", build=Nothing))
+        check_class(Nothing, TrainerEntry("x", build=Nothing))
     with pytest.raises(PluginError, match="overrides nothing of Attacker"):
-        overrides(Configured, AttackerEntry("x", build=Configured, config=Own))
+        check_class(Configured, AttackerEntry("x", build=Configured, config=Own))
 
 
 def test_all_built_ins_pass() -> None:
     registry = Registry.load(entry_points=False)
     for kind in KINDS:
         for entry, _ in registry.offers(kind):
-            overrides(entry.load(), entry)
+            check_class(entry.load(), entry)
 
 
 # --- where it is refused ----------------------------------------------------------------------------------------------
@@ -325,21 +346,112 @@ def test_what_a_plugin_makes_later_is_judged_when_it_does(entry: Entry, text: st
         play(entry)
 
 
-def test_a_copy_of_a_checked_plugin_is_itself() -> None:
-    """Checks are in its class, and a copy has its own values."""
+class Setting(Evaluator):
+    """It learns in ``set_up`` what it is."""
 
-    class Constant(Evaluator):
-        accuracy = 0.25
+    def set_up(self, task: Any) -> None:
+        self.has_budget = False
 
-        def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-            found = {"accuracy": self.accuracy, "accuracy_release": self.accuracy, "per_class": (), "settings": {}}
-            return EvaluationResult(label, 4, **found, per_class_release=(), implementation="ours", seconds=0.0)
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        numbers: dict[str, Any] = {"accuracy": 2.0, "accuracy_release": 0.5, "per_class": (), "per_class_release": ()}
+        return EvaluationResult(label, 4, settings={}, implementation="ours", seconds=0.0, **numbers)
 
-    made = checked(Constant(), EvaluatorEntry("constant", Constant, summary="of this test"), "evaluator 'constant'")
-    copy = deepcopy(made)
-    copy.accuracy = 0.5
+
+def test_a_checked_evaluator_is_what_its_plugin_is_and_refuses_its_result() -> None:
+    entry = EvaluatorEntry("setting", Setting, uses_clients=True)
+    evaluator = CheckedEvaluator(Setting(), entry, "evaluator 'setting'")
+    assert evaluator.uses_clients
+    assert evaluator.has_budget
     task: Any = SimpleNamespace(num_classes=3)
-    assert [each.evaluate(task, "a").accuracy for each in (made, copy)] == [0.25, 0.5]
-    copy.accuracy = 2.0
-    with pytest.raises(PluginError, match="evaluator 'constant'"):
-        copy.evaluate(task, "a")
+    evaluator.set_up(task)
+    assert not evaluator.has_budget
+    with pytest.raises(PluginError, match=r"^evaluator 'setting': its result has accuracy 2\.0"):
+        evaluator.evaluate(task, "a")
+
+
+def test_a_method_may_read_what_the_author_gave_the_inner_attack() -> None:
+    class Remembers(InnerAttack):
+        length = 3
+
+        def reach(self, threat: Any) -> Any:
+            return threat.scaled(2)
+
+    attack: Any = CheckedInnerAttack(Remembers(), InnerAttackEntry("x", build=Remembers), "inner attack 'x'")
+    for each in (attack, deepcopy(attack)):
+        assert each.length == 3
+    with pytest.raises(AttributeError, match="'Remembers' object has no attribute 'width'"):
+        _ = attack.width
+
+
+def test_a_trainer_among_others_is_given_the_plugins_themselves() -> None:
+    """A method may ask for their type, as for its own options."""
+
+    class Among(FedPGD):
+        def among(self, others: Any) -> Any:
+            return Told(None, others)  # type: ignore[arg-type]
+
+    class Told(Nothing):
+        pass
+
+    entry = TrainerEntry("x", build=Among)
+    trainer = CheckedTrainer(Among(None, None), entry, "local trainer 'x'")  # type: ignore[arg-type]
+    other = CheckedTrainer(Nothing(None, None), entry, "local trainer 'x'")  # type: ignore[arg-type]
+    of_server = trainer.among({3: other})
+    assert isinstance(of_server, CheckedTrainer)
+    assert isinstance(of_server.plugin, Told)
+    assert of_server.plugin.modifier == {3: other.plugin}  # type: ignore[comparison-overlap]
+
+
+CHECKED: list[tuple[type[Checked[Any, Any]], type]] = [
+    (CheckedTrainer, LocalTrainer),
+    (CheckedModifier, LossModifier),
+    (CheckedInnerAttack, InnerAttack),
+    (CheckedAggregator, Aggregator),
+    (CheckedCorrection, LocalCorrection),
+    (CheckedAttacker, Attacker),
+    (CheckedEvaluator, Evaluator),
+]
+
+
+class CalledError(Exception):
+    """A hook was called: its name and its arguments by name."""
+
+
+def calling(hook: str, interface: type) -> Any:
+    """A method that says how it was called."""
+    signature = inspect.signature(getattr(interface, hook))
+
+    def method(self: Any, *arguments: Any, **keywords: Any) -> None:
+        by_name = dict(signature.bind(self, *arguments, **keywords).arguments)
+        del by_name["self"]
+        raise CalledError(hook, by_name)
+
+    return method
+
+
+@pytest.mark.parametrize(("checked", "interface"), CHECKED)
+def test_a_checked_plugin_passes_every_hook_on(checked: type, interface: type) -> None:
+    """Otherwise a hook would do what the interface does by default, whatever the plugin does."""
+    hooks = [name for name in dir(interface) if not name.startswith("_") and callable(getattr(interface, name))]
+    plugin = type("Calling", (interface,), {hook: calling(hook, interface) for hook in hooks})()
+    entry = SimpleNamespace(config=NoOptions, metrics={}, uses_clients=True)
+    wrapper = checked(plugin, entry, "plugin 'x'")
+    assert hooks
+    for hook in hooks:
+        parameters = list(inspect.signature(getattr(interface, hook)).parameters)[1:]
+        arguments = {name: MagicMock() for name in parameters}
+        with pytest.raises(CalledError) as raised:
+            getattr(wrapper, hook)(**arguments)
+        called, received = raised.value.args
+        assert called == hook
+        assert received == arguments or hook == "among"  # which unwraps them
+
+
+def test_a_checked_attack_has_the_steps_and_looks_back_as_its_plugin_does() -> None:
+    entry = InnerAttackEntry("x", build=InnerAttack)
+    assert not CheckedInnerAttack(InnerAttack(), entry, "x").has_own_steps
+    assert not CheckedInnerAttack(InnerAttack(), entry, "x").looks_back
+    overriding = {"take_steps": lambda *given: None, "after_step": lambda *given: None}
+    attack = type("Own", (InnerAttack,), overriding)()
+    assert CheckedInnerAttack(attack, entry, "x").has_own_steps
+    assert CheckedInnerAttack(attack, entry, "x").looks_back

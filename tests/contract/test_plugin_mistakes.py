@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calfat_plugin import CalfatError
-from calfat_plugin.returned import stateless
+from calfat_plugin.federation.side_effects import stateless
 from tests.contract import plugin_mistakes
 from tests.contract.plugin_mistakes import MISTAKES, PAGE, on_page, play, trainer
 

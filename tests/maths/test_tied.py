@@ -64,7 +64,7 @@ def test_a_buffer_that_is_not_stored_takes_no_name_away() -> None:
 
 PLACES = {  # that read or load a state dict of torch's, with the reason
     "maths/tied.py": "what the others call",
-    "experiment/building.py": "personal names may be any of a tensor's",
+    "experiment/checked.py": "personal names may be any of a tensor's",
     "runs/loaded_run.py": "messages say how to save one",
     "models/linearised.py": "from a network to its copy",
     "trainers/fedrbn.py": "names of one layer; and a few statistics that are loaded",

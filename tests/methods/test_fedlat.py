@@ -98,6 +98,13 @@ def test_it_is_the_first_order_expansion(norm: bool) -> None:
     assert not torch.allclose(found, model.network.eval()(X), rtol=0, atol=0.1)
 
 
+def test_a_network_that_is_one_layer_can_be_linearised() -> None:
+    """Its parameters have no name of a layer in front. It is linear in its weights, so the expansion is exact."""
+    model = moved(nn.Linear(3, 2))
+    x = torch.rand(5, 3)
+    torch.testing.assert_close(model(x), model.network(x))
+
+
 def test_its_gradients_are_those_of_the_expansion() -> None:
     """Of the images, which an attack follows; of w, constant; w0 has none."""
     model = moved(TinyNet(norm=True).double())

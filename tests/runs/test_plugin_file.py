@@ -140,7 +140,7 @@ def test_the_recipe_that_other_processes_get_has_the_file(
     experiment = checked_experiment(read_document("tiny.yaml"), plugins=[FILE])
     again = checked_experiment(experiment.document)
     assert again.plugins == experiment.plugins
-    assert type(again.build_trainer()).__name__ == "MyFAT"
+    assert type(again.build_trainer().plugin).__name__ == "MyFAT"
 
 
 SUITE = "base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\naxes: {size: {a: {}, b: {train_args.batch_size: 64}}}\n"
