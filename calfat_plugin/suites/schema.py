@@ -232,6 +232,13 @@ class SuiteFile(Section):
         """The labels of every cell, the last axis running fastest."""
         return list(itertools.product(*self.axes.values()))
 
+    def why_skipped(self, labels: tuple[str, ...]) -> str:
+        """Why the cell with these labels is not run; empty where it is."""
+        for selector, reason in self.skip.items():
+            if matches(selector, labels):
+                return reason
+        return ""
+
     def problem_of(self, selector: str) -> str:
         """What is wrong with a selector that matches no cell; empty when it matches one."""
         cells = self.grid()
