@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -29,6 +30,12 @@ PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
     "corrected) and p-values (paired t test), corrected after Holm within each family."
 )
+_COLUMNS = (
+    *("mean_percent", "std_percent", "release_percent", "reported_percent", "difference_points", "beyond", "source"),
+    *("note", "low_percent", "high_percent", "rival", "rival_points", "rival_low_points", "rival_high_points"),
+    *("seeds", "values_percent"),  # one value a seed, for paired comparisons
+)
+_COLUMNS_OF_FIGURES = ("mean", "std", "values")
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -121,11 +128,17 @@ def scored(summary: SuiteSummary, *, chosen: bool = True) -> tuple[list[str], li
     for row in summary.cells:
         names = list(row.cell.labels)
         if with_choice:
-            names.append(NOTHING if row.choice is None else chosen_text(row.choice) or NOTHING)
+            value = ""
+            if row.choice is not None:  # a skipped row has none
+                value = chosen_text(row.choice)
+            names.append(value or NOTHING)
         if summary.judged:
             names.append(row.verdict or NOTHING)
         names.append(NOTHING if row.cell.skipped else str(row.ended))
-        rows.append(Scored(names, row.scores, group=row.cell.labels[0] if len(axes) > 1 else ""))
+        group = ""
+        if len(axes) > 1:
+            group = row.cell.labels[0]
+        rows.append(Scored(names, row.scores, group))
     return [*head, "n"], rows
 
 
@@ -188,15 +201,17 @@ def latex(summary: SuiteSummary) -> str:
 def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
     head, rows = scored(summary)
-    figures = any(not score.is_accuracy for row in rows for score in row.scores.values())
-    columns: list[str] = []
-    lines: list[list[object]] = []
+    scores = itertools.chain.from_iterable(row.scores.values() for row in rows)
+    columns = list(_COLUMNS)
+    if not all(score.is_accuracy for score in scores):
+        columns += _COLUMNS_OF_FIGURES
+    lines: list[list[object]] = [[*head[:-1], "metric", "n", *columns]]
     for cell, row in zip(summary.cells, rows, strict=True):
         for label, score in row.scores.items():
-            numbers = _csv_row(cell, score, figures)
-            columns = list(numbers)  # the same of every row
-            lines.append([*row.names[:-1], label, len(score.values), *numbers.values()])
-    return csv_text([[*head[:-1], "metric", "n", *columns], *lines])
+            texts = _csv_row(cell, score)
+            in_order = [texts.get(column, "") for column in columns]
+            lines.append([*row.names[:-1], label, len(score.values), *in_order])
+    return csv_text(lines)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -221,36 +236,35 @@ def write_tables(summary: SuiteSummary) -> Path:
     return folder
 
 
-def _csv_row(cell: CellSummary, score: Score, figures: bool) -> dict[str, str]:
-    """Column to text; the numbers of a figure have columns of their own, where there are ``figures``."""
-    accuracy = score if score.is_accuracy else Score({})
-    low, high = accuracy.interval or (None, None)
-    difference = None if score.rival is None else score.rival.difference
-    rival_low, rival_high = (None if difference is None else difference.interval) or (None, None)
-    row = {
-        "mean_percent": _hundredths(accuracy.mean),
-        "std_percent": _hundredths(accuracy.std),
-        "release_percent": _hundredths(accuracy.release_mean),
-        "reported_percent": _hundredths(accuracy.reported),
-        "difference_points": _hundredths(accuracy.difference),
-        "beyond": "" if score.beyond is None else str(score.beyond).lower(),
-        "source": (cell.source or "") if score.reported is not None else "",
-        "note": "; ".join(cell.notes),
-        "low_percent": _hundredths(low),
-        "high_percent": _hundredths(high),
-        "rival": "" if score.rival is None else score.rival.name,
-        "rival_points": _hundredths(None if difference is None else difference.mean),
-        "rival_low_points": _hundredths(rival_low),
-        "rival_high_points": _hundredths(rival_high),
-        # One value a seed, for paired comparisons.
-        "seeds": " ".join(map(str, score.by_seed)),
-        "values_percent": " ".join(map(_hundredths, accuracy.values)),
-    }
-    if figures:
-        figure = Score({}) if score.is_accuracy else score
-        row["mean"] = "" if figure.mean is None else repr(figure.mean)
-        row["std"] = "" if figure.std is None else repr(figure.std)
-        row["values"] = " ".join(map(repr, figure.values))
+def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
+    """Column to text; columns of what a score does not have are left out."""
+    row = {"note": "; ".join(cell.notes), "seeds": " ".join(map(str, score.by_seed))}
+    if score.reported is not None:
+        row["source"] = cell.source or ""
+    if score.beyond is not None:
+        row["beyond"] = str(score.beyond).lower()
+    if score.rival is not None:
+        row["rival"] = score.rival.name
+        difference = score.rival.difference
+        if difference is not None:
+            low, high = difference.interval or (None, None)
+            row["rival_points"] = _hundredths(difference.mean)
+            row["rival_low_points"] = _hundredths(low)
+            row["rival_high_points"] = _hundredths(high)
+    if not score.is_accuracy:
+        row["mean"] = _digits(score.mean)
+        row["std"] = _digits(score.std)
+        row["values"] = " ".join(map(repr, score.values))
+        return row
+    low, high = score.interval or (None, None)
+    row["mean_percent"] = _hundredths(score.mean)
+    row["std_percent"] = _hundredths(score.std)
+    row["low_percent"] = _hundredths(low)
+    row["high_percent"] = _hundredths(high)
+    row["release_percent"] = _hundredths(score.release_mean)
+    row["reported_percent"] = _hundredths(score.reported)
+    row["difference_points"] = _hundredths(score.difference)
+    row["values_percent"] = " ".join(map(_hundredths, score.values))
     return row
 
 
@@ -342,6 +356,13 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
     if cell.choice is not None:
         content["choice"] = choice_as_json(cell.choice)
     return content
+
+
+def _digits(number: float | None) -> str:
+    """All digits of a figure; empty for None."""
+    if number is None:
+        return ""
+    return repr(number)
 
 
 def _hundredths(fraction: float | None) -> str:
