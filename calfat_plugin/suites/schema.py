@@ -126,7 +126,7 @@ def _with_headings(raw: Any) -> Any:
 
 
 def _averaged(raw: Any) -> tuple[str, ...]:
-    labels = []
+    labels: list[str] = []
     if isinstance(raw, str):
         mean = re.fullmatch(r"mean\((.*)\)", raw.strip())
         labels = [label.strip() for label in mean[1].split(",")] if mean else [raw.strip()]
