@@ -30,13 +30,14 @@ from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun
+from calfat_plugin.suites.choice_text import how_chosen
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key
 from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.schema import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_record, markdown, write_tables
-from calfat_plugin.suites.tuning import how_chosen, try_again
+from calfat_plugin.suites.tuning import try_again
 
 SOME_FAILED = 1
 
@@ -103,30 +104,32 @@ def suite(
     with lowest_priority() if idle else nullcontext(), json_output(as_json) as show:
         loaded = load_suite(file, plugins, record)
         check_record(loaded)
-        registry, asked = registry_of(loaded, overrides), None if seeds is None else _seeds(seeds)
+        registry = registry_of(loaded, overrides)
+        other_seeds = None if seeds is None else _seeds(seeds)
 
         def now() -> SuitePlan:
             """The suite by what is on disk: choice runs decide what the table's runs are."""
-            return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
+            return make_plan(loaded, registry, overrides=overrides, only=only, seeds=other_seeds)
 
-        plan, wanted = now(), _Wanted(jobs, workers, trust, pages, idle, show)
+        plan = now()
+        options = _Options(jobs, workers, trust, pages, idle, show)
         warn(*plan.warnings)
         if workers is not None:
             _check_workers(plan, workers, jobs)
         if dry_run:
-            _show_plan(plan, wanted)
+            _show_plan(plan, options)
             return
         if table:
-            _show_and_write(plan, wanted)
+            _show_and_write(plan, options)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
-            for what in fetch(plan):
-                click.echo(what)
-        _run(now, wanted)
+            for line in fetch(plan):
+                click.echo(line)
+        _run(now, options)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Options:
     """What the command line asks for beside the suite itself; ``show`` prints the result as JSON, if wanted."""
 
     jobs: int | None
@@ -152,74 +155,102 @@ def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
             check_workers(runtime_of(cell.experiment))
 
 
-def _run(now: Callable[[], SuitePlan], wanted: _Wanted) -> None:
+def _run(now: Callable[[], SuitePlan], options: _Options) -> None:
     """Run what is left, and show what came of it."""
     plan = now()
-    if (record := plan.suite.record) is not None:
+    record = plan.suite.record
+    if record is not None:
         refuse_unwritable(record.resolve().parent, "name another file with --record.", make=True)
     for name, choice in plan.choices.items():
         if name in plan.selected:
-            try_again(choice, plan.suite.record)
+            try_again(choice, record)
     plan = now()
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     ended: list[SuiteRun] = []
     finished = True
     if plan.choices:
-        _show_cost(plan, wanted)
-        seen: set[Key] = set()
-        while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
-            seen |= {run.key for run in plan.choosing.runs}
-            finished = _run_all(plan.choosing, "choice run", wanted, ended)
-            plan = now()  # only now is it known which ends of grids are chosen
-    finished = finished and _run_all(plan, "run", wanted, ended)
-    if finished and wanted.trust:
+        _show_cost(plan, options)
+        finished, plan = _run_choices(plan, now, options, ended)
+    finished = finished and _run_all(plan, "run", options, ended)
+    if finished and options.trust:
         with stop_signals():
             _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, wanted, ended)
+    _show_and_write(plan, options, ended)
+    _report_problems(plan, ended, finished)
+
+
+def _run_choices(
+    plan: SuitePlan, now: Callable[[], SuitePlan], options: _Options, ended: list[SuiteRun]
+) -> tuple[bool, SuitePlan]:
+    """Run the choice runs, also those that the results of others call for: (False where the user stopped, the plan)."""
+    planned_before: set[Key] = set()
+    while True:
+        planned_before.update(run.key for run in plan.choosing.runs)
+        finished = _run_all(plan.choosing, "choice run", options, ended)
+        plan = now()  # only now is it known which ends of grids are chosen
+        new = [run for run in plan.choosing.left if run.key not in planned_before]  # others that are left have failed
+        if not finished or not new:
+            return finished, plan
+
+
+def _report_problems(plan: SuitePlan, ended: Sequence[SuiteRun], finished: bool) -> None:
+    """End with an error where the user stopped the suite, a run failed, or nothing could be chosen."""
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
-    bad = sum(run.state not in ("finished", "lost") for run in ended)
-    nothing = [name for name in plan.choices if name in plan.selected and plan.choices[name].hopeless]
-    guessing = [name for name in plan.choices if name in plan.selected and plan.choices[name].guessing]
-    problems, advice = [], []
-    if bad:
-        problems.append(f"{bad} of {counted(len(ended), 'run')} did not finish.")
-    if nothing:
-        problems.append(f"nothing could be chosen for {listed(nothing)}: every choice run was lost.")
+    failed = sum(run.state not in ("finished", "lost") for run in ended)
+    choices = {name: choice for name, choice in plan.choices.items() if name in plan.selected}
+    hopeless = [name for name, choice in choices.items() if choice.hopeless]
+    guessing = [name for name, choice in choices.items() if choice.guessing]
+    problems = []
+    advice = []
+    if failed:
+        problems.append(f"{failed} of {counted(len(ended), 'run')} did not finish.")
+    if hopeless:
+        problems.append(f"nothing could be chosen for {listed(hopeless)}: every choice run was lost.")
     if guessing:
         problems.append(f"nothing could be chosen for {listed(guessing)}: no choice run became better than guessing.")
         advice.append(f"Try other values in choose.grid of {plan.suite.document.file}, or more rounds.")
-    if bad or nothing:
+    if failed or hopeless:
         advice.append("What they printed is in seed-*.txt beside their directories.")
     if problems:
         fail(" ".join(problems), f"{' '.join(advice)} Try them again with:\n  {this_command}", SOME_FAILED)
 
 
-def _run_all(plan: SuitePlan, what: str, wanted: _Wanted, ended: list[SuiteRun]) -> bool:
-    """Run what is left of the plan; False where the user stopped it."""
-    console, total, workers = verbatim_console(), len(plan.left), wanted.workers
+def _run_all(plan: SuitePlan, kind: str, options: _Options, ended: list[SuiteRun]) -> bool:
+    """Run what is left of the plan, runs of a ``kind``; False where the user stopped it."""
+    total = len(plan.left)
     for run in plan.left:
         runtime_of(run.experiment).refuse_without_host()
-    at_a_time = wanted.at_a_time(plan, total)
-    each = counted(threads(at_a_time, workers), "thread")
-    if workers is not None:
-        number = processes(workers)
-        each = f"{counted(number, 'worker')} of {each}" if workers == str(number) else f"{each} for its workers"
+    at_a_time = options.at_a_time(plan, total)
     if total:
-        of = f"{total} of {counted(len(plan.runs), what)} to do, {at_a_time} at a time with {each} each"
+        share = _share(at_a_time, options.workers)
+        to_do = f"{total} of {counted(len(plan.runs), kind)} to do, {at_a_time} at a time with {share} each"
+    elif kind == "run":
+        to_do = "nothing to do"
     else:
-        of = f"{'nothing' if what == 'run' else f'no {what}'} to do"
-    click.echo(f"{plan.suite.name}: {of}, in {plan.suite.runs_directory}")
-    with lines_or_bars(console, plain=not total) as shown:
+        to_do = f"no {kind} to do"
+    click.echo(f"{plan.suite.name}: {to_do}, in {plan.suite.runs_directory}")
+    with lines_or_bars(verbatim_console(), plain=not total) as console:
         try:
-            progress = SuiteProgress(shown, total)
-            run_all(plan, at_a_time, progress, ended, workers, pages=wanted.pages, idle=wanted.idle)
+            progress = SuiteProgress(console, total)
+            run_all(plan, at_a_time, progress, ended, options.workers, pages=options.pages, idle=options.idle)
         except KeyboardInterrupt:
             return False
     return True
+
+
+def _share(at_a_time: int, workers: str | None) -> str:
+    """What each of the runs that work side by side has of the machine: ``2 workers of 1 thread``."""
+    of_threads = counted(threads(at_a_time, workers), "thread")
+    if workers is None:
+        return of_threads
+    number = processes(workers)
+    if workers == str(number):
+        return f"{counted(number, 'worker')} of {of_threads}"
+    return f"{of_threads} for its workers"
 
 
 def _judge(plan: SuitePlan) -> None:
@@ -243,61 +274,73 @@ def _judge(plan: SuitePlan) -> None:
                 warn(f"{run.name} is not judged: {error} Try again with: {command}")
 
 
-def _show_cost(plan: SuitePlan, wanted: _Wanted) -> None:
+def _show_cost(plan: SuitePlan, options: _Options) -> None:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
         return
     if choose is not None:
         click.echo(how_chosen(choose, plan.choices))
-    choosing, table = len(plan.choosing.left), len(plan.left) + plan.num_waiting
-    runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
-    seconds, at_a_time = seconds_left(plan), wanted.at_a_time(plan, choosing + table)
+    num_choosing = len(plan.choosing.left)
+    num_table = len(plan.left) + plan.num_waiting
+    runs = counted(num_table, "run")
+    if num_choosing:
+        runs = f"{counted(num_choosing, 'choice run')} and {runs}"
+    seconds = seconds_left(plan)
     if seconds is None:
         advice = "no run has finished here yet; the key seconds_per_round of the suite may say what one costs"
         click.echo(f"cost: {runs} to do; {advice}")
-    elif choosing + table:
-        beside = f", {duration(seconds / at_a_time)} with {at_a_time} at a time" if at_a_time > 1 else ""
-        click.echo(f"cost: {runs} to do, about {duration(seconds)} of one process{beside}")
+    elif num_choosing + num_table:
+        cost = f"cost: {runs} to do, about {duration(seconds)} of one process"
+        at_a_time = options.at_a_time(plan, num_choosing + num_table)
+        if at_a_time > 1:
+            cost += f", {duration(seconds / at_a_time)} with {at_a_time} at a time"
+        click.echo(cost)
 
 
-def _show_and_write(plan: SuitePlan, wanted: _Wanted, ended: Sequence[SuiteRun] = ()) -> None:
+def _show_and_write(plan: SuitePlan, options: _Options, ended: Sequence[SuiteRun] = ()) -> None:
     summary = summarise(plan, ended)
     folder = write_tables(summary)
     click.echo(f"\n{markdown(summary)}")
     click.echo(f"tables: {folder}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
-    wanted.show(read_json(plan.suite.directory / SUITE))
+    options.show(read_json(plan.suite.directory / SUITE))
 
 
-def _show_plan(plan: SuitePlan, wanted: _Wanted) -> None:
+def _show_plan(plan: SuitePlan, options: _Options) -> None:
     for line in plan_lines(plan):
         click.echo(line)
-    if left := (*plan.choosing.left, *plan.left):
-        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], wanted.workers)])}")
-    _show_cost(plan, wanted)
-    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_waiting, "run")
+    left = (*plan.choosing.left, *plan.left)
+    if left:
+        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], options.workers)])}")
+    _show_cost(plan, options)
+    cells = counted(len(plan.cells), "cell")
+    runs = counted(len(left) + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
-
-    def described(runs: SuitePlan) -> list[dict[str, Any]]:
-        left = {run.directory for run in runs.left}
-        return [
-            {
-                "run": run.name,
-                "state": run.state,
-                "directory": str(run.directory),
-                "command": ["calfat", *command(plan, run, wanted.workers)] if run.directory in left else None,
-            }
-            for run in runs.runs
-        ]
-
-    skipped = {cell.name: cell.skipped for cell in plan.cells if cell.skipped}
-    content = {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": described(plan), "skipped": skipped}
+    content = {
+        "file": plan.suite.document.file,
+        "cells": len(plan.cells),
+        "runs": _runs_as_json(plan, options),
+        "skipped": {cell.name: cell.skipped for cell in plan.cells if cell.skipped},
+    }
     if plan.choices:
-        waiting = {"waiting": list(plan.waiting), "seconds_left": seconds_left(plan)}
-        content |= {"choice_runs": described(plan.choosing), **waiting}
-    wanted.show(content)
+        content["choice_runs"] = _runs_as_json(plan.choosing, options)
+        content["waiting"] = list(plan.waiting)
+        content["seconds_left"] = seconds_left(plan)
+    options.show(content)
+
+
+def _runs_as_json(plan: SuitePlan, options: _Options) -> list[dict[str, Any]]:
+    """All runs of a plan, and the command of each that is to be run."""
+    to_do = {run.directory for run in plan.left}
+    described = []
+    for run in plan.runs:
+        words = None
+        if run.directory in to_do:
+            words = ["calfat", *command(plan, run, options.workers)]
+        described.append({"run": run.name, "state": run.state, "directory": str(run.directory), "command": words})
+    return described
 
 
 def _seeds(text: str) -> list[int]:

@@ -24,7 +24,9 @@ class SuiteProgress(SuiteObserver):
     """Shows a suite of ``total`` runs on a console."""
 
     def __init__(self, console: Quiet, total: int) -> None:
-        self._console, self._total, self._pace = console, total, Pace()
+        self._console = console
+        self._total = total
+        self._pace = Pace()
         console.patience -= 5  # a run's own lines come as seldom, and none of them shall come just too early
         self._ended = 0
         self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
@@ -37,7 +39,10 @@ class SuiteProgress(SuiteObserver):
 
     def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:
         self._rounds[run.name] = round, num_rounds
-        self.run_said(run, f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else ""))
+        text = f"round {round}/{num_rounds}"
+        if eta:
+            text += f"  ETA {eta}"
+        self.run_said(run, text)
         self._show_whole()
 
     def run_said(self, run: SuiteRun, line: str) -> None:
@@ -49,11 +54,13 @@ class SuiteProgress(SuiteObserver):
         self._console.at(run.name, done, total, lambda: line)
 
     def run_ended(self, run: SuiteRun) -> None:
-        name, width = run.name, len(str(self._total))
+        name = run.name
+        width = len(str(self._total))
         self._ended += 1
         text = f"[{self._ended:>{width}}/{self._total}] {name}: {run.state}"
         if run.seconds:
-            text += f" {'in' if run.state == 'finished' else 'after'} {clock(run.seconds)}"
+            when = "in" if run.state == "finished" else "after"
+            text += f" {when} {clock(run.seconds)}"
         if run.message:
             text += f": {run.message}"
         if run.state in ("failed", "lost"):
@@ -80,5 +87,7 @@ def plan_lines(plan: SuitePlan) -> Iterable[str]:
         elif cell.name not in plan.selected:
             yield f"{'left out':<10}  {cell.name}: --only does not select it"
         elif cell.name in plan.waiting:
-            seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
+            seeds = f"seed {plan.seeds[0]}"
+            if len(plan.seeds) > 1:
+                seeds = f"seeds {', '.join(map(str, plan.seeds))}"
             yield f"{'waiting':<10}  {cell.name}, {seeds}: until its values are chosen"

@@ -86,8 +86,9 @@ class SuiteRun:
     @property
     def name(self) -> str:
         """``CIFAR-10/CalFAT seed 0``; of a choice run ``CIFAR-10/CalFAT, learning_rate 0.05, seed 100``."""
-        tried = self.cell.tried
-        return f"{self.cell.name}, {tried}, seed {self.seed}" if tried else f"{self.cell.name} seed {self.seed}"
+        if self.cell.tried:
+            return f"{self.cell.name}, {self.cell.tried}, seed {self.seed}"
+        return f"{self.cell.name} seed {self.seed}"
 
     @property
     def output(self) -> Path:
@@ -113,7 +114,9 @@ class SuiteRun:
         """What ``calfat trust`` says of its model; empty where it was not asked, None where it was of another model."""
         if self.state == "lost" or not self.has_numbers:
             return ""
-        return verdict_of(self.directory, self.experiment) if self.recorded is None else self.recorded.verdict
+        if self.recorded is not None:
+            return self.recorded.verdict
+        return verdict_of(self.directory, self.experiment)
 
     def value(self, metric: str) -> float | None:
         """What was measured: an accuracy, also by the release's convention or of the worst, or a plugin's figure.
@@ -124,7 +127,9 @@ class SuiteRun:
             return 0.0
         if evaluator_of(metric) == WORST_CASE and not self._worst_case_is_of_the_suite:
             return None
-        return measured(self.results, metric) if self.recorded is None else self.recorded.values.get(metric)
+        if self.recorded is not None:
+            return self.recorded.values.get(metric)
+        return measured(self.results, metric)
 
     @property
     def _worst_case_is_of_the_suite(self) -> bool:
@@ -132,10 +137,13 @@ class SuiteRun:
 
         It has one label whatever the attacks are, and numbers over other attacks do not belong into one mean.
         """
-        asked = {pick.label for pick in self.experiment.evaluators}
-        evaluations = self.results.get("evaluations", ())
-        attacks = [row["settings"].get("attacks", ()) for row in evaluations if row["label"] == WORST_CASE]
-        return not self.lacks and all(label in asked for labels in attacks for label in labels)
+        if self.lacks:
+            return False
+        of_the_suite = {pick.label for pick in self.experiment.evaluators}
+        for row in self.results.get("evaluations", ()):
+            if row["label"] == WORST_CASE and not of_the_suite.issuperset(row["settings"].get("attacks", ())):
+                return False
+        return True
 
     def num_examples(self, metric: str) -> int | None:
         return examples_of(self.results, metric)
@@ -152,38 +160,47 @@ class SuiteRun:
 
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
     """The runs with their states as they are now: another process may have changed them since the plan was made."""
-    rows = {} if record is None else read_record(record)
-    digests: dict[int, Digests] = {}  # by experiment, which the seeds of a cell share
-    found, changed = [], []
+    rows: Mapping[Key, Recorded] = {}
+    if record is not None:
+        rows = read_record(record)
+    digests_of: dict[int, Digests] = {}  # by experiment, which the seeds of a cell share
+
+    def digests(run: SuiteRun) -> Digests:
+        if id(run.experiment) not in digests_of:
+            digests_of[id(run.experiment)] = Digests.of(run.experiment)
+        return digests_of[id(run.experiment)]
+
+    runs_now = []
+    changed = []
     for run in runs:
-        lost_with, row, place = _mark(run)[0], rows.get(run.key), id(run.experiment)
-        if (lost_with or row) and place not in digests:
-            digests[place] = Digests.of(run.experiment)
-        if lost_with and digests[place].added_since(lost_with) is not None:
-            found.append(dataclasses.replace(run, recorded=None, lacks=(), state="lost"))
-            continue
-        if row is None or RunDirectory(run.directory).recipe.exists():
+        lost_with, _ = _mark(run)
+        row = rows.get(run.key)
+        if lost_with and digests(run).added_since(lost_with) is not None:
+            runs_now.append(dataclasses.replace(run, recorded=None, lacks=(), state="lost"))
+        elif row is None or RunDirectory(run.directory).recipe.exists():
             state, change, lacks = _state(run)
-            found.append(dataclasses.replace(run, recorded=None, lacks=lacks, state=state))
-            changed += [f"{run.directory}: {change}"] if change else []
-            continue
-        added = digests[place].added_since(row.recipe)
-        if added is None:
-            raise RunError(
-                f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} "
-                f"then, {digests[place].now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or "
-                "remove that row to run it again."
-            )
-        found.append(dataclasses.replace(run, recorded=row.without(added), lacks=added, state=row.state))
+            runs_now.append(dataclasses.replace(run, recorded=None, lacks=lacks, state=state))
+            if change:
+                changed.append(f"{run.directory}: {change}")
+        else:
+            added = digests(run).added_since(row.recipe)
+            if added is None:
+                raise RunError(
+                    f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe "
+                    f"{row.recipe} then, {digests(run).now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo "
+                    "the change, or remove that row to run it again."
+                )
+            runs_now.append(dataclasses.replace(run, recorded=row.without(added), lacks=added, state=row.state))
     if changed:
-        more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        lines = changed[:_SHOWN]
+        if len(changed) > _SHOWN:
+            lines.append(f"and {len(changed) - _SHOWN} more")
         raise RunError(
             "these runs were started with a recipe that differs from the suite's current one:\n  "
-            + "\n  ".join(changed[:_SHOWN])
-            + more
+            + "\n  ".join(lines)
             + "\nUndo the change, or move these directories away to run the cells again."
         )
-    return tuple(found)
+    return tuple(runs_now)
 
 
 def mark_lost(run: SuiteRun, reason: str) -> None:
@@ -193,7 +210,10 @@ def mark_lost(run: SuiteRun, reason: str) -> None:
 
 def why_lost(run: SuiteRun) -> str:
     """The error of a run that was lost."""
-    return "it is so in the suite's record" if run.recorded is not None else _mark(run)[1]
+    if run.recorded is not None:
+        return "it is so in the suite's record"
+    _, reason = _mark(run)
+    return reason
 
 
 def _mark(run: SuiteRun) -> tuple[str, str]:
@@ -206,7 +226,9 @@ def _mark(run: SuiteRun) -> tuple[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return "", ""
     first, _, reason = text.partition("\n")
-    return (first.removeprefix(_LOST_WITH), reason.strip()) if first.startswith(_LOST_WITH) else ("", "")
+    if not first.startswith(_LOST_WITH):
+        return "", ""
+    return first.removeprefix(_LOST_WITH), reason.strip()
 
 
 def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
@@ -222,22 +244,26 @@ def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
     section, _, key = SEED_KEY.partition(".")
     now[section][key] = run.seed
     keys = same_but_rounds(then, now)
-    asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
-    if asked < done:
-        keys = [*dict.fromkeys((*keys, "train_args.comm_round"))]
-    patience, patience_then = (recipe["train_args"].get("patience") for recipe in (now, then))
+    rounds = now["train_args"]["comm_round"]
+    rounds_then = then["train_args"]["comm_round"]
+    if rounds < rounds_then:
+        keys = list(dict.fromkeys((*keys, "train_args.comm_round")))
+    patience = now["train_args"].get("patience")
+    patience_then = then["train_args"].get("patience")
     if patience is not None and (patience_then is None or patience < patience_then):
         keys = [*keys, "train_args.patience"]  # with less of it the run might have stopped earlier
     if keys:
         return "unfinished", changes(then, now, keys, "then"), ()
-    goes_further = asked > done
+    goes_further = rounds > rounds_then
     if patience_then is not None and "stopped_early" in read_json(directory.results):
         goes_further |= is_more_patient(patience, patience_then)
     if not directory.finished or goes_further:
         return "unfinished", "", ()
     measured_then = evaluators_of(then)
     lacks = tuple(label for label in evaluators_of(now) if label not in measured_then)
-    return ("unmeasured" if lacks else "finished"), "", lacks
+    if lacks:
+        return "unmeasured", "", lacks
+    return "finished", "", ()
 
 
 @lru_cache(1024)

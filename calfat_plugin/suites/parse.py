@@ -67,16 +67,20 @@ class Suite(SuiteFile):
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Changes that all cells share, without the plugin files, which the base document has."""
-        return tuple(each for each in self.settings_at("set") if not within(each.key, dotted(PLUGINS)))
+        return tuple(setting for setting in self.settings_at("set") if not within(setting.key, dotted(PLUGINS)))
 
     @property
     def tried(self) -> Grid:
         """What every cell tries; empty where the suite chooses nothing."""
-        grid, place = {} if self.choose is None else self.choose.grid, self.document.place
-        return {
-            key: tuple(Setting(key, value, place(("choose", "grid", key, n))) for n, value in enumerate(values))
-            for key, values in grid.items()
-        }
+        grid: dict[str, tuple[Setting, ...]] = {}
+        if self.choose is None:
+            return grid
+        for key, values in self.choose.grid.items():
+            settings = []
+            for number, value in enumerate(values):
+                settings.append(Setting(key, value, self.document.place(("choose", "grid", key, number))))
+            grid[key] = tuple(settings)
+        return grid
 
     def settings_at(self, *at: str) -> tuple[Setting, ...]:
         """The changes of ``set``, of ``choose.set``, or of a label of an axis."""
@@ -85,8 +89,10 @@ class Suite(SuiteFile):
 
     def settings_of(self, labels: Iterable[str]) -> tuple[Setting, ...]:
         """The changes of the cell with these labels, in order: those of all cells, then those of each axis."""
-        of_axes = (self.settings_at("axes", *at) for at in zip(self.axes, labels, strict=True))
-        return (*self.settings, *(setting for changes in of_axes for setting in changes))
+        settings = list(self.settings)
+        for axis, label in zip(self.axes, labels, strict=True):
+            settings += self.settings_at("axes", axis, label)
+        return tuple(settings)
 
 
 def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record: Path | None = None) -> Suite:
@@ -98,8 +104,9 @@ def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record
         suite = SuiteFile.model_validate(document.data)
     except ValidationError as error:
         raise _first_of(error, document) from None
-    beside = Path(os.path.normpath(Path(document.file).parent / suite.base))
-    base = beside if beside.exists() else shipped_files().get(suite.base, beside)
+    base = Path(os.path.normpath(Path(document.file).parent / suite.base))
+    if not base.exists():
+        base = shipped_files().get(suite.base, base)
     try:
         base_document = read_document(base)
     except RecipeError as error:
@@ -108,13 +115,18 @@ def load_suite(file: str | Path | Document, plugins: Iterable[Path] = (), record
         if within(key, dotted(PLUGINS)):  # the registry is made of the base recipe
             base_document = base_document.with_value(tuple(key.split(".")), value, document.place(("set", key)))
     name = Path(document.file).stem
-    beside_it = {"document": document, "base_document": with_plugins(base_document, plugins), "record": record}
-    return Suite.model_construct(**{**dict(suite), "title": suite.title or name, "name": name, **beside_it})
+    content = dict(suite)
+    content["title"] = suite.title or name
+    content["name"] = name
+    content["document"] = document
+    content["base_document"] = with_plugins(base_document, plugins)
+    content["record"] = record
+    return Suite.model_construct(**content)  # it has been checked above
 
 
 def _first_of(error: ValidationError, document: Document) -> RecipeError:
     """pydantic's first finding, a misspelt key before what is missing for it, with its place."""
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    first = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     at = tuple(step for step in first["loc"] if step != "[key]")
     fields = _SECTIONS.get(at[0] if len(at) > 1 else None, SuiteFile).model_fields
     cause = first.get("ctx", {}).get("error")
@@ -123,8 +135,11 @@ def _first_of(error: ValidationError, document: Document) -> RecipeError:
     elif first["type"] == "missing":
         text = f"this key is missing. Expected: {fields[str(at[-1])].description}."
     elif cause is not None:
-        at, text = (*at, *(cause.at if isinstance(cause, AtError) else ())), str(cause)
-        text += "" if text.endswith((".", "?")) else "."
+        if isinstance(cause, AtError):
+            at = (*at, *cause.at)
+        text = str(cause)
+        if not text.endswith((".", "?")):
+            text += "."
     else:
         wanted = first["msg"].partition(" should ")[2].partition(" after ")[0]
         for theirs, ours in {r"dictionary( or instance of \w+)?": "mapping", "tuple": "list", "string": "text"}.items():

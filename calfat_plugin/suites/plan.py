@@ -48,9 +48,12 @@ class SuitePlan:
     @property
     def choosing(self) -> SuitePlan:
         """The plan of the choice runs, which come first; each seed of all cells before the next one."""
-        runs = [run for choice in self.choices.values() for run in choice.runs]
-        order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
-        return dataclasses.replace(self, runs=tuple(sorted(runs, key=lambda run: order[run.seed])), choices={})
+        runs: list[SuiteRun] = []
+        for choice in self.choices.values():
+            runs.extend(choice.runs)
+        seeds = list(dict.fromkeys(run.seed for run in runs))
+        by_seed = sorted(runs, key=lambda run: seeds.index(run.seed))
+        return dataclasses.replace(self, runs=tuple(by_seed), choices={})
 
     @property
     def num_runs(self) -> int:
@@ -81,38 +84,55 @@ def make_plan(
         if problem := suite.problem_of(selector):
             raise OptionError(f"--only: {problem}")
     _refuse_hidden_axes(suite, overrides)
-    cells = list(_cells(suite, registry, overrides))
-    _refuse_twins(suite, cells)
-    choices = {
-        cell.name: choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
-        for cell in cells
-        if suite.choose is not None and cell.experiment is not None
-    }
-    for number, cell in enumerate(cells):
-        if (choice := choices.get(cell.name)) is not None and choice.best is not None:
-            settings = (*cell.settings, *choice.best.point)
-            experiment = resolve(suite, registry, cell.name, settings, overrides)
-            cells[number] = dataclasses.replace(cell, settings=settings, experiment=experiment)
-    chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
-    ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
-    runs = [
-        SuiteRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}")
-        for seed in chosen_seeds
-        for cell in ready
-        if cell.experiment is not None
-    ]
-    selected = [cell.name for cell in cells if not only or any(matches(each, cell.labels) for each in only)]
-    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
+    written_cells = list(_cells(suite, registry, overrides))
+    _refuse_twins(suite, written_cells)
+    choices: dict[str, Tuning] = {}
+    cells = []
+    for cell in written_cells:
+        if suite.choose is not None and cell.experiment is not None:
+            choice = choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
+            choices[cell.name] = choice
+            if choice.best is not None:
+                settings = (*cell.settings, *choice.best.point)
+                experiment = resolve(suite, registry, cell.name, settings, overrides)
+                cell = dataclasses.replace(cell, settings=settings, experiment=experiment)
+        cells.append(cell)
+    seeds_to_run = suite.seeds
+    if seeds is not None:
+        seeds_to_run = tuple(seeds)
+    warnings: list[str] = []
+    for cell in cells:
+        if cell.experiment is not None:
+            warnings.extend(cell.experiment.warnings)
     return SuitePlan(
         suite=suite,
         overrides=tuple(overrides),
-        seeds=chosen_seeds,
+        seeds=seeds_to_run,
         cells=tuple(cells),
-        runs=look_again(suite.record, *runs),
-        selected=frozenset(selected),
-        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.warnings)),
+        runs=look_again(suite.record, *_runs_of_the_table(suite, cells, choices, seeds_to_run)),
+        selected=frozenset(_selected(cells, only)),
+        warnings=tuple(dict.fromkeys(warnings)),
         choices=choices,
     )
+
+
+def _runs_of_the_table(
+    suite: Suite, cells: Iterable[Cell], choices: Mapping[str, Tuning], seeds: Iterable[int]
+) -> Iterator[SuiteRun]:
+    """The runs of all cells that have no values to choose, or have chosen them; the first seed of each comes first."""
+    ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
+    for seed in seeds:
+        for cell in ready:
+            if cell.experiment is not None:
+                folder = suite.runs_directory / cell.folder / f"seed-{seed}"
+                yield SuiteRun(cell, cell.experiment, seed, folder)
+
+
+def _selected(cells: Iterable[Cell], only: Sequence[str]) -> Iterator[str]:
+    """Names of the cells that a selector picks; of all where there is none."""
+    for cell in cells:
+        if not only or any(matches(selector, cell.labels) for selector in only):
+            yield cell.name
 
 
 def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
@@ -124,16 +144,15 @@ def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     """``--set`` comes last: on what an axis sets or a cell chooses, it would make all cells or tries alike."""
     Document("--set", {}).with_overrides(overrides)  # for its complaints
-    written = {text.partition("=")[0].strip() for text in overrides}
-    settings = [
-        (f"set by the axis '{axis}' of", each)
-        for axis, labels in suite.axes.items()
-        for label in labels
-        for each in suite.settings_at("axes", axis, label)
-    ]
-    settings += [("chosen by", tried[0]) for tried in suite.tried.values()]
+    keys = {text.partition("=")[0].strip() for text in overrides}
+    settings: list[tuple[str, Setting]] = []
+    for axis, labels in suite.axes.items():
+        for label in labels:
+            settings.extend((f"set by the axis '{axis}' of", one) for one in suite.settings_at("axes", axis, label))
+    for tried in suite.tried.values():
+        settings.append(("chosen by", tried[0]))
     for how, setting in settings:
-        if any(within(setting.key, key) for key in written):
+        if any(within(setting.key, key) for key in keys):
             raise OptionError(
                 f"--set: '{setting.key}' is {how} {suite.document.file} "
                 f"({setting.place}); select cells with --only, or change the suite file."
@@ -142,20 +161,22 @@ def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
 
 def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
     for labels in suite.grid():
+        name = "/".join(labels)
         settings = suite.settings_of(labels)
-        settings += _reported(suite, "/".join(labels), settings)
-        reason = next((reason for selector, reason in suite.skip.items() if matches(selector, labels)), "")
-        experiment = None
-        if not reason:
-            experiment = resolve(suite, registry, "/".join(labels), settings, overrides)
-            if runtime_of(experiment).is_cross_silo:
-                raise RecipeError(
-                    f"{suite.document.file}: the cell '{'/'.join(labels)}' is a cross-silo run, whose parties are "
-                    "processes of their own, and a suite runs simulations: add --set "
-                    "common_args.training_type=simulation --set comm_args.backend=sp."
-                )
-            _check_metrics(suite, experiment, "/".join(labels))
-        yield Cell(labels, settings, experiment, reason)
+        settings += _reported(suite, name, settings)
+        skipped = suite.why_skipped(labels)
+        if skipped:
+            yield Cell(labels, settings, None, skipped)
+            continue
+        experiment = resolve(suite, registry, name, settings, overrides)
+        if runtime_of(experiment).is_cross_silo:
+            raise RecipeError(
+                f"{suite.document.file}: the cell '{name}' is a cross-silo run, whose parties are processes of their "
+                "own, and a suite runs simulations: add --set common_args.training_type=simulation --set "
+                "comm_args.backend=sp."
+            )
+        _check_metrics(suite, experiment, name)
+        yield Cell(labels, settings, experiment)
 
 
 def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Setting, ...]:
@@ -165,8 +186,9 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
         return ()
     published = suite.reported.percent.get(name)
     if published is None:
-        place = suite.document.place(())
-        return (Setting(_REPORTED, {}, place),) if suite.base_document.has(tuple(_REPORTED.split("."))) else ()
+        if not suite.base_document.has(tuple(_REPORTED.split("."))):
+            return ()
+        return (Setting(_REPORTED, {}, suite.document.place(())),)
     percent = {label: number for label, number in published.percent.items() if evaluator_of(label) == label}
     place = suite.document.place(("reported", "percent", name))
     return (Setting(_REPORTED, {"source": suite.reported.source_of(name), **percent}, place),)
@@ -184,41 +206,44 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
     measured = [*accuracies, *experiment.final_metrics]
     published = {label for cell in suite.reported.percent.values() for label in cell.percent}
     for label in suite.metrics:
-        before, _, worst = label.rpartition(":")
+        before, _, part = label.rpartition(":")  # of pgd20:worst-class
         evaluator = evaluator_of(label)
         if label in measured:
             if label in published and label not in accuracies:
                 what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
                 refuse(("reported",), what)
-        elif before in accuracies and worst not in BESIDE:
+        elif before in accuracies and part not in BESIDE:
             refuse(
                 ("metrics",), f"got '{label}'; after the evaluator '{before}' and a colon, expected {listed(BESIDE)}."
             )
-        elif worst in FREQUENCY and not experiment.partition.entry.long_tailed:
+        elif part in FREQUENCY and not experiment.partition.entry.long_tailed:
             what = f"'{label}' is of a long tail, data_args.partition_method: longtail."
             refuse(("metrics",), f"{what} Remove it, or take that partition in every cell.")
         elif evaluator not in accuracies:
             what = f"'{evaluator}' is not among what is measured: {listed(measured)}. Every cell has to measure it: "
             refuse(("metrics",), f"{what}add it to calfat.evaluators, or remove it here.")
-    for label in suite.compare.metrics if suite.compare is not None else ():
+    if suite.compare is None:
+        return
+    for label in suite.compare.metrics:
         if label in measured and label not in accuracies:
-            what = f"'{label}' is no accuracy, which is wanted here."
+            what = f"'{label}' is no accuracy, and only accuracies are compared."
             refuse(("compare", "metrics"), f"{what} Name the metric of an evaluator: {listed(accuracies)}.")
 
 
 def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
     """Two labels for one and the same run are a slip of the pen, and would count one result twice."""
-    seen: dict[str, str] = {}
+    cell_of_recipe: dict[str, str] = {}
     for cell in cells:
-        if cell.experiment is not None:
-            written = cell.experiment.as_run()
-            written["calfat"].pop("reported")  # changes no run
-            key = json.dumps(written, sort_keys=True, default=str)
-            other = seen.setdefault(key, cell.name)
-            if other != cell.name:
-                raise suite.document.error(
-                    ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
-                )
+        if cell.experiment is None:
+            continue
+        as_run = cell.experiment.as_run()
+        as_run["calfat"].pop("reported")  # changes no run
+        recipe = json.dumps(as_run, sort_keys=True, default=str)
+        other = cell_of_recipe.setdefault(recipe, cell.name)
+        if other != cell.name:
+            raise suite.document.error(
+                ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
+            )
 
 
 # --- what is left will cost -------------------------------------------------------------------------------------------
@@ -230,23 +255,24 @@ def seconds_left(plan: SuitePlan) -> float | None:
     A round costs what it did in the runs that finished here.
     """
     choosing = plan.choosing
-    here = (run for run in (*choosing.runs, *plan.runs) if run.state == "finished" and run.recorded is None)
-    rates = []
-    for run in here:
-        results = read_results(RunDirectory(run.directory).results)
-        rounds_done = results.get("rounds") or run.experiment.num_rounds  # fewer where training stopped early
-        rates.append(float(results.get("seconds") or 0) / rounds_done)
-    rate = sum(rates) / len(rates) if rates else plan.suite.seconds_per_round
-    if rate is None:
+    measured = []
+    for run in (*choosing.runs, *plan.runs):
+        if run.state == "finished" and run.recorded is None:
+            results = read_results(RunDirectory(run.directory).results)
+            rounds_done = results.get("rounds") or run.experiment.num_rounds  # fewer where training stopped early
+            measured.append(float(results.get("seconds") or 0) / rounds_done)
+    seconds_per_round = plan.suite.seconds_per_round
+    if measured:
+        seconds_per_round = sum(measured) / len(measured)
+    if seconds_per_round is None:
         return None
-    left = (*choosing.left, *plan.left)
-    rounds = sum(run.experiment.num_rounds - len(read_rounds(RunDirectory(run.directory).rounds)) for run in left)
+    rounds = 0
+    for run in (*choosing.left, *plan.left):
+        rounds += run.experiment.num_rounds - len(read_rounds(RunDirectory(run.directory).rounds))
     for cell in plan.cells:
-        choice = plan.choices.get(cell.name)
-        waits = choice is not None and choice.open
-        if waits and cell.experiment is not None and cell.name in plan.selected:
+        if cell.experiment is not None and cell.name in plan.selected.intersection(plan.waiting):
             rounds += len(plan.seeds) * cell.experiment.num_rounds
-    return rate * rounds
+    return seconds_per_round * rounds
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -254,13 +280,14 @@ def seconds_left(plan: SuitePlan) -> float | None:
 
 def fetch(plan: SuitePlan) -> Iterator[str]:
     """Read every data set that the runs to do need, downloading what is missing and offered for download."""
-    done = set()
+    read = set()
     for run in (*plan.choosing.left, *plan.left):
-        experiment, pick = run.experiment, run.experiment.dataset
+        experiment = run.experiment
+        pick = experiment.dataset
         key = (pick.name, experiment.data.data_cache_dir, repr(pick.options))
-        if key in done:
+        if key in read:
             continue
-        done.add(key)
+        read.add(key)
         if any(info.name == "download" for info in describe_options(pick.entry.config)):
             pick = dataclasses.replace(pick, options=dataclasses.replace(pick.options, download=True))
         dataset = dataclasses.replace(experiment, dataset=pick).load_dataset()

@@ -9,11 +9,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
-from typing import IO, TextIO
+from typing import IO, Any, Literal, TextIO
 
 from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, read_json, refuse_link
@@ -69,8 +69,11 @@ def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[
     for file in run.experiment.plugins.values():
         words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
-    words += ["--workers", workers] if workers else []
-    return words if run.state == "new" else [*words, "--resume"]
+    if workers:
+        words += ["--workers", workers]
+    if run.state != "new":
+        words.append("--resume")
+    return words
 
 
 def run_all(
@@ -170,8 +173,11 @@ class _Pool:
                 self._end(run.ended("elsewhere", "another process is writing it"))
                 return
             (run,) = look_again(self.plan.suite.record, run)
-            if run.state == "finished" or run.state == "lost":
-                self._end(run.ended(run.state, why_lost(run) if run.state == "lost" else ""))
+            if run.state == "finished":
+                self._end(run.ended("finished"))
+                return
+            if run.state == "lost":
+                self._end(run.ended("lost", why_lost(run)))
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             words = [*command(self.plan, run, self.workers), "--plain"]
@@ -226,7 +232,8 @@ class _Pool:
 
     def _is_free(self, run: SuiteRun) -> bool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
-        directory, deadline = RunDirectory(run.directory), time.monotonic() + ORPHAN_SECONDS
+        directory = RunDirectory(run.directory)
+        deadline = time.monotonic() + ORPHAN_SECONDS
         while directory.busy:
             if time.monotonic() > deadline or self._stop_requests:
                 return False
@@ -248,7 +255,8 @@ class _Pool:
         self.free.append(child.slot)
         child.process.join()
         state: State = "finished"
-        message, code = "", child.process.exitcode
+        message = ""
+        code = child.process.exitcode
         assert code is not None  # it has ended
         if code == _INTERRUPTED:
             state, message = "interrupted", "someone else stopped it"
@@ -281,35 +289,60 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     """
     if suite.record is None:
         return
-    rows, before = {}, read_record(suite.record)
+    rows = {}
+    earlier_rows = read_record(suite.record)
     for run in look_again(suite.record, *runs):
         if run.recorded is None and run.state in ("finished", "lost"):
-            results = read_results(RunDirectory(run.directory).results) if run.state == "finished" else {}
-            values: dict[str, float | None] = {}
-            if run.cell.tried and suite.choose is not None:
-                values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
-            elif run.state == "finished":
-                published = suite.reported.percent.get(run.cell.name)
-                release = () if published is None else map(release_of, published.percent)
-                measured_run = replace(run, results=results)
-                values = {metric: measured_run.value(metric) for metric in (*suite.metrics, *release)}
-            recipe, environment = digest(run.experiment), read_json(RunDirectory(run.directory).environment)
-            row = before.get(run.key)
-            if row is None or (row.state, row.recipe) != (run.state, recipe):
-                row = Recorded(run.state, recipe, {}, processor=processor())
-            if computed_on := environment.get("gpu") or environment.get("processor"):
-                arithmetic = environment.get("precision", "fp32")  # where the recipe says auto, machines differ in it
-                row = replace(row, processor=computed_on + (f", {arithmetic}" if arithmetic != "fp32" else ""))
-            rows[run.key] = Recorded(
-                state=run.state,
-                recipe=recipe,
-                values={name: value for name, value in values.items() if value is not None},
-                seconds=f"{results['seconds']:.1f}" if results else "",
-                processor=row.processor,
-                calfat_plugin=results.get("calfat_plugin") or row.calfat_plugin,
-                verdict="" if run.cell.tried else run.verdict or "",
-            )
+            rows[run.key] = _row_of(suite, run, earlier_rows.get(run.key))
     add_to_record(suite.record, rows)
+
+
+def _row_of(suite: Suite, run: SuiteRun, earlier: Recorded | None) -> Recorded:
+    """The row of a run that was finished or lost; its ``earlier`` row says what its files do not."""
+    state: Literal["finished", "lost"] = "lost"
+    results: Mapping[str, Any] = {}
+    seconds = ""
+    if run.state == "finished":
+        state = "finished"
+        results = read_results(RunDirectory(run.directory).results)
+    if results:
+        seconds = f"{results['seconds']:.1f}"
+    recipe = digest(run.experiment)
+    if earlier is None or (earlier.state, earlier.recipe) != (state, recipe):
+        earlier = Recorded(state, recipe, {}, processor=processor())
+    return Recorded(
+        state=state,
+        recipe=recipe,
+        values=_values_of(suite, run, results),
+        seconds=seconds,
+        processor=_computed_on(run) or earlier.processor,
+        calfat_plugin=results.get("calfat_plugin") or earlier.calfat_plugin,
+        verdict="" if run.cell.tried else run.verdict or "",
+    )
+
+
+def _values_of(suite: Suite, run: SuiteRun, results: Mapping[str, Any]) -> dict[str, float]:
+    """Metric to what a run measured; nothing of a lost run of the table."""
+    values: dict[str, float | None] = {}
+    if run.cell.tried and suite.choose is not None:
+        values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
+    elif run.state == "finished":
+        metrics = list(suite.metrics)
+        if run.cell.name in suite.reported.percent:  # published numbers are compared with the release's accuracy
+            metrics += [release_of(metric) for metric in suite.reported.percent[run.cell.name].percent]
+        with_results = replace(run, results=results)
+        values = {metric: with_results.value(metric) for metric in metrics}
+    return {metric: value for metric, value in values.items() if value is not None}
+
+
+def _computed_on(run: SuiteRun) -> str:
+    """GPU or processor of a run, and its arithmetic unless that is fp32; empty where its files do not say."""
+    environment = read_json(RunDirectory(run.directory).environment)
+    name: str = environment.get("gpu") or environment.get("processor") or ""
+    arithmetic = environment.get("precision", "fp32")  # where the recipe says auto, machines differ in it
+    if name and arithmetic != "fp32":
+        return f"{name}, {arithmetic}"
+    return name
 
 
 @contextmanager
@@ -333,12 +366,15 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     for line in reversed(lines):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    said = [line.strip() for line in lines if line.strip()]
-    exceptions = [line for line in said if _EXCEPTION.match(line)]
-    last = (exceptions or said or [""])[-1]
-    how = f"{last} ({ending(code)})" if last else ending(code)
+    printed = [line.strip() for line in lines if line.strip()]
+    exceptions = [line for line in printed if _EXCEPTION.match(line)]
+    text = ending(code)
+    for line in (exceptions or printed)[-1:]:
+        text = f"{line} ({text})"
     cause = likely_cause(code)
-    return f"{how}. {cause}" if cause else how
+    if cause:
+        text += f". {cause}"
+    return text
 
 
 # --- shares of the machine --------------------------------------------------------------------------------------------
@@ -351,14 +387,19 @@ def default_jobs(plan: SuitePlan, workers: str | None = None) -> int:
     """
     if workers == AUTO:
         return 1
-    if any(cell.experiment is not None and cell.experiment.device.using_gpu for cell in plan.cells):
-        return 1 if workers else max(1, len(_gpus()))
-    return max(1, cores() // processes(workers))
+    on_gpus = any(cell.experiment is not None and cell.experiment.device.using_gpu for cell in plan.cells)
+    if not on_gpus:
+        return max(1, cores() // processes(workers))
+    if workers:
+        return 1
+    return max(1, len(_gpus()))
 
 
 def processes(workers: str | None) -> int:
     """How many processes of a run compute at a time, where it is known before the run starts; else 1."""
-    return (asked_workers(workers) if workers else None) or 1
+    if not workers:
+        return 1
+    return asked_workers(workers) or 1
 
 
 def cores() -> int:

@@ -60,16 +60,17 @@ def matches(selector: str, labels: tuple[str, ...]) -> bool:
 
     Case does not matter.
     """
-    parts = [part.strip().lower() for part in selector.split("/")]
-    found = [label.lower() for label in labels]
-    if len(parts) == 1:
-        return any(fnmatch.fnmatchcase(label, parts[0]) for label in found)
-    return len(parts) == len(found) and all(map(fnmatch.fnmatchcase, found, parts))
+    patterns = [part.strip().lower() for part in selector.split("/")]
+    in_lower_case = [label.lower() for label in labels]
+    if len(patterns) == 1:
+        return any(fnmatch.fnmatchcase(label, patterns[0]) for label in in_lower_case)
+    return len(patterns) == len(labels) and all(map(fnmatch.fnmatchcase, in_lower_case, patterns))
 
 
 def _checked_changes(changes: dict[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
-        if len(steps := key.split(".")) < 2 or not all(steps):
+        steps = key.split(".")
+        if len(steps) < 2 or not all(steps):
             what = "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
             raise AtError((key,), what)
         if key == SEED_KEY:
@@ -109,7 +110,8 @@ def _checked_label(label: str) -> str:
 def _different_folders(labels: dict[str, Any]) -> dict[str, Any]:
     folders: dict[str, str] = {}
     for label in labels:
-        if (other := folders.setdefault(slug(label), label)) != label:
+        other = folders.setdefault(slug(label), label)
+        if other != label:
             raise AtError((label,), f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
     return labels
 
@@ -124,9 +126,11 @@ def _with_headings(raw: Any) -> Any:
 
 
 def _averaged(raw: Any) -> tuple[str, ...]:
-    mean = re.fullmatch(r"mean\((.*)\)", raw.strip()) if isinstance(raw, str) else None
-    labels = [label.strip() for label in (mean[1].split(",") if mean else [str(raw)])]
-    if not isinstance(raw, str) or not all(labels) or len(set(labels)) < len(labels):
+    labels: list[str] = []
+    if isinstance(raw, str):
+        mean = re.fullmatch(r"mean\((.*)\)", raw.strip())
+        labels = [label.strip() for label in mean[1].split(",")] if mean else [raw.strip()]
+    if not labels or not all(labels) or len(set(labels)) < len(labels):
         raise ValueError(f"got {describe(raw)}, expected an evaluator such as pgd20, or mean(natural, pgd20).")
     return tuple(labels)
 
@@ -174,7 +178,8 @@ class Choose(Section):
                 if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                     what = f"the grid tries {describe(value)}, and only numbers above 0 have a next one; remove either."
                     raise AtError(("extend", key), what)
-        if (tries := math.prod(map(len, self.grid.values()))) > MOST_TRIES:
+        tries = math.prod(map(len, self.grid.values()))
+        if tries > MOST_TRIES:
             raise AtError(
                 (), f"each cell would make {tries} tries, at most {MOST_TRIES} are allowed; leave out values."
             )
@@ -211,7 +216,9 @@ class Reported(Section):
 
     def source_of(self, cell: str) -> str | None:
         """Where the numbers of a cell are published; None where it has none."""
-        return (self.percent[cell].source or self.source) if cell in self.percent else None
+        if cell not in self.percent:
+            return None
+        return self.percent[cell].source or self.source
 
 
 class SuiteFile(Section):
@@ -232,14 +239,25 @@ class SuiteFile(Section):
         """The labels of every cell, the last axis running fastest."""
         return list(itertools.product(*self.axes.values()))
 
+    def why_skipped(self, labels: tuple[str, ...]) -> str:
+        """Why the cell with these labels is not run; empty where it is."""
+        for selector, reason in self.skip.items():
+            if matches(selector, labels):
+                return reason
+        return ""
+
     def problem_of(self, selector: str) -> str:
         """What is wrong with a selector that matches no cell; empty when it matches one."""
-        cells = self.grid()
-        if any(matches(selector, labels) for labels in cells):
+        if any(matches(selector, labels) for labels in self.grid()):
             return ""
-        labels, form = self._labels(), "/".join(self.axes)
-        hint = did_you_mean(selector, map("/".join, cells) if "/" in selector else labels)
-        return f"'{selector}' matches no cell.{hint or f' Cells are {form}, with the labels {listed(labels)}.'}"
+        labels = self._labels()
+        names = labels
+        if "/" in selector:
+            names = ["/".join(labels_of_cell) for labels_of_cell in self.grid()]
+        hint = did_you_mean(selector, names)
+        if not hint:
+            hint = f" Cells are {'/'.join(self.axes)}, with the labels {listed(labels)}."
+        return f"'{selector}' matches no cell.{hint}"
 
     def _labels(self) -> list[str]:
         return list(dict.fromkeys(itertools.chain(*self.axes.values())))
@@ -250,29 +268,36 @@ class SuiteFile(Section):
         if cells * len(self.seeds) > MOST_RUNS:
             what = f"{cells} cells and {len(self.seeds)} seeds are {cells * len(self.seeds)} runs"
             raise AtError(("axes",), f"{what}; at most {MOST_RUNS} are allowed. Make several suites of it.")
-        changes: list[tuple[KeyPath, str]] = [
-            (("axes", axis, label), key) for axis, of in self.axes.items() for label in of for key in of[label]
-        ]
+        of_axes: list[tuple[KeyPath, str]] = []  # where a key is changed, and the key
+        for axis, labels in self.axes.items():
+            for label, changes in labels.items():
+                of_axes += [(("axes", axis, label), key) for key in changes]
         # Later axes are applied later: one that replaces what an earlier one set would make its cells all alike.
-        for (early, before), (late, after) in itertools.combinations(changes, 2):
+        for (early, before), (late, after) in itertools.combinations(of_axes, 2):
             if early[1] != late[1] and within(before, after):
                 what = f"replaces '{before}' of {dotted(early)}; put last the axis that sets only a part of it."
                 raise AtError((*late, after), what)
-        grid, alone = ({}, {}) if self.choose is None else (self.choose.grid, self.choose.set)
-        changes += [(("choose", "set"), key) for key in alone]
-        for at, key in (*changes, *((("choose", "grid"), key) for key in grid)):
+        of_choose: list[tuple[KeyPath, str]] = []
+        grid: list[tuple[KeyPath, str]] = []
+        if self.choose is not None:
+            of_choose = [(("choose", "set"), key) for key in self.choose.set]
+            grid = [(("choose", "grid"), key) for key in self.choose.grid]
+        for at, key in (*of_axes, *of_choose, *grid):
             if within(key, dotted(PLUGINS)):
                 raise AtError((*at, key), "plugins are loaded once, for all cells; write this key under 'set'.")
-        for (at, key), tried in itertools.product([*changes, *((("set",), key) for key in self.set)], grid):
-            if within(key, tried):
-                what = f"'{key}' is given in '{dotted(at[:2])}', too; remove it in one of the two places."
-                raise AtError(("choose", "grid", tried), what)
+        of_all_cells: list[tuple[KeyPath, str]] = [(("set",), key) for key in self.set]
+        for at, key in (*of_axes, *of_choose, *of_all_cells):
+            for at_grid, tried in grid:
+                if within(key, tried):
+                    what = f"'{key}' is given in '{dotted(at[:2])}', too; remove it in one of the two places."
+                    raise AtError((*at_grid, tried), what)
         return self
 
     @model_validator(mode="after")
     def _check_names(self) -> SuiteFile:
         """Cells, rows and metrics that sections name must be there."""
-        names, no_metric = ["/".join(labels) for labels in self.grid()], "'{}' is not among the suite's metrics."
+        names = ["/".join(labels) for labels in self.grid()]
+        no_metric = "'{}' is not among the suite's metrics."
         for name, published in self.reported.percent.items():
             at: KeyPath = ("reported", "percent", name)
             _check_known(at, name, names, f"there is no cell '{name}'.")
@@ -287,23 +312,31 @@ class SuiteFile(Section):
             if one == two:
                 what = f"the heading '{one}' stands over '{label}' already; give each metric one of its own."
                 raise AtError(("metrics", other), what)
-        if (compare := self.compare) is not None:
-            _check_known(("compare", "row"), compare.row, self._labels(), f"no row has the label '{compare.row}'.")
-            if len(of := [axis for axis, labels in self.axes.items() if compare.row in labels]) > 1:
-                what = f"'{compare.row}' is a label of the axes {' and '.join(of)}; rename it in one of them."
-                raise AtError(("compare", "row"), what)
-            for metric in compare.metrics:
-                _check_known(("compare", "metrics"), metric, self.metrics, no_metric.format(metric))
-                if compare.metrics.count(metric) > 1:
-                    raise AtError(("compare", "metrics"), f"the metric '{metric}' is listed twice; keep one.")
-            if compare.level is not None and compare.robust not in compare.metrics:
-                raise AtError(("compare", "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
+        if self.compare is not None:
+            self._check_compare(self.compare)
         for selector in self.skip:
-            if problem := self.problem_of(selector):
+            problem = self.problem_of(selector)
+            if problem:
                 raise AtError(("skip", selector), problem)
         return self
+
+    def _check_compare(self, compare: Compare) -> None:
+        """The row and the metrics of planned comparisons must be there, once."""
+        _check_known(("compare", "row"), compare.row, self._labels(), f"no row has the label '{compare.row}'.")
+        axes = [axis for axis, labels in self.axes.items() if compare.row in labels]
+        if len(axes) > 1:
+            what = f"'{compare.row}' is a label of the axes {' and '.join(axes)}; rename it in one of them."
+            raise AtError(("compare", "row"), what)
+        for metric in compare.metrics:
+            what = f"'{metric}' is not among the suite's metrics."
+            _check_known(("compare", "metrics"), metric, self.metrics, what)
+            if compare.metrics.count(metric) > 1:
+                raise AtError(("compare", "metrics"), f"the metric '{metric}' is listed twice; keep one.")
+        if compare.level is not None and compare.robust not in compare.metrics:
+            raise AtError(("compare", "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
 
 
 def _check_known(at: KeyPath, name: str, known: Collection[str], complaint: str) -> None:
     if name not in known:
-        raise AtError(at, complaint + (did_you_mean(name, known) or f" Known: {listed(known)}."))
+        hint = did_you_mean(name, known) or f" Known: {listed(known)}."
+        raise AtError(at, f"{complaint}{hint}")

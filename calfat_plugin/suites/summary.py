@@ -3,7 +3,7 @@ numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from calfat_plugin.evaluators.alarms import Alarm
@@ -20,10 +20,11 @@ from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
+from calfat_plugin.suites.choice_text import choice_notes
 from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.schema import Compare
-from calfat_plugin.suites.tuning import Tuning, choice_notes
+from calfat_plugin.suites.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,11 @@ class CellSummary:
     @property
     def verdict(self) -> str:
         """``holds (seed 0)``: what ``calfat trust`` says of the first model that it was asked about; empty for none."""
-        found = ((run.verdict, run.seed) for run in self.runs)
-        return next((f"{verdict} (seed {seed})" for verdict, seed in found if verdict), "")
+        for run in self.runs:
+            verdict = run.verdict
+            if verdict:
+                return f"{verdict} (seed {run.seed})"
+        return ""
 
     @property
     def left(self) -> list[int]:
@@ -59,15 +63,20 @@ class CellSummary:
         """What the numbers alone do not say: skipped, failed, stopped, and what was tried before."""
         if self.cell.skipped:
             return [f"skipped: {self.cell.skipped}"]
-        notes = [] if self.choice is None else choice_notes(self.choice)
+        notes: list[str] = []
+        if self.choice is not None:
+            notes += choice_notes(self.choice)
         notes += [*self._lacking_notes, *self._without_number, *self._findings]
-        return notes + [
-            f"seed {run.seed} {run.state}"
-            + (", which counts as 0 in accuracies" if run.state == "lost" else "")
-            + (f": {run.message}" if run.message else "")
-            for run in self.runs
-            if run.state not in ("finished", "new", "unfinished", "unmeasured")
-        ]
+        for run in self.runs:
+            if run.state in ("finished", "new", "unfinished", "unmeasured"):
+                continue
+            note = f"seed {run.seed} {run.state}"
+            if run.state == "lost":
+                note += ", which counts as 0 in accuracies"
+            if run.message:
+                note += f": {run.message}"
+            notes.append(note)
+        return notes
 
     @property
     def _without_number(self) -> Iterator[str]:
@@ -83,16 +92,17 @@ class CellSummary:
     @property
     def _findings(self) -> Iterator[str]:
         """What runs found about their numbers, a note for each kind, in the words of the first that found it."""
-        told = {evaluator_of(label) for label, score in self.scores.items() if score.not_run}
-        found: dict[str, list[tuple[int, Alarm]]] = {}  # code to seeds and findings
+        without_number = {evaluator_of(label) for label, score in self.scores.items() if score.not_run}
+        alarms_of: dict[str, list[tuple[int, Alarm]]] = {}  # code to seeds and alarms
         for run in self.runs:
             for alarm in run.findings:
-                if alarm.code == NOT_RUN and alarm.labels and told.issuperset(alarm.labels):
-                    continue  # the note about a missing number has said it
-                found.setdefault(alarm.code, []).append((run.seed, alarm))
-        for code, alarms in found.items():
+                if alarm.code == NOT_RUN and alarm.labels and without_number.issuperset(alarm.labels):
+                    continue  # the note about a missing number says it
+                alarms_of.setdefault(alarm.code, []).append((run.seed, alarm))
+        for code, alarms in alarms_of.items():
             seeds = list(dict.fromkeys(seed for seed, _ in alarms))
-            yield f"finding {code} ({_seeds(seeds)}): {alarms[0][1].text}"
+            _, first = alarms[0]
+            yield f"finding {code} ({_seeds(seeds)}): {first.text}"
 
     @property
     def _lacking_notes(self) -> list[str]:
@@ -100,8 +110,8 @@ class CellSummary:
         notes = []
         counting = [run for run in self.runs if run.has_numbers and run.state != "lost"]
         for label, score in self.scores.items():
-            without = {*score.by_seed, *score.not_run}
-            lacking = [run for run in counting if run.seed not in without]
+            explained = {*score.by_seed, *score.not_run}  # seeds that have a number, or a note that says why not
+            lacking = [run for run in counting if run.seed not in explained]
             recorded = [run.seed for run in lacking if run.recorded is not None]
             if recorded:
                 notes.append(
@@ -144,35 +154,47 @@ class SuiteSummary:
 
 def summarise(plan: SuitePlan, ended: Iterable[SuiteRun] = ()) -> SuiteSummary:
     """Read the results of all finished runs; ``ended``: the runs of this session, as they ended."""
-    known = {run.key: run for run in ended}
+    of_this_session = {run.key: run for run in ended}
     by_cell: dict[str, list[SuiteRun]] = {cell.name: [] for cell in plan.cells}
     for planned in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
         # Another machine may have recorded the run since the plan was made.
-        run = known.get(planned.key, planned)
+        run = of_this_session.get(planned.key, planned)
         if run.state == "lost" and not run.message:
             run = replace(run, message=why_lost(run))
         if run.has_numbers and run.state != "lost" and run.recorded is None:
             run = replace(run, results=read_results(RunDirectory(run.directory).results))
         by_cell[run.cell.name].append(run)
-    cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
-    rows = {
-        row.cell.name: (row.cell.experiment.as_run(), row.scores) for row in cells if row.cell.experiment is not None
-    }
-    scores = compared_alike(rows)
-    return SuiteSummary(plan, tuple(replace(row, scores=scores.get(row.cell.name, row.scores)) for row in cells))
+    rows = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
+    comparable = {}
+    for row in rows:
+        if row.cell.experiment is not None:
+            comparable[row.cell.name] = (row.cell.experiment.as_run(), row.scores)
+    scores = compared_alike(comparable)
+    compared_rows = [replace(row, scores=scores.get(row.cell.name, row.scores)) for row in rows]
+    return SuiteSummary(plan, tuple(compared_rows))
 
 
 def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[SuiteRun]) -> CellSummary:
-    suite, by_seed = plan.suite, {run.seed: run for run in runs}
-    published = suite.reported.percent[cell.name].percent if cell.name in suite.reported.percent else {}
-    figures = () if cell.experiment is None else cell.experiment.final_metrics
-    scores = {
-        label: score_of(by_seed, label, label not in figures, published.get(label), suite.reported.tolerance.get(label))
-        for label in suite.metrics
-    }
-    waiting = plan.seeds if cell.name in plan.waiting else ()
-    source = suite.reported.source_of(cell.name)
-    return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
+    reported = plan.suite.reported
+    by_seed = {run.seed: run for run in runs}
+    published: dict[str, float] = {}
+    if cell.name in reported.percent:
+        published = reported.percent[cell.name].percent
+    figures: Collection[str] = ()
+    if cell.experiment is not None:
+        figures = cell.experiment.final_metrics
+    scores = {}
+    for label in plan.suite.metrics:
+        is_accuracy = label not in figures
+        scores[label] = score_of(by_seed, label, is_accuracy, published.get(label), reported.tolerance.get(label))
+    return CellSummary(
+        cell,
+        tuple(runs),
+        scores,
+        source=reported.source_of(cell.name),
+        choice=plan.choices.get(cell.name),
+        waiting=plan.seeds if cell.name in plan.waiting else (),
+    )
 
 
 # --- planned comparisons: the section ``compare``, one row against all others, corrected for their number -------------
@@ -210,7 +232,8 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
     A family is corrected for all comparisons that were planned, those included that cannot be made yet, but not those
     of skipped rows, which are never run.
     """
-    plan, suite = summary.suite.compare, summary.suite
+    suite = summary.suite
+    plan = suite.compare
     if plan is None:
         return
     axis = next(index for index, variants in enumerate(suite.axes.values()) if plan.row in variants)
@@ -221,29 +244,43 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
         if not row.cell.skipped:
             family[labels[axis]] = row
     for family in families.values():
-        others = [family[label] for label in family if label != plan.row] if plan.row in family else []
-        found = [_compared(suite, plan, family[plan.row], row, metric) for row in others for metric in plan.metrics]
-        adjusted = holm([each.p_value for each in found])
-        if found:
-            yield [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
+        named = family.pop(plan.row, None)
+        if named is None:
+            continue
+        uncorrected = []
+        for other in family.values():
+            uncorrected += [_compared(suite, plan, named, other, metric) for metric in plan.metrics]
+        if not uncorrected:
+            continue
+        p_values = holm([compared.p_value for compared in uncorrected])
+        yield [replace(compared, adjusted=p_value) for compared, p_value in zip(uncorrected, p_values, strict=True)]
+
+
+def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
+    """The comparison of a metric between two rows."""
+    one = _of_the_suites_seeds(suite, row, metric)
+    two = _of_the_suites_seeds(suite, other, metric)
+    p_value = None
+    why_none = ""
+    if len(one) == len(two) == len(suite.seeds):
+        p_value = paired_p_value(one, two)
+        if p_value is None:
+            why_none = TOO_FEW
+    if _lacks(suite, row, metric) or _lacks(suite, other, metric):
+        why_none = NO_VALUE
+    level = False
+    if p_value is not None and metric == plan.robust and plan.level is not None:
+        level = is_level(one, two, plan.level / 100)
+    return Compared(other, metric, paired(one, two), p_value, is_level=level, why_none=why_none)
+
+
+def _of_the_suites_seeds(suite: Suite, row: CellSummary, metric: str) -> dict[int, float]:
+    """Seed to value, of the suite's seeds alone: who may add seeds until a difference is clear finds one that is."""
+    by_seed = row.scores[metric].by_seed
+    return {seed: value for seed, value in by_seed.items() if seed in suite.seeds}
 
 
 def _lacks(suite: Suite, row: CellSummary, metric: str) -> bool:
     """Whether a finished run of a row has no number of a metric, so that a comparison will never have it."""
     finished = {run.seed for run in row.runs if run.state == "finished" and run.seed in suite.seeds}
     return not finished <= row.scores[metric].by_seed.keys()
-
-
-def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:
-    # With the suite's seeds alone: who may add seeds until a difference is clear finds one that is.
-    one, two = (
-        {seed: value for seed, value in each.scores[metric].by_seed.items() if seed in suite.seeds}
-        for each in (row, other)
-    )
-    there = all(len(of) == len(suite.seeds) for of in (one, two))
-    p_value = paired_p_value(one, two) if there else None
-    level = metric == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
-    why_none = TOO_FEW if there and p_value is None else ""
-    if any(_lacks(suite, compared, metric) for compared in (row, other)):
-        why_none = NO_VALUE
-    return Compared(other, metric, paired(one, two), p_value, is_level=p_value is not None and level, why_none=why_none)

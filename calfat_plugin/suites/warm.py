@@ -44,15 +44,16 @@ def started(program: str, words: Sequence[str], environment: Mapping[str, str]) 
     try:
         output, printed = context.Pipe(duplex=False)
         with output, printed:
-            told = (program, os.getcwd(), printed, list(words), dict(environment))
-            process = context.Process(target=_be_the_run, args=told)
+            arguments = (program, os.getcwd(), printed, list(words), dict(environment))
+            process = context.Process(target=_be_the_run, args=arguments)
             with without_program():
                 process.start()
             return process, os.fdopen(os.dup(output.fileno()), encoding="utf-8", errors="replace")
     except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "its server has ended"
         raise RunError(
-            f"a run cannot be started ({getattr(error, 'strerror', None) or 'its server has ended'}). Use fewer "
-            "--jobs, or raise the system's limits of processes and open files (ulimit -u, ulimit -n)."
+            f"a run cannot be started ({reason}). Use fewer --jobs, or raise the system's limits of processes and open "
+            "files (ulimit -u, ulimit -n)."
         ) from None
 
 
@@ -65,8 +66,9 @@ def _be_the_run(
     with printed, open(os.devnull) as nothing:
         for source, target in ((nothing, 0), (printed, 1), (printed, 2)):
             os.dup2(source.fileno(), target)
-    # New ones: those that were taken over think that they write to what they did.
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8", closefd=False) for number in (1, 2))
+    # New ones: the fork's own still belong to the files that it was started with.
+    sys.stdout = os.fdopen(1, "w", 1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
     os.environ.update(environment)
     sys.argv = ["calfat", *words]
     threading.Thread(target=_stop_without_suite, daemon=True).start()
@@ -78,6 +80,7 @@ def _be_the_run(
 
 def _stop_without_suite() -> None:
     """Stop as after Ctrl-C when the suite is gone: finished rounds are kept."""
-    if (suite := multiprocessing.parent_process()) is not None:
+    suite = multiprocessing.parent_process()
+    if suite is not None:
         suite.join()
     os.kill(os.getpid(), signal.SIGTERM)
