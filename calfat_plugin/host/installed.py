@@ -9,7 +9,7 @@ from importlib import metadata
 from calfat_plugin.errors import HostError
 
 TESTED_FEDML = "0.9.6"  # the patches in launch.py are for this version
-TESTED_FLOWER = "1.41"
+TESTED_FLOWER = "1.42"
 FEDML_INSTALLS = sys.version_info < (3, 12)  # setup.cfg says why not above
 
 

@@ -55,7 +55,7 @@ def test_a_run_on_flower(tmp_path: Path) -> None:
     }
     environment = json.loads((directory / "environment.json").read_text())
     assert environment["host"] == "flower"
-    assert "Flower 1.41" in (directory / "report.html").read_text()
+    assert "Flower 1.42" in (directory / "report.html").read_text()
     assert json.loads((directory / "profile.json").read_text())["parts"]
 
 

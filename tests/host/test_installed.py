@@ -31,7 +31,7 @@ def has(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(installed, "version_of", versions.get)
 
 
-@pytest.mark.parametrize("flower", [{}, {"flwr": "1.41.0"}])
+@pytest.mark.parametrize("flower", [{}, {"flwr": "1.42.0"}])
 @pytest.mark.parametrize("installs", [True, False])
 def test_what_to_do_depends_on_python_and_on_what_is_there(
     flower: dict[str, str], installs: bool, without_fedml: pytest.MonkeyPatch, snapshot: TextSnapshot

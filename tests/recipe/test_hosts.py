@@ -74,7 +74,7 @@ def test_workers_are_for_fedml(snapshot: TextSnapshot) -> None:
     snapshot(str(refused.value))
 
 
-@pytest.mark.parametrize("versions", [{}, {"flwr": "1.41.0"}, {"flwr": "1.42.0", "ray": "2.55.1"}], ids=str)
+@pytest.mark.parametrize("versions", [{}, {"flwr": "1.42.0"}, {"flwr": "1.43.0", "ray": "2.55.1"}], ids=str)
 def test_a_run_says_which_flower_it_needs(
     versions: dict[str, str], monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
 ) -> None:
@@ -83,5 +83,5 @@ def test_a_run_says_which_flower_it_needs(
     with pytest.raises(HostError) as refused:
         runtime_of(experiment).refuse_without_host()
     snapshot(str(refused.value))
-    monkeypatch.setattr(installed, "version_of", {"flwr": "1.41.3", "ray": "2.55.1"}.get)
+    monkeypatch.setattr(installed, "version_of", {"flwr": "1.42.3", "ray": "2.55.1"}.get)
     runtime_of(experiment).refuse_without_host()
