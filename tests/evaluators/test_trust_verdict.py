@@ -353,8 +353,9 @@ def test_the_step_grows_and_shrinks_with_the_budget() -> None:
     """A step that stayed would be four balls wide in the smallest, and too short to cross the largest."""
     attacked: list[ThreatModel] = []
     trial: Any = SimpleNamespace(
-        threat=ThreatModel(eps="0.1", step_size="0.025"),
-        data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)),
+        task=SimpleNamespace(
+            threat=ThreatModel(eps="0.1", step_size="0.025"), data=SimpleNamespace(x=torch.empty(2, 1, 8, 8))
+        ),
         attack=lambda label, evaluator, threat: attacked.append(threat) or Row(label, "", 0.0, None, 2, 0.0),
     )
     list(BudgetCurve().rows(trial))
@@ -372,7 +373,8 @@ def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks
         return Row(label, str(threat.eps), 0.5, None, 300, 0.0)
 
     threat = ThreatModel(eps=eps, step_size="eps/4")  # type: ignore[arg-type]
-    trial: Any = SimpleNamespace(threat=threat, data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)), attack=attack)
+    task = SimpleNamespace(threat=threat, data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)))
+    trial: Any = SimpleNamespace(task=task, attack=attack)
     list(BudgetCurve().rows(trial))
     assert attacked == attacks
     rows = [Row(CLAIM, "0.25", 0.5, None, 300, 0.0)]

@@ -158,7 +158,7 @@ def test_no_step_of_an_evaluation_waits(name: str, norm: str, monkeypatch: pytes
 
     monkeypatch.setattr(gradient.PGD, "_climb", watching)
     threat = ThreatModel(norm=norm, eps="0.1", step_size="0.04", steps=3)  # type: ignore[arg-type]
-    task = EvaluationTask(TinyNet().eval(), data, 4, threat, 4, CPU, 0, 0, torch.ones(len(data), dtype=torch.bool))
+    task = EvaluationTask(TinyNet().eval(), data, 4, threat, 4, CPU, 0, 0, data.y.clone())
     with watched:
         assert entry.load()(entry.config()).evaluate(task, name).num_examples == len(data)
         watched.on = True
