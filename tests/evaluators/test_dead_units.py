@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.judging.climbing import Leaps, StageReader, climbed
-from calfat_plugin.judging.units import Reader, Unit, candidates, random_points
+from calfat_plugin.judging.units import Reader, Unit, candidates, random_points, slopes_of
 from calfat_plugin.judging.watching import OneByOne, Ranges, Site, View, hides_images, measured_ranges, watched
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.seeds import generator
@@ -223,6 +223,35 @@ def test_a_unit_is_the_way_out_of_a_values_range(sign: float, detached: bool) ->
         assert other.edge == (high if other.sign > 0 else -low)
     assert unit.gain == pytest.approx(float(values[:3].mean()) + 0.35 - float(values.max()), rel=1e-4)
     assert unit.along_gradient == (not detached)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_random_points_say_of_a_gradient_is_of_each_points_own_image(one_by_one: bool) -> None:
+    """Images that are far apart, so that the values or the steps of another image would be off by far."""
+    noise = torch.Generator().manual_seed(0)
+    x = torch.rand(3, 1, 2, 2, generator=noise)
+    model: nn.Module = Of(lambda x: torch.stack([x.flatten(1).detach() @ W, 0 * x[:, 0, 0, 0]], dim=1))
+    if one_by_one:
+        model = OneByOne(model)
+    places: list[tuple[Site, int]] = []
+    values = x.flatten(1) @ W
+
+    def find(view: View) -> None:
+        if view.site.shape == () and torch.allclose(view.values().flatten(), values[view.rows]) and not places:
+            places.append((view.site, 0))
+
+    watched(model, x, find)
+    assert places
+    # Two passes, of other lengths. A pass goes through the images in turn, so row k is around image k % 3.
+    passes = []
+    expected = torch.zeros(4)
+    for rounds in (4, 2):
+        points = x.repeat(rounds, 1, 1, 1) + (torch.rand(3 * rounds, 1, 2, 2, generator=noise) - 0.5) / 5
+        passes.append(points)
+        for row in range(3 * rounds):
+            way = (points[row] - x[row % 3]).flatten()
+            expected += (way @ W) * way
+    assert torch.allclose(slopes_of(model, places, x, passes), expected[None], atol=1e-5)
 
 
 def unit_of(trial: EvaluationTask, w: Tensor) -> Unit:
