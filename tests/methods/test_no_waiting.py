@@ -78,7 +78,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """
     monkeypatch.setattr(loop, "INSPECTED", 0)
     watched = Watch()
-    attacked, add = loop._attacked, LossMeter.add
+    attacked, add = loop.attacked, LossMeter.add
 
     def starting(*arguments: Any, moving: bool) -> TrainBatch:
         watched.on = True
@@ -88,7 +88,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         watched.on = False
         add(meter, *arguments)
 
-    monkeypatch.setattr(loop, "_attacked", starting)
+    monkeypatch.setattr(loop, "attacked", starting)
     monkeypatch.setattr(LossMeter, "add", over)
     with watched:
         yield watched
