@@ -225,9 +225,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[
     from calfat_plugin.threat import ThreatModel
 
     threat = ThreatModel(case["norm"], case["eps"], case["step_size"], case["steps"])
-    task = EvaluationTask(
-        model, ImageData(x, y), 10, threat, len(x), torch.device("cpu"), 0, 0, torch.ones(len(x), dtype=torch.bool)
-    )
+    task = EvaluationTask(model, ImageData(x, y), 10, threat, len(x), torch.device("cpu"), 0, 0, y)
     how: dict[str, Any] = {"steps": case["steps"], "start": "uniform" if case["random"] else "x"}
     evaluator: Any
     if case["name"] == "FGSM":

@@ -17,21 +17,20 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks import attack_agreement
-from benchmarks.loops import CIFAR, CLASSES, EPS, SEED, Official, network, task, trainer, usual_memory
+from benchmarks.loops import CIFAR, EPS, SEED, Official, evaluation_of, network, task, trainer, usual_memory
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, with_official, words
 from benchmarks.work import gemm, work_of
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import clean_correct, measure
-from calfat_plugin.interfaces import Evaluator
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
@@ -55,21 +54,14 @@ def trained(name: str, count: int, epochs: int) -> tuple[nn.Module, ImageData]:
     return model.eval(), data.subset(order[:count].numpy())
 
 
-def _measured(
-    evaluator: Evaluator, model: nn.Module, data: ImageData, eps: float, batch_size: int, **others: Any
-) -> EvaluationResult:
+def _measured(evaluator: Evaluator, model: nn.Module, data: ImageData, eps: float, batch_size: int) -> EvaluationResult:
     """One evaluation as a run makes it, the clean pass included."""
-    return measure(
-        model,
-        data,
-        [("measured", evaluator)],
-        num_classes=CLASSES,
-        threat=ThreatModel(eps=eps, step_size=eps / 4, steps=STEPS),  # type: ignore[arg-type]
-        batch_size=batch_size,
-        device=CPU,
-        seed=SEED,
-        **others,
-    )["measured"]
+    return measure(_task(model, data, eps, batch_size), [("measured", evaluator)])["measured"]
+
+
+def _task(model: nn.Module, data: ImageData, eps: float, batch_size: int) -> EvaluationTask:
+    threat = ThreatModel(eps=eps, step_size=eps / 4, steps=STEPS)  # type: ignore[arg-type]
+    return evaluation_of(model, data, threat, batch_size, CPU)
 
 
 # --- PGD-20 -----------------------------------------------------------------------------------------------------------
@@ -134,14 +126,14 @@ def autoattack(report: Report, name: str, count: int, epochs: int, batch_size: i
 
     def ours() -> float:
         started = time.perf_counter()
-        correct = clean_correct(model, data, num_classes=CLASSES, batch_size=batch_size, device=CPU)
-        withstand = correct.clone()
+        task_of_attack = _task(model, data, _EPS[name], batch_size)
+        withstand = task_of_attack.clean_correct.clone()
 
         def note(where: Tensor, _: Tensor) -> None:
             withstand[where] = False
 
         attack = AutoAttack(AutoAttackOptions())
-        _measured(attack, model, data, _EPS[name], batch_size, correct=correct, on_examples=note)
+        measure(dataclasses.replace(task_of_attack, on_examples=note), [("measured", attack)])
         verdicts["calfat_plugin"].append(withstand)
         return time.perf_counter() - started
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.loops import CLASSES, SEED, fit, images, network
+from benchmarks.loops import SEED, evaluation_of, fit, images, network
 from benchmarks.measuring import wait_for
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
@@ -89,17 +90,8 @@ def results_on(device: torch.device, base: nn.Module, data: ImageData, precision
         with torch.no_grad():
             verdicts[where] = model(points).argmax(1).cpu() == data.y[where.cpu()]
 
-    measure(
-        model,
-        data.to(device),
-        [("pgd20", PGD(PGDOptions()))],
-        num_classes=CLASSES,
-        threat=threat,
-        batch_size=EVALUATED_AT_ONCE,
-        device=device,
-        seed=SEED,
-        on_examples=note,
-    )
+    task = evaluation_of(model, data.to(device), threat, EVALUATED_AT_ONCE, device)
+    measure(replace(task, on_examples=note), [("pgd20", PGD(PGDOptions()))])
     return {
         "logits, relative": logits.detach().cpu(),
         "gradient of the images, relative": gradient.cpu(),
@@ -132,15 +124,6 @@ def evaluated(device: torch.device, count: int) -> float:
     model, data = network("cnn").to(device).eval(), images(count).to(device)
     wait_for(device)
     started = time.perf_counter()
-    measure(
-        model,
-        data,
-        [("pgd20", PGD(PGDOptions()))],
-        num_classes=CLASSES,
-        threat=ThreatModel(),
-        batch_size=EVALUATED_AT_ONCE,
-        device=device,
-        seed=SEED,
-    )
+    measure(evaluation_of(model, data, ThreatModel(), EVALUATED_AT_ONCE, device), [("pgd20", PGD(PGDOptions()))])
     wait_for(device)
     return time.perf_counter() - started

@@ -25,7 +25,8 @@ from benchmarks.work import CLEAN_ROUNDS, METHODS
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.interfaces import InnerAttack, LocalTask, TrainSettings
+from calfat_plugin.evaluators.measure import clean_predictions
+from calfat_plugin.interfaces import EvaluationTask, InnerAttack, LocalTask, TrainSettings
 from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 from calfat_plugin.maths.precision import Precision
 from calfat_plugin.models.building import seeded
@@ -75,6 +76,14 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 # --- the package's loop -----------------------------------------------------------------------------------------------
+
+
+def evaluation_of(
+    model: nn.Module, data: ImageData, threat: ThreatModel, batch_size: int, device: torch.device
+) -> EvaluationTask:
+    """What evaluators of this model are given, with what it says of the clean images."""
+    clean = clean_predictions(model, data, num_classes=CLASSES, batch_size=batch_size, device=device)
+    return EvaluationTask(model, data, CLASSES, threat, batch_size, device, SEED, 0, clean)
 
 
 def task(

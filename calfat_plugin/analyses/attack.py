@@ -7,8 +7,10 @@ import hashlib
 import json
 import shutil
 import time
-from dataclasses import dataclass
-from itertools import chain, count
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,6 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     Args:
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
     """
-    from calfat_plugin.evaluators.evidence_file import write_evidence
     from calfat_plugin.runs.compute import describe_environment
     from calfat_plugin.runs.writer import CONVENTIONS
 
@@ -64,67 +65,104 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     with computing_as(first):
         run = loaded(plan, observer)
         results, evidence = _measure(plan, run, scratch, observer)
-        content = {
+        facts = {
             **facts_of(run),
             "dataset": run.dataset.name,
             "test_examples": len(run.dataset.test),
-            "evaluations": list(map(evaluation_as_json, results)),
+            "evaluations": [evaluation_as_json(result) for result in results],
             "environment": describe_environment(run.device, first.registry, command, "fp32"),
         }
     alarms = find_alarms(results, run.dataset.class_names)
-    numbered = (folder / f"{stem}-{number}.json" for number in count(2))
-    path = reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
-    kept = []
-    for each in evidence:
-        middle = f"-eps-{each.facts['eps'].replace('/', '_')}" if len(evidence) > 1 else ""
-        kept.append({"file": f"{path.stem}{middle}.{EVIDENCE}", **each.as_json()})
-        write_evidence(path.with_name(str(kept[-1]["file"])), each, TRY_AGAIN)
-    write_json(
-        path,
-        {
-            "format": RESULTS_FORMAT,
-            **content,
-            "evidence": kept,
-            "seconds": time.perf_counter() - started,
-            "conventions": CONVENTIONS,
-            "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-            "calfat_plugin": __version__,
-            "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
-        },
-        TRY_AGAIN,
-    )
+    path = reserved(_names(folder, stem, output))
+    written = _write_evidence(path, evidence)
+    content = {
+        "format": RESULTS_FORMAT,
+        **facts,
+        "evidence": written,
+        "seconds": time.perf_counter() - started,
+        "conventions": CONVENTIONS,
+        "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
+        "calfat_plugin": __version__,
+        "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
+    }
+    write_json(path, content, TRY_AGAIN)
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
-    sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
-    for ending in FORMATS:  # matplotlib would write through a link
-        refuse_link(path.with_suffix(f".{ending}"))
-    endings = FORMATS if drawn([eps_chart(path.stem, sweep)], path.parent) else ()
-    return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in endings))
+    return AttackReport(results, alarms, path, _draw_curves(path, plan, results))
+
+
+def _names(folder: Path, stem: str, output: Path | None) -> Iterator[Path]:
+    """Names of a results file, the first of which that is free is taken; the user's own is the only one."""
+    if output is not None:
+        yield output
+        return
+    yield folder / f"{stem}.json"
+    for number in count(2):
+        yield folder / f"{stem}-{number}.json"
+
+
+def _write_evidence(results: Path, evidence: list[Evidence]) -> list[dict[str, Any]]:
+    """Write the evidence of each eps beside the results; what these say of it."""
+    from calfat_plugin.evaluators.evidence_file import write_evidence
+
+    rows = []
+    for evidence_of_eps in evidence:
+        eps = ""
+        if len(evidence) > 1:
+            eps = f"-eps-{evidence_of_eps.facts['eps'].replace('/', '_')}"
+        path = results.with_name(f"{results.stem}{eps}.{EVIDENCE}")
+        write_evidence(path, evidence_of_eps, TRY_AGAIN)
+        rows.append({"file": path.name, **evidence_of_eps.as_json()})
+    return rows
+
+
+def _draw_curves(path: Path, plan: AttackPlan, results: tuple[EvaluationResult, ...]) -> tuple[Path, ...]:
+    """The accuracy over eps as pictures beside the results; none of a single eps."""
+    pictures = tuple(path.with_suffix(f".{ending}") for ending in FORMATS)
+    for picture in pictures:  # matplotlib would write through a link
+        refuse_link(picture)
+    sweep = []
+    if len(plan.experiments) > 1:
+        sweep = [dataclasses.asdict(result) for result in results]
+    if not drawn([eps_chart(path.stem, sweep)], path.parent):
+        return ()
+    return pictures
 
 
 def loaded(plan: AttackPlan, observer: Observer) -> LoadedRun:
     """The model of a plan, where to compute; one of the user's own takes a GPU only where there is one.
 
-    Where the run's data set is another one now, a warning says so: classes renamed, images added, another folder.
+    A warning says where the run's data set is another one now: classes renamed, images added, another folder.
     """
-    from calfat_plugin.runs.session import describe_data
-
     experiment = plan.experiments[0]
     if plan.request.device is not None:
         device = named_device(plan.request.device, "--device")
+    elif plan.run is not None:
+        device = pick_device(experiment, observer.warn)
     else:
-        device = pick_device(experiment, observer.warn if plan.run is not None else lambda message: None)
+        device = pick_device(experiment, lambda message: None)
     run = LoadedRun(experiment, plan.weights, plan.run, device)
-    noted = {} if plan.run is None else read_json(RunDirectory(plan.run).partition)
-    now = describe_data(run.dataset, {}) if noted else {}
-    if other := [key for key in ("class_names", "dataset_sha256") if key in noted and noted[key] != now[key]]:
-        observer.warn(
-            f"{plan.run}: the data set {run.dataset.name} is not what it was when this run was made ({other[0]} in "
-            "partition.json), so these numbers do not compare with the run's own. Put it back, or say where it is with "
-            "--data-dir."
-        )
+    if plan.run is not None:
+        _warn_of_other_data(plan.run, run, observer)
     for finding in implausible_data(experiment, run.dataset):
         observer.warn(finding)
     return run
+
+
+def _warn_of_other_data(directory: Path, run: LoadedRun, observer: Observer) -> None:
+    from calfat_plugin.runs.session import describe_data
+
+    noted = read_json(RunDirectory(directory).partition)
+    if not noted:
+        return
+    now = describe_data(run.dataset, {})
+    for key in ("class_names", "dataset_sha256"):
+        if key in noted and noted[key] != now[key]:
+            observer.warn(
+                f"{directory}: the data set {run.dataset.name} is not what it was when this run was made ({key} in "
+                "partition.json), so these numbers do not compare with the run's own. Put it back, or say where it is "
+                "with --data-dir."
+            )
+            return
 
 
 def _measure(
@@ -133,59 +171,62 @@ def _measure(
     """What was measured, and what is kept of it, for each eps."""
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.evidence import Collector
-    from calfat_plugin.evaluators.measure import clean_predictions, measure
+    from calfat_plugin.evaluators.measure import evaluation_task, measure
 
-    dataset, device, model = run.dataset, run.device, run.model()
-    data = subset(dataset.test, plan.request.examples).to(device)
-    task = set_up_task(run, plan.request.trust)
-    ready = [
-        (each, each.ready_evaluators(tuple(sorted(each.evaluators, key=lambda pick: pick.name != NATURAL)), task))
-        for each in plan.experiments
-    ]  # before the first of them, which may take hours
+    model = run.model()
+    data = subset(run.dataset.test, plan.request.examples).to(run.device)
+    set_up = set_up_task(run, plan.request.trust)
+    ready = []
+    for experiment in plan.experiments:  # all are set up before the first of them, which may take hours
+        natural_first = sorted(experiment.evaluators, key=lambda pick: pick.name != NATURAL)
+        ready.append((experiment, experiment.ready_evaluators(tuple(natural_first), set_up)))
+    task_at_first_eps = evaluation_task(model, data, run.experiment, set_up, scratch=scratch)
     results: list[EvaluationResult] = []
     kept: list[Evidence] = []
-    batch_size, num_classes = run.experiment.evaluation.batch_size, dataset.num_classes
-    clean = clean_predictions(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
+
+    def add(result: EvaluationResult) -> None:
+        results.append(result)
+        observer.say(_line(result))
+
     for experiment, evaluators in ready:
-        threat, room = experiment.threat, experiment.evaluation.evidence_mb * 10**6 // len(ready)
-        eps = exact_text(threat.eps)
-        noted = scratch / eps.replace("/", "_")
-        collector = Collector(model, data, clean, threat, room, noted) if room else None
+        task = replace(task_at_first_eps, threat=experiment.threat)
+        eps = exact_text(task.threat.eps)
+        collector = None
+        max_bytes = experiment.evaluation.evidence_mb * 10**6 // len(ready)
+        if max_bytes:
+            collector = Collector(task, max_bytes, scratch / eps.replace("/", "_"))
         for label, evaluator in evaluators:
             if not evaluator.has_budget and experiment is not plan.experiments[0]:
                 continue  # the same at every eps
-            name = f"{label} at eps {eps}" if evaluator.has_budget else label
-            found = measure(
-                model,
-                data,
-                [(label, evaluator)],
-                num_classes=num_classes,
-                threat=threat,
-                batch_size=batch_size,
-                device=device,
-                seed=experiment.seed,
-                correct=clean == data.y.cpu(),
-                scratch=scratch,
-                on_progress=lambda _, *counts, name=name: observer.evaluation_progress(name, *counts),
-                collector=collector,
-            )
-            results += found.values()
-            observer.say(_line(results[-1]))
+            name = label
+            if evaluator.has_budget:
+                name = f"{label} at eps {eps}"
+            progress = partial(_show_progress, observer, name)
+            add(measure(task, [(label, evaluator)], on_progress=progress, collector=collector)[label])
         if collector is not None:
-            kept.append(collector.evidence())
-            if worst := kept[-1].worst_case(num_classes, collector.not_run):
-                results.append(worst)
-                observer.say(_line(worst))
+            evidence = collector.evidence()
+            kept.append(evidence)
+            worst = evidence.worst_case(task.num_classes, collector.not_run)
+            if worst is not None:
+                add(worst)
     return tuple(results), kept
+
+
+def _show_progress(observer: Observer, name: str, label: str, done: int, total: int, correct: int) -> None:
+    observer.evaluation_progress(name, done, total, correct)
 
 
 def _line(result: EvaluationResult) -> str:
     """``pgd20 (linf 8/255)  43.8 %  2.0 s``."""
-    budget = f" ({result.settings['norm']} {result.settings['eps']})" if "eps" in result.settings else ""
+    name = result.label
+    if "eps" in result.settings:
+        name = f"{name} ({result.settings['norm']} {result.settings['eps']})"
     if result.accuracy is None or result.accuracy_release is None:
-        return f"{result.label}{budget}  did not run: {result.not_run}"
-    release = f", release {percent(result.accuracy_release)}" if result.accuracy_release != result.accuracy else ""
-    return f"{result.label}{budget}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s"
+        return f"{name}  did not run: {result.not_run}"
+    accuracy = percent(result.accuracy)
+    if result.accuracy_release != result.accuracy:
+        accuracy = f"{accuracy}, release {percent(result.accuracy_release)}"
+    return f"{name}  {accuracy}  {result.seconds:.1f} s"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -227,10 +268,12 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
 
 def _digest(plan: AttackPlan) -> str:
     """Of what is measured: another attack that ends first must not take away what this one needs to continue."""
-    keys = ("evaluators", "evaluation", "threat")
-    asked = [[each.as_run()["calfat"][key] for key in keys] for each in plan.experiments]
-    whole = [plan.experiments[0].seed, plan.request.examples, asked]
-    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+    sections = []
+    for experiment in plan.experiments:
+        calfat = experiment.as_run()["calfat"]
+        sections.append([calfat["evaluators"], calfat["evaluation"], calfat["threat"]])
+    question = [plan.experiments[0].seed, plan.request.examples, sections]
+    return hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16]
 
 
 def _citations(plan: AttackPlan) -> tuple[Citation, ...]:
@@ -238,5 +281,8 @@ def _citations(plan: AttackPlan) -> tuple[Citation, ...]:
     experiment = plan.experiments[0]
     if plan.run is not None:
         return experiment.citations()
-    entries: tuple[Entry, ...] = (experiment.dataset.entry, *(pick.entry for pick in experiment.evaluators))
-    return tuple({entry.citation: None for entry in entries if entry.citation is not None})
+    entries: list[Entry] = [experiment.dataset.entry]
+    for pick in experiment.evaluators:
+        entries.append(pick.entry)
+    citations = [entry.citation for entry in entries if entry.citation is not None]
+    return tuple(dict.fromkeys(citations))  # each once

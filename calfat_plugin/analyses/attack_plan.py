@@ -15,7 +15,8 @@ from typing import Any
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import EPS, NORM, Document, parsed_value
+from calfat_plugin.experiment.own_model import recipe_of_own_model
+from calfat_plugin.recipe.document import EPS, NORM, Document, KeyPath, parsed_value
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import NATURAL
@@ -66,18 +67,18 @@ def planned(target: Path | None = None, **request: Any) -> AttackPlan:
         request: the fields of an :class:`AttackRequest`.
     """
     asked = AttackRequest(**request)
-    model, weights, dataset = asked.model, asked.weights, asked.dataset
-    own = {"--model": model, "--weights": weights, "--dataset": dataset}
+    own_model = {"--model": asked.model, "--weights": asked.weights, "--dataset": asked.dataset}
     if target is not None:
-        if given := [flag for flag, value in own.items() if value is not None]:
-            raise OptionError(
-                f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
-                "--weights and --dataset, not both."
-            )
+        for flag, value in own_model.items():
+            if value is not None:
+                raise OptionError(
+                    f"{flag}: the recipe of a run says what its model and data are. Give {target}, or --model with "
+                    "--weights and --dataset, not both."
+                )
         file, run = find_checkpoint(target, asked.checkpoint)
         return _plan(file, run, recipe_of(run, asked.plugins, asked.trust), asked)
-    if model is None or weights is None or dataset is None:
-        missing = ", ".join(flag for flag, value in own.items() if value is None)
+    if asked.model is None or asked.weights is None or asked.dataset is None:
+        missing = ", ".join(flag for flag, value in own_model.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
             f"--model, --weights and --dataset (missing: {missing})."
@@ -86,46 +87,67 @@ def planned(target: Path | None = None, **request: Any) -> AttackPlan:
         raise OptionError(
             f"--checkpoint {asked.checkpoint}: names one of a run directory; leave it out beside --model."
         )
-    if not weights.is_file():
-        raise RunError(f"--weights {weights}: no such file.{near(weights)}")
-    document = Document("calfat attack", {}, {})
-    for path, value, place in (
-        (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
-        (("model_args", "model"), model, f"--model {model}"),
-        (("device_args", "using_gpu"), True, "calfat attack"),
-        (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
-    ):
-        document = document.with_value(path, value, place)
-    return _plan(weights, None, with_plugins(document, asked.plugins), asked)
+    if not asked.weights.is_file():
+        raise RunError(f"--weights {asked.weights}: no such file.{near(asked.weights)}")
+    document = recipe_of_own_model(
+        "calfat attack",
+        [
+            (("data_args", "dataset"), asked.dataset, f"--dataset {asked.dataset}"),
+            (("model_args", "model"), asked.model, f"--model {asked.model}"),
+            (("device_args", "using_gpu"), True, "calfat attack"),
+        ],
+    )
+    return _plan(asked.weights, None, with_plugins(document, asked.plugins), asked)
 
 
 def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> AttackPlan:
+    """The recipe with all that the command line changes, resolved once for each eps."""
     if request.device is not None:
         check_device(request.device, "--device")
-    step_size = request.step_size and _number(StepSize, "--step-size", request.step_size).text
+    step_size = request.step_size
+    if step_size is not None:
+        step_size = _number(StepSize, "--step-size", step_size).text
     step_place = f"--step-size {request.step_size}"
-    if request.norm not in (None, document.get(NORM) or ThreatModel.norm) and step_size is None:
-        step_size, step_place = QUARTER.text, f"--norm {request.norm}"
+    norm_of_recipe = document.get(NORM) or ThreatModel.norm
+    if request.norm not in (None, norm_of_recipe) and step_size is None:
+        # The recipe's step is a length in its own norm.
+        step_size = QUARTER.text
+        step_place = f"--norm {request.norm}"
     document = _with_attacks(document, request)
     registry = Registry.for_recipe(document)
-    options = (
+    document = document.with_values(_changes(request))
+    if step_size is not None:
+        document = document.with_value(("calfat", "threat", "step_size"), step_size, step_place)
+    documents = _with_each_eps(document, request.eps)
+    experiments = tuple(assemble(document_of_eps, registry, trains=False) for document_of_eps in documents)
+    return AttackPlan(weights, run, experiments, request)
+
+
+def _changes(request: AttackRequest) -> list[tuple[KeyPath, Any, str]]:
+    """Keys that the command line sets, each with its value and its flag."""
+    changes: list[tuple[KeyPath, Any, str]] = []
+    for path, value, flag in (
         (("calfat", "evaluation", "batch_size"), request.batch_size, "--batch-size"),
         (("common_args", "random_seed"), request.seed, "--seed"),
         (("data_args", "data_cache_dir"), request.data_dir, "--data-dir"),
-        (("calfat", "dataset", "download"), request.download or None, "--download"),
         (NORM, request.norm, "--norm"),
-    )
-    document = document.with_values(
-        (path, value, f"{flag} {value}" if value is not True else flag)
-        for path, value, flag in options
-        if value is not None
-    )
-    if step_size is not None:
-        document = document.with_value(("calfat", "threat", "step_size"), step_size, step_place)
-    budgets = sorted({_number(parse_number, "--eps", text): text for text in request.eps}.items())
-    documents = [document.with_value(EPS, exact_text(eps), f"--eps {text}") for eps, text in budgets]
-    experiments = tuple(assemble(each, registry, trains=False) for each in documents or [document])
-    return AttackPlan(weights, run, experiments, request)
+    ):
+        if value is not None:
+            changes.append((path, value, f"{flag} {value}"))
+    if request.download:
+        changes.append((("calfat", "dataset", "download"), True, "--download"))
+    return changes
+
+
+def _with_each_eps(document: Document, texts: Sequence[str]) -> list[Document]:
+    """The recipe at each eps, ascending; as it is where the command line has none."""
+    text_of_eps = {_number(parse_number, "--eps", text): text for text in texts}
+    if not text_of_eps:
+        return [document]
+    documents = []
+    for eps in sorted(text_of_eps):
+        documents.append(document.with_value(EPS, exact_text(eps), f"--eps {text_of_eps[eps]}"))
+    return documents
 
 
 # --- which attacks ----------------------------------------------------------------------------------------------------
@@ -134,25 +156,29 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
 def _with_attacks(document: Document, request: AttackRequest) -> Document:
     """The attacks as the recipe's evaluators, with ``natural`` among them."""
     place = f"--attacks {','.join(request.attacks)}"
-    named: dict[str, str] = {}  # by label
+    name_of_label: dict[str, str] = {}
     for attack in request.attacks:
         label, equals, name = (part.strip() for part in attack.partition("="))
-        name = name if equals else label
+        if not equals:
+            name = label
         if not name or not _LABEL.fullmatch(label):
             raise OptionError(
                 f"{place}: expected names such as fgsm,pgd20,autoattack, or LABEL=NAME to have one twice."
             )
-        if label in named:
+        if label in name_of_label:
             raise OptionError(f"{place}: '{label}' is named twice; name one of them: again={name}.")
-        named[label] = name
-    if NATURAL not in named.values():
-        named[NATURAL] = NATURAL
-    choices: list[dict[str, Any]] = [
-        {"name": name, **({} if label == name else {"label": label})} for label, name in named.items()
-    ]
-    places: dict[tuple[str | int, ...], str] = {}
+        name_of_label[label] = name
+    if NATURAL not in name_of_label.values():
+        name_of_label[NATURAL] = NATURAL
+    choices: list[dict[str, Any]] = []
+    for label, name in name_of_label.items():
+        choice: dict[str, Any] = {"name": name}
+        if label != name:
+            choice["label"] = label
+        choices.append(choice)
+    places: dict[KeyPath, str] = {}
     for setting in request.settings:
-        position, option, value = _setting(setting, tuple(named))
+        position, option, value = _setting(setting, tuple(name_of_label))
         choices[position][option] = value
         places["calfat", "evaluators", position, option] = f"--set {setting}"
     document = document.with_value(("calfat", "evaluators"), choices, place)
@@ -172,9 +198,6 @@ def _setting(setting: str, labels: Sequence[str]) -> tuple[int, str, object]:
     if option in ("name", "label"):
         raise OptionError(f"--set {setting}: write LABEL=NAME in --attacks.")
     return labels.index(label), option, parsed_value(text, (option,), f"--set {setting}")
-
-
-# --- which budgets ----------------------------------------------------------------------------------------------------
 
 
 def _number(read: Callable[[object], Number], flag: str, text: str) -> Number:

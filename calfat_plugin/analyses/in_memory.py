@@ -12,14 +12,15 @@ from calfat_plugin.datasets.findings import image_findings
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment.own_model import recipe_of_own_model
 from calfat_plugin.maths.torch_state import fresh_torch_state
-from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.loaded_run import Trust, model_loader
 from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import ArrayLike
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
@@ -72,23 +73,30 @@ def evaluate(
         UserWarning: a finding about the images (nearly black, of one colour) or about these numbers, as ``calfat
             attack`` prints it (masked gradients and the like).
     """
-    third = [y] if isinstance(y, (str, Mapping)) else y
-    if not evaluators and isinstance(third, (list, tuple)) and any(isinstance(each, (str, Mapping)) for each in third):
+    from calfat_plugin.evaluators.measure import evaluation_task, measure, no_progress
+
+    if not evaluators and _names_evaluators(y):
         raise OptionError(
             f"y: got {one_line(y)}; expected labels. Evaluators go by keyword: evaluate(model, data, "
             f"evaluators={one_line(y)}), or evaluate(model, x, y, evaluators={one_line(y)})."
         )
-    picks = [evaluators] if isinstance(evaluators, (str, Mapping)) else evaluators
+    if isinstance(evaluators, (str, Mapping)):
+        picks: Sequence[str | Mapping[str, Any]] = [evaluators]
+    else:
+        picks = evaluators
     if not picks:
         raise OptionError("evaluators: name at least one, such as natural or pgd20.")
     experiment = experiment_of(picks, eps, norm, step_size, batch_size, seed)
     data = images_of(x, y)
     for text in image_findings(data, "images"):
         warnings.warn(text, stacklevel=3)  # the caller, outside of the decorator
-    found = _measure(experiment, model, data, on_progress=on_progress or _ignore)
-    for alarm in find_alarms(found.values()):
+    set_up = set_up_task_of(model, data)
+    ready = experiment.ready_evaluators(experiment.evaluators, set_up)
+    task = evaluation_task(model, data, experiment, set_up)
+    results = measure(task, ready, on_progress=on_progress or no_progress)
+    for alarm in find_alarms(results.values()):
         warnings.warn(f"{alarm.code}: {alarm.text}", stacklevel=3)  # the caller, outside of the decorator
-    return found
+    return results
 
 
 @fresh_torch_state()
@@ -130,6 +138,7 @@ def attack(
         UserWarning: a finding about the images (nearly black, of one colour).
     """
     from calfat_plugin.datasets import pixels
+    from calfat_plugin.evaluators.measure import evaluation_task, measure
 
     experiment = experiment_of([name], eps, norm, step_size, batch_size, seed)
     ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
@@ -138,17 +147,23 @@ def attack(
     data = images_of(x, y, keeps_order=True)
     for text in image_findings(data, "images"):
         warnings.warn(text, stacklevel=3)  # the caller, outside of the decorator
-    found = pixels(data.x).clone()
+    x_adv = pixels(data.x).clone()
 
-    def keep(where: Tensor, x_adv: Tensor) -> None:
-        found[where.to(found.device)] = x_adv.detach().to(found.device)
+    def keep(where: Tensor, points: Tensor) -> None:
+        x_adv[where.to(x_adv.device)] = points.detach().to(x_adv.device)
 
-    _measure(experiment, model, data, on_examples=keep)
-    return found
+    set_up = set_up_task_of(model, data)
+    ready = experiment.ready_evaluators(experiment.evaluators, set_up)
+    task = evaluation_task(model, data, experiment, set_up)
+    measure(replace(task, on_examples=keep), ready)
+    return x_adv
 
 
-def _ignore(*arguments: object) -> None:
-    pass
+def _names_evaluators(value: object) -> bool:
+    """Whether what was given for the labels is a name or a choice of an evaluator, or a list with some."""
+    if isinstance(value, (str, Mapping)):
+        return True
+    return isinstance(value, (list, tuple)) and any(isinstance(item, (str, Mapping)) for item in value)
 
 
 def experiment_of(
@@ -160,25 +175,35 @@ def experiment_of(
     seed: int,
 ) -> Experiment:
     """The arguments as a recipe, which types and checks them; its data set and its model are not used."""
-    budget: dict[str, Any] = {"norm": norm, "eps": eps, "step_size": step_size}  # it reads any number
-    threat = ThreatModel(**{name: value for name, value in budget.items() if value is not None})
+    budget: dict[str, Any] = {"norm": norm}
+    if eps is not None:
+        budget["eps"] = eps
+    if step_size is not None:
+        budget["step_size"] = step_size
+    threat = ThreatModel(**budget)  # it reads any number
     picks = [dict(pick) if isinstance(pick, Mapping) else pick for pick in evaluators]
-    document = Document("evaluators", {}, {})
-    for path, value, place in (
-        (("calfat", "evaluators"), picks, f"evaluators {one_line(picks)}"),
-        (("calfat", "threat", "norm"), norm, f"norm={one_line(norm)}"),
-        (("calfat", "threat", "eps"), threat.eps, f"eps={one_line(eps)}"),
-        (("calfat", "threat", "step_size"), threat.step_size, f"step_size={one_line(step_size)}"),
-        (("calfat", "evaluation", "batch_size"), batch_size, f"batch_size={one_line(batch_size)}"),
-        (("common_args", "random_seed"), seed, f"seed={one_line(seed)}"),
-    ):
-        document = document.with_value(path, value, place)
+    document = recipe_of_own_model(
+        "evaluators",
+        [
+            (("calfat", "evaluators"), picks, f"evaluators {one_line(picks)}"),
+            (("calfat", "threat", "norm"), norm, f"norm={one_line(norm)}"),
+            (("calfat", "threat", "eps"), threat.eps, f"eps={one_line(eps)}"),
+            (("calfat", "threat", "step_size"), threat.step_size, f"step_size={one_line(step_size)}"),
+            (("calfat", "evaluation", "batch_size"), batch_size, f"batch_size={one_line(batch_size)}"),
+            (("common_args", "random_seed"), seed, f"seed={one_line(seed)}"),
+        ],
+    )
     experiment = assemble(document, Registry.load())
-    for pick in experiment.evaluators if eps is None else ():
+    if eps is None:
+        _refuse_without_eps(experiment)
+    return experiment
+
+
+def _refuse_without_eps(experiment: Experiment) -> None:
+    for pick in experiment.evaluators:
         ((label, evaluator),) = experiment.build_evaluators((pick,))
         if evaluator.has_budget and getattr(pick.options, "eps", None) is None:
             raise OptionError(f"evaluator '{label}' needs eps, a fraction of the pixel range such as 0.1 or '8/255'.")
-    return experiment
 
 
 def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:
@@ -188,16 +213,19 @@ def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> Imag
     from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.datasets.data import check_pixels
 
-    if isinstance(x, (DataLoader, ImageData, Dataset)):
-        if y is not None:
-            raise DataError(
-                f"y is given beside a {type(x).__name__}, which has labels of its own; leave one of them out."
-            )
-        if keeps_order and isinstance(x, DataLoader) and isinstance(x.sampler, RandomSampler):
+    has_labels = isinstance(x, (DataLoader, ImageData, Dataset))
+    if has_labels and y is not None:
+        raise DataError(f"y is given beside a {type(x).__name__}, which has labels of its own; leave one of them out.")
+    if isinstance(x, Dataset):
+        data = x.test
+    elif isinstance(x, ImageData):
+        data = x
+    elif isinstance(x, DataLoader):
+        if keeps_order and isinstance(x.sampler, RandomSampler):
             raise DataError(
                 "the DataLoader shuffles, so nobody could tell whose examples are whose; take shuffle=False."
             )
-        data = x.test if isinstance(x, Dataset) else x if isinstance(x, ImageData) else ImageData(*_loaded(x))
+        data = ImageData(*_loaded(x))
     elif y is None:
         raise DataError("y is missing: the labels of the images. A DataLoader or an ImageData has them with it.")
     else:
@@ -212,70 +240,60 @@ def _loaded(loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """All images and labels of a DataLoader, in its order."""
     import torch
 
-    found = []
+    images, labels = [], []
     for batch in loader:
-        if not isinstance(batch, (tuple, list)) or [type(part) for part in batch] != [torch.Tensor] * 2:
-            parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise DataError(f"a batch of the DataLoader is a {type(batch).__name__}{parts}; expected (images, labels).")
-        found.append(batch)
-    if not found:
+        if not isinstance(batch, (tuple, list)):
+            raise DataError(f"a batch of the DataLoader is a {type(batch).__name__}; expected (images, labels).")
+        if [type(part) for part in batch] != [torch.Tensor, torch.Tensor]:
+            raise DataError(
+                f"a batch of the DataLoader is a {type(batch).__name__} of {len(batch)}; expected (images, labels)."
+            )
+        images.append(batch[0])
+        labels.append(batch[1])
+    if not images:
         raise DataError("there are no images in x.")
     try:
-        x, y = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return torch.cat(images), torch.cat(labels)
     except RuntimeError as error:
         raise DataError(f"the batches of the DataLoader do not go together: {error}.") from None
-    return x, y
 
 
 def set_up_task_of(model: nn.Module, data: ImageData, trust: Trust | None = None) -> SetUpTask:
     """What evaluators of this model are set up with, on the device where it is."""
-    import torch
     from torch import nn
 
-    from calfat_plugin.datasets import pixels
     from calfat_plugin.evaluators.base import refuse_training_mode
-    from calfat_plugin.evaluators.measure import logits_of
     from calfat_plugin.interfaces import SetUpTask
 
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module.")
     refuse_training_mode(model)
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), data.x.device)
-    with torch.no_grad():
-        logits = logits_of(model, pixels(data.x[:1]).to(device))
+    device = data.x.device
+    for tensor in (*model.parameters(), *model.buffers()):
+        device = tensor.device
+        break
+    num_classes = _num_classes(model, data, device)
     low, high = int(data.y.min()), int(data.y.max())
-    num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
-    if num_classes == 1 and isinstance(logits, torch.Tensor) and logits.ndim == 2:
-        raise ModelError(
-            "the model returns one logit for an image, so any answer is right; expected one for each class. Let one "
-            "with a sigmoid return two, 0 and its logit."
-        )
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
     shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
     return replace(shape, load_model=model_loader(None, shape, device, trust))
 
 
-def _measure(
-    experiment: Experiment,
-    model: nn.Module,
-    data: ImageData,
-    *,
-    on_progress: Callable[[str, int, int, int], None] = _ignore,
-    on_examples: Callable[[Tensor, Tensor], None] = _ignore,
-) -> dict[str, EvaluationResult]:
-    from calfat_plugin.evaluators.measure import measure
+def _num_classes(model: nn.Module, data: ImageData, device: torch.device) -> int:
+    """As many as the model gives logits; by the labels of a model whose answer is of another shape, refused later."""
+    import torch
 
-    task = set_up_task_of(model, data)
-    return measure(
-        model,
-        data,
-        experiment.ready_evaluators(experiment.evaluators, task),
-        num_classes=task.num_classes,
-        threat=experiment.threat,
-        batch_size=experiment.evaluation.batch_size,
-        device=task.device,
-        seed=experiment.seed,
-        on_progress=on_progress,
-        on_examples=on_examples,
-    )
+    from calfat_plugin.datasets import pixels
+    from calfat_plugin.evaluators.measure import logits_of
+
+    with torch.no_grad():
+        logits = logits_of(model, pixels(data.x[:1]).to(device))
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2:
+        return int(data.y.max()) + 1
+    if logits.shape[1] == 1:
+        raise ModelError(
+            "the model returns one logit for an image, so any answer is right; expected one for each class. Let one "
+            "with a sigmoid return two, 0 and its logit."
+        )
+    return logits.shape[1]

@@ -117,21 +117,30 @@ def open_evidence(target: Path, **request: Any) -> tuple[LoadedRun, Path]:
         request: fields of an ``AttackRequest``: that model, where the data and the device are, plugins and who trusts
             them.
     """
-    path = target / EVIDENCE if target.is_dir() else target
+    path = target
+    if target.is_dir():
+        path = target / EVIDENCE
     if not path.is_file():
-        there = RunDirectory(target).recipe.is_file()
-        hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0." if there else near(path)
+        hint = near(path)
+        if RunDirectory(target).recipe.is_file():
+            hint = " The run is not finished, or its recipe says calfat.evaluation.evidence_mb: 0."
         raise RunError(f"{path}: no such file.{hint}")
     run = None
     if not (request.get("model") or request.get("weights") or request.get("dataset")):
-        run = next((each for each in path.parents[:2] if RunDirectory(each).recipe.is_file()), None)
-        if run is None:
-            raise RunError(
-                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
-                "--dataset, as for `calfat attack`."
-            )
+        run = _run_of(path)
     plan = planned(run, attacks=("natural",), **request)
     return loaded(plan, Observer()), path
+
+
+def _run_of(path: Path) -> Path:
+    """The run directory that a file of evidence lies in."""
+    for folder in path.parents[:2]:
+        if RunDirectory(folder).recipe.is_file():
+            return folder
+    raise RunError(
+        f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
+        "--dataset, as for `calfat attack`."
+    )
 
 
 def replay(run: LoadedRun, path: Path) -> Replay:
@@ -146,27 +155,28 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     from calfat_plugin.evaluators.evidence_file import read_evidence
 
     evidence = read_evidence(path)
-    whole = run.dataset.test
-    if len(evidence.label) > len(whole):
-        raise RunError(f"{path}: is about {len(evidence.label)} test images; {run.dataset.name} has {len(whole)}.")
-    positions = fixed_subset(len(whole), len(evidence.label))
-    data = subset(whole, len(evidence.label)).to(run.device)
+    test = run.dataset.test
+    if len(evidence.label) > len(test):
+        raise RunError(f"{path}: is about {len(evidence.label)} test images; {run.dataset.name} has {len(test)}.")
+    positions = fixed_subset(len(test), len(evidence.label))
+    data = subset(test, len(evidence.label)).to(run.device)
     model = run.model()
     _refuse_others(path, evidence, data, model, run)
     threat = _ball(path, evidence, run)
     _check_ball(path, evidence, data, threat, positions)
-    size = run.experiment.evaluation.batch_size
-    clean_images = (x for x, _, _ in batches(data, size, run.device))
+    batch_size = run.experiment.evaluation.batch_size
+    clean_images = (x for x, _, _ in batches(data, batch_size, run.device))
     clean, clean_leads = _asked(model, clean_images, evidence.clean)
-    found, leads = _asked(model, evidence.x_adv.to(run.device).split(size), evidence.label[evidence.index])
-    falls = found != evidence.label[evidence.index]
-    doubts = [
-        Doubt(int(positions[at]), "clean", "", bool(clean_leads[at] > -BORDERLINE))
-        for at in (clean != evidence.clean).nonzero().flatten().tolist()
-    ]
+    labels = evidence.label[evidence.index]
+    predictions, leads = _asked(model, evidence.x_adv.to(run.device).split(batch_size), labels)
+    falls = predictions != labels
+    doubts = []
+    for at in (clean != evidence.clean).nonzero().flatten().tolist():
+        doubts.append(Doubt(int(positions[at]), "clean", "", bool(clean_leads[at] > -BORDERLINE)))
     for row in (~falls).nonzero().flatten().tolist():
-        at, by = int(evidence.index[row]), evidence.attacks[int(evidence.by[row])]
-        doubts.append(Doubt(int(positions[at]), "falls", by, bool(leads[row] < BORDERLINE)))
+        image = int(positions[evidence.index[row]])
+        attack = evidence.attacks[int(evidence.by[row])]
+        doubts.append(Doubt(image, "falls", attack, bool(leads[row] < BORDERLINE)))
     said, without = _said(path, evidence)
     numbers = []
     for accuracy in said:
@@ -188,7 +198,8 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
         ("data", {"x": data.x, "y": data.y}, f"test images than {run.dataset.name} has here"),
         ("weights", state_of(model), f"weights than {run.weights} has"),
     ):
-        if evidence.facts.get(name) != (now := digest_of(tensors)):
+        now = digest_of(tensors)
+        if evidence.facts.get(name) != now:
             raise RunError(
                 f"{path}: is about other {what} (SHA-256 {evidence.facts.get(name)}; here {now}). Replay it with the "
                 "run that it is of, its checkpoint (--checkpoint), and the same data."
@@ -209,8 +220,7 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
     if not bool(right.all()):
         at = int(evidence.index[~right][0])
         raise RunError(f"{path}: has an adversarial image of image {at}, which it says was wrong when clean.")
-    same = torch.equal(evidence.x_shown, _pixels(data, evidence.shown))
-    if not same:
+    if not torch.equal(evidence.x_shown, _pixels(data, evidence.shown)):
         raise RunError(f"{path}: its clean images (`x_shown`) are not those of the data.")
 
 
@@ -218,7 +228,7 @@ def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
     """The ball that the evidence is about."""
     from calfat_plugin.threat import ThreatModel
 
-    norm, eps = evidence.ball.values()
+    norm, eps = evidence.ball["norm"], evidence.ball["eps"]
     try:
         threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
     except OptionError as error:
@@ -276,34 +286,43 @@ def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tupl
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
+    file, content, ball = _results_of(path)
+    check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
+    if ball != evidence.ball:
+        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {ball}.")
+    if "verdict" in content:  # of `calfat trust`
+        accuracies = []
+        for label, key in (("natural", "natural"), (WORST_CASE, "worst")):
+            accuracy = content["verdict"].get(key)
+            if accuracy is not None:
+                accuracies.append(_Said(label, accuracy, content["examples"], None))
+        return accuracies, ()
+    known, without = [], []
+    for row in content.get("evaluations", ()):
+        settings, label = row["settings"], row["label"]
+        is_of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
+        is_natural = settings.get("attack") == "none"
+        if is_natural:
+            label = "natural"
+        if row["accuracy"] is None:
+            continue  # the attack did not run: there is no number to show
+        if is_natural or (is_of_ball and (label in evidence.tried or label == WORST_CASE)):
+            known.append(_Said(label, row["accuracy"], row["num_examples"], row.get("per_class")))
+        elif is_of_ball or "eps" not in settings:
+            without.append(label)
+    return known, tuple(without)
+
+
+def _results_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The results beside a file of evidence that name it: the file, its content, and the ball that it says."""
     for file in sorted(path.parent.glob("*.json")):
         with suppress(RunError):  # of another file that is damaged
             content = read_json(file)
             check_shape(content, {"evidence?": shapes.EVIDENCE}, file)
-            if kept := [each for each in content.get("evidence", ()) if each["file"] == path.name]:
-                break
-    else:
-        raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
-    check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
-    if (stated := {key: kept[0][key] for key in evidence.ball}) != evidence.ball:
-        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {stated}.")
-    if "verdict" in content:  # of `calfat trust`
-        found = {"natural": content["verdict"].get("natural"), WORST_CASE: content["verdict"].get("worst")}
-        examples = content["examples"]
-        return [_Said(label, share, examples, None) for label, share in found.items() if share is not None], ()
-    known, without = [], []
-    for row in content.get("evaluations", ()):
-        settings, label = row["settings"], row["label"]
-        of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
-        is_natural = settings.get("attack") == "none"
-        if row["accuracy"] is None:
-            continue  # the attack did not run: there is no number to show
-        if is_natural or (of_ball and (label in evidence.tried or label == WORST_CASE)):
-            label = "natural" if is_natural else label
-            known.append(_Said(label, row["accuracy"], row["num_examples"], row.get("per_class")))
-        elif of_ball or "eps" not in settings:
-            without.append(label)
-    return known, tuple(without)
+            for row in content.get("evidence", ()):
+                if row["file"] == path.name:
+                    return file, content, {"norm": row["norm"], "eps": row["eps"]}
+    raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
 
 
 def _number(
@@ -314,16 +333,17 @@ def _number(
 
     from calfat_plugin.evaluators.base import counts_of
 
-    covered, has_image = (torch.zeros_like(evidence.correct) for _ in range(2))
-    covered[evidence.covered] = has_image[evidence.index] = True
+    covered = torch.zeros_like(evidence.correct)
+    covered[evidence.covered] = True
+    has_image = torch.zeros_like(evidence.correct)
+    has_image[evidence.index] = True
     tried, right = evidence.verdicts(said.label)
     broken = tried & evidence.correct & ~right
-    missing = [
-        Doubt(int(positions[at]), "missing", said.label, False)
-        for at in (broken & covered & ~has_image).nonzero().flatten().tolist()
-    ]
-    about = {"clean": set(positions[tried].tolist()), "falls": set(positions[broken].tolist()), "missing": set()}
-    disputed = any(doubt.image in about[doubt.what] for doubt in doubts if not doubt.borderline)
+    missing = []
+    for at in (broken & covered & ~has_image).nonzero().flatten().tolist():
+        missing.append(Doubt(int(positions[at]), "missing", said.label, False))
+    images_about = {"clean": set(positions[tried].tolist()), "falls": set(positions[broken].tolist()), "missing": set()}
+    disputed = any(doubt.image in images_about[doubt.what] for doubt in doubts if not doubt.borderline)
     counts = counts_of(evidence.label[tried], evidence.correct[tried], right[tried], num_classes)
     same = int(tried.sum()) == said.num_examples and counts["accuracy"] == said.accuracy
     same = same and said.per_class in (None, list(counts["per_class"]))

@@ -40,7 +40,7 @@ class Alarm:
 
 def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:
     """Those that a ``results.json`` has."""
-    return tuple(Alarm(found["code"], found["text"], tuple(found["labels"])) for found in content.get("alarms", ()))
+    return tuple(Alarm(row["code"], row["text"], tuple(row["labels"])) for row in content.get("alarms", ()))
 
 
 def find_alarms(results: Iterable[EvaluationResult], class_names: Sequence[str] = ()) -> tuple[Alarm, ...]:
@@ -67,19 +67,17 @@ def find_alarms(results: Iterable[EvaluationResult], class_names: Sequence[str] 
 
 def _not_run(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     """Attacks without a number, each once for all eps; and a worst case that lacks attacks."""
-    said: set[tuple[str, str]] = set()
+    alarms: dict[Alarm, None] = {}  # without those that are there already
     for result in results:
-        left_out = result.details.get("not_run") if _attack(result) == WORST_CASE else None
         if result.not_run:
             text = f"{result.label} did not run, so it has no number: {result.not_run}."
-        elif left_out:
+            alarms[Alarm(NOT_RUN, text, (result.label,))] = None
+        elif _attack(result) == WORST_CASE and result.details.get("not_run"):
             attacks = ", ".join(result.settings["attacks"])
-            text = f"{result.label} is of {attacks} alone, because {', '.join(left_out)} did not run."
-        else:
-            continue
-        if (result.label, text) not in said:
-            said.add((result.label, text))
-            yield Alarm(NOT_RUN, text, (result.label,))
+            left_out = ", ".join(result.details["not_run"])
+            text = f"{result.label} is of {attacks} alone, because {left_out} did not run."
+            alarms[Alarm(NOT_RUN, text, (result.label,))] = None
+    yield from alarms
 
 
 def _no_better_than_guessing(results: Sequence[EvaluationResult], class_names: Sequence[str]) -> Iterator[Alarm]:
@@ -87,14 +85,17 @@ def _no_better_than_guessing(results: Sequence[EvaluationResult], class_names: S
 
     Judged by clean accuracy, and by what is there where that was not measured.
     """
-    natural = next((result for result in results if _attack(result) == "none"), None)
-    for result in results if natural is None else (natural,):
+    natural = _natural(results)
+    if natural is not None:
+        results = [natural]
+    for result in results:
         known = [accuracy for accuracy in result.per_class if accuracy is not None]
         if len(known) < 2:  # of one class alone, or nothing is known of classes
             continue
         if sorted(known) == [0.0] * (len(known) - 1) + [1.0]:
-            index = result.per_class.index(1.0)
-            answer = class_names[index] if class_names else index
+            answer: str | int = result.per_class.index(1.0)
+            if class_names:
+                answer = class_names[result.per_class.index(1.0)]
             yield Alarm(
                 ONE_ANSWER,
                 f"{result.label} gets class {answer} right for all images and every other class for none: the model "
@@ -129,18 +130,16 @@ def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
 
 
 def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
-    steps = [result for result in results if _attack(result) in ("pgd", "bim")]
+    unscaled = [result for result in results if _takes_steps(result) and _logit_scale(result) == 1]
     for other in results:
-        scaled = _attack(other) in ("pgd", "bim") and other.settings.get("logit_scale", 1) > 1
+        scaled = _takes_steps(other) and _logit_scale(other) > 1
         if not scaled and _attack(other) != "cw":
             continue
-        lowest = _lowest((pgd for pgd in steps if pgd.settings.get("logit_scale", 1) == 1), other)
+        lowest = _lowest(unscaled, other)
         if lowest is not None and _clearly_below(other, lowest, FLATTENED):
-            advice = (
-                f"Report {other.label}."
-                if scaled
-                else f"Evaluate {lowest.label} with logit_scale: 10 beside it, and report the lower number."
-            )
+            advice = f"Evaluate {lowest.label} with logit_scale: 10 beside it, and report the lower number."
+            if scaled:
+                advice = f"Report {other.label}."
             yield Alarm(
                 "flattened-logits",
                 f"{other.label} leaves {_percent(other)}, far fewer than {_name(lowest)} with {_percent(lowest)}. The "
@@ -151,7 +150,7 @@ def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
 
 
 def _robust_above_natural(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
-    natural = next((result for result in results if _attack(result) == "none"), None)
+    natural = _natural(results)
     if natural is None:
         return
     for result in results:
@@ -169,7 +168,8 @@ def _rises_with_eps(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     sweeps: dict[tuple[str, str, int], list[EvaluationResult]] = {}
     for result in results:
         if "eps" in result.settings:
-            sweeps.setdefault((result.label, result.settings["norm"], result.num_examples), []).append(result)
+            same_attack = (result.label, result.settings["norm"], result.num_examples)
+            sweeps.setdefault(same_attack, []).append(result)
     for sweep in sweeps.values():
         ordered = sorted(sweep, key=lambda result: parse_number(result.settings["eps"]))
         for smaller, larger in pairwise(ordered):
@@ -188,13 +188,13 @@ def _zero_gradients(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     for result in results:
         count = result.details.get("zero_gradients", 0)
         if count > ZERO_GRADIENTS * result.num_examples:
-            scale = result.settings.get("logit_scale", 1)
+            scale = _logit_scale(result)
             advice = (
-                f"logit_scale: {scale:g} saturates the softmax; take a smaller one."
-                if scale > 1
-                else "A softmax that saturates can be undone with a logit_scale below 1; other masking needs Square "
+                "A softmax that saturates can be undone with a logit_scale below 1; other masking needs Square "
                 "(autoattack runs it) or an adaptive attack."
             )
+            if scale > 1:
+                advice = f"logit_scale: {scale:g} saturates the softmax; take a smaller one."
             yield Alarm(
                 "zero-gradients",
                 f"{_name(result)} began at a gradient of exactly zero (or of no number) for {count} of "
@@ -205,19 +205,36 @@ def _zero_gradients(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
 
 def _warnings(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     """What evaluators said themselves, each text once."""
-    said: dict[tuple[str, str], list[str]] = {}
+    labels_of_warning: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for warning in result.details.get("warnings", ()):
-            labels = said.setdefault((warning["code"], warning["text"]), [])
+            labels = labels_of_warning.setdefault((warning["code"], warning["text"]), [])
             if result.label not in labels:
                 labels.append(result.label)
-    for (code, text), labels in said.items():
+    for (code, text), labels in labels_of_warning.items():
         yield Alarm(code, f"{', '.join(labels)}: {text}", tuple(labels))
 
 
 def _attack(result: EvaluationResult) -> object:
     """What kind of attack a built-in evaluator says it is; anything for others."""
     return result.settings.get("attack")
+
+
+def _natural(results: Sequence[EvaluationResult]) -> EvaluationResult | None:
+    """The first result on clean images."""
+    for result in results:
+        if _attack(result) == "none":
+            return result
+    return None
+
+
+def _takes_steps(result: EvaluationResult) -> bool:
+    return _attack(result) in ("pgd", "bim")
+
+
+def _logit_scale(result: EvaluationResult) -> float:
+    scale: float = result.settings.get("logit_scale", 1)
+    return scale
 
 
 def _lowest(results: Iterable[EvaluationResult], like: EvaluationResult) -> EvaluationResult | None:
@@ -236,12 +253,16 @@ def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) 
 
 def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
     """Whether an accuracy is below another by more than a share of the examples, and by more than one if share > 0."""
-    return round((high - low) * examples) > max(share * examples, 1 if share else 0)
+    images = round((high - low) * examples)
+    if share == 0:
+        return images > 0
+    return images > max(share * examples, 1)
 
 
 def _name(result: EvaluationResult) -> str:
-    budget = result.settings
-    return f"{result.label} ({budget['norm']} {budget['eps']})" if "eps" in budget else result.label
+    if "eps" not in result.settings:
+        return result.label
+    return f"{result.label} ({result.settings['norm']} {result.settings['eps']})"
 
 
 def _percent(result: EvaluationResult) -> str:

@@ -98,13 +98,13 @@ class AttackEvaluator(Evaluator):
             tally=lambda name, count: tally.update({name: count}),
             record=lambda name, values: numbers.setdefault(name, []).append(values.detach().cpu().double()),
         )
-        noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
+        noise = generator(task.seed, f"evaluate/{label}", round=task.round)
+        threat = self.threat(task)
         settings = returned.mapping(self.settings(task), "settings returned")  # before work that an error loses
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
         for x, y, examples in batches(task.data, task.batch_size, task.device):
-            where = examples.index
             crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             x_adv = returned.like(crafted, x, "craft returned")
             if self.has_budget:
@@ -114,24 +114,34 @@ class AttackEvaluator(Evaluator):
                 logits = finite(task.model(x_adv), f"images of evaluator '{label}'")
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
-            done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where.cpu()]).sum())
+            done += len(y)
+            correct += int((verdicts[-1] & task.clean_correct[examples.index.cpu()]).sum())
             task.on_progress(done, len(task.data), correct)
-        budget = budget_as_json(threat) if self.has_budget else {}
         details: dict[str, Any] = dict(tally)
-        warnings = [PROBABILITIES] if probabilities else []
-        if self.takes_steps and (problem := threat.step_problem()):
-            warnings.append({"code": STEP_SIZE, "text": problem})
+        warnings = self._warnings(threat, probabilities)
         if warnings:
             details["warnings"] = warnings
+        if self.has_budget:
+            budget = budget_as_json(threat)
+            settings = {**budget, **settings, **budget}  # first to read, and not a plugin's to change
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
-            settings={**budget, **settings, **budget},  # first to read, and not a plugin's to change
+            settings=settings,
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
             metrics={name: float(torch.cat(parts).mean()) for name, parts in numbers.items()},
         )
+
+    def _warnings(self, threat: ThreatModel, probabilities: bool) -> list[dict[str, str]]:
+        """Findings about the model's answers and the attack's steps."""
+        warnings = []
+        if probabilities:
+            warnings.append(PROBABILITIES)
+        if self.takes_steps and threat.step_problem():
+            warnings.append({"code": STEP_SIZE, "text": threat.step_problem()})
+        return warnings
 
 
 @dataclass(frozen=True)
@@ -175,9 +185,13 @@ class BudgetOptions:
         Raises:
             OptionError: both together make no sense.
         """
-        own: dict[str, Any] = {} if self.norm in (None, run.norm) else {"norm": self.norm, "step_size": QUARTER}
-        own |= {name: value for name, value in self.lengths().items() if value is not None}
-        return dataclasses.replace(run, **own)
+        changes: dict[str, Any] = {}
+        if self.norm not in (None, run.norm):
+            changes = {"norm": self.norm, "step_size": QUARTER}
+        for name, value in self.lengths().items():
+            if value is not None:
+                changes[name] = value
+        return dataclasses.replace(run, **changes)
 
 
 class BudgetedAttack(AttackEvaluator):
@@ -204,7 +218,7 @@ def narrowed(task: EvaluationTask, options: BudgetOptions) -> EvaluationTask:
         task,
         data=subset(task.data, options.max_examples),
         batch_size=options.batch_size or task.batch_size,
-        clean_correct=task.clean_correct[where],
+        clean_predictions=task.clean_predictions[where],
         on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
     )
 
@@ -223,7 +237,9 @@ def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor:
 def subset(data: ImageData, max_examples: int | None) -> ImageData:
     """``data`` at ``fixed_subset``; itself, no copy, where that is everything."""
     where = fixed_subset(len(data), max_examples)
-    return data if len(where) == len(data) else data.subset(where.numpy())
+    if len(where) == len(data):
+        return data
+    return data.subset(where.numpy())
 
 
 STEP_SIZE = "step-size"  #: the code of the finding that steps do not fit eps, of an attack or of training
@@ -277,9 +293,12 @@ def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes
     examples = y.bincount(minlength=num_classes).tolist()
     counts: dict[str, Any] = {"num_examples": len(y), "guess": max(examples) / len(y)}
     for suffix, right in (("", adv_correct & clean_correct.cpu()), ("_release", adv_correct)):
-        found = y[right].bincount(minlength=num_classes).tolist()
-        counts[f"accuracy{suffix}"] = sum(found) / len(y)
-        counts[f"per_class{suffix}"] = tuple(one / n if n else None for one, n in zip(found, examples, strict=True))
+        right_of_class = y[right].bincount(minlength=num_classes).tolist()
+        per_class: list[float | None] = []
+        for number_right, number in zip(right_of_class, examples, strict=True):
+            per_class.append(number_right / number if number else None)
+        counts[f"accuracy{suffix}"] = sum(right_of_class) / len(y)
+        counts[f"per_class{suffix}"] = tuple(per_class)
     return counts
 
 

@@ -11,21 +11,21 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import TRY_AGAIN, opened_regular, refuse_link, reporting_disk_errors
 from calfat_plugin.errors import BudgetError, RunError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
+from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.tied import state_of
 from calfat_plugin.results import WORST_CASE, EvaluationResult
 from calfat_plugin.tensor_files import digest_of
-from calfat_plugin.threat import ThreatModel
 from calfat_plugin.version import __version__
 
-_NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
+_LONGEST_NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
 _SHOWN = 4  # images of each class whose originals are kept for pages
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Evidence:
     @property
     def ball(self) -> dict[str, Any]:
         """Norm and eps of the ball."""
-        return {key: self.facts.get(key) for key in ("norm", "eps")}
+        return {"norm": self.facts.get("norm"), "eps": self.facts.get("eps")}
 
     def withstand(self, attacks: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Images that all these attacks were run on, and which of them withstand all: twice (N,) bool."""
@@ -88,7 +88,9 @@ class Evidence:
             return None
         settings = {**self.ball, "attack": WORST_CASE, "attacks": [*self.tried]}
         implementation = f"calfat-plugin {__version__}"
-        details = {"not_run": left_out} if left_out else {}
+        details = {}
+        if left_out:
+            details["not_run"] = left_out
         if not self.tried:
             why = f"none of its attacks ran ({', '.join(left_out)})"
             return EvaluationResult.without_number(
@@ -106,11 +108,26 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         """For ``results.json``: the ball, of how many images all is kept, and how many adversarial images are not."""
-        broken = self.correct & (sum(self.broken.values(), torch.zeros_like(self.label)) > 0)
-        kept = len(self.index)
-        left_out = int(broken.sum() - broken[self.covered].sum())
-        counts = {"images": len(self.label), "covered": len(self.covered), "kept": kept, "left_out": left_out}
-        return {**self.ball, **counts}
+        broken = torch.zeros_like(self.correct)
+        for broken_by_attack in self.broken.values():
+            broken |= broken_by_attack
+        broken &= self.correct
+        return {
+            **self.ball,
+            "images": len(self.label),
+            "covered": len(self.covered),
+            "kept": len(self.index),
+            "left_out": int(broken.sum() - broken[self.covered].sum()),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """The adversarial image that is kept of a test image."""
+
+    attack: int  # its position among all attacks
+    prediction: int  # the class that the model gives it
+    x_adv: Tensor  # (C, H, W) float32 on the CPU
 
 
 class Collector:
@@ -119,81 +136,76 @@ class Collector:
     It judges with the model itself, in the batches in which evaluators show their examples, and needs no trust in them.
 
     Args:
-        model: in evaluation mode.
-        data: the test images, on the model's device.
-        clean: (N,) int64 on the CPU, what the model says of the clean images.
-        threat: the budget on trial; an attack that leaves it has no part in the worst case.
+        task: the model, the test images, on the model's device, and the budget on trial. An attack that leaves this
+            budget has no part in the worst case.
         max_bytes: of the adversarial images. It decides how many images are covered: always the same random ones, which
             are a part of those that evaluators with ``max_examples`` take, or have these as a part.
-        scratch: where images are noted, for attacks that continue after a crash.
+        scratch: where images are noted, for attacks that continue after a crash; None: nowhere.
         earlier: evidence about the same model, data and budget, to which other attacks are added. It also decides what
-            is covered, and what the model says of the clean images.
+            is covered.
 
     Raises:
         RunError: ``earlier`` is about another model, other data or another budget.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        data: ImageData,
-        clean: Tensor,
-        threat: ThreatModel,
-        max_bytes: int,
-        scratch: Path | None = None,
-        earlier: Evidence | None = None,
+        self, task: EvaluationTask, max_bytes: int, scratch: Path | None = None, earlier: Evidence | None = None
     ) -> None:
-        self._model, self._data, self._clean, self._threat, self._scratch = model, data, clean, threat, scratch
+        data = task.data
+        self._task = task
+        self._scratch = scratch
         self._label = data.y.cpu()
-        self._about = {"weights": digest_of(state_of(model)), "data": digest_of({"x": data.x, "y": data.y})}
-        self._journals = "evidence-" + "".join(digest[:12] for digest in self._about.values())
-        self._covered = _chosen(len(data), max_bytes // (4 * data.x[0].numel()))
+        self._facts = {
+            **budget_as_json(task.threat),
+            "weights": digest_of(state_of(task.model)),
+            "data": digest_of({"x": data.x, "y": data.y}),
+        }
+        self._journals = f"evidence-{self._facts['weights'][:12]}{self._facts['data'][:12]}"
+        self._covered = _chosen(len(data), max_bytes // (_FLOAT_BYTES * data.x[0].numel()))
         self._attacks: list[str] = []
         self._broken: dict[str, Tensor] = {}
         self._tried: dict[str, Tensor] = {}
+        self._points: dict[int, _Point] = {}  # by the position of the test image
         self.not_run: dict[str, str] = {}  # attack to why it did not run
-        self._points: dict[int, tuple[int, int, Tensor]] = {}  # image to attack, prediction and adversarial image
         if earlier is not None:
             self._continue_from(earlier)
         if scratch is not None:
-            for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
-                label = unquote(journal.stem.split("-", 3)[3])
-                for where, x_adv in _read(journal, data.x.shape[1:]):
-                    self._judge(label, where, x_adv.to(data.x.device))
-
-    @property
-    def correct(self) -> Tensor:
-        """(N,) bool on the CPU: the clean images that the model gets right."""
-        return self._clean == self._label
+            self._read_journals(scratch)
 
     def _continue_from(self, earlier: Evidence) -> None:
         """Begin with all that earlier evidence says, without asking the model again."""
-        for key, now in {**self._about, **budget_as_json(self._threat)}.items():
+        for key, now in self._facts.items():
             if earlier.facts.get(key) != now:
                 raise RunError(
                     f"the evidence of the evaluators that this run has measured already is about other {key} "
                     f"({earlier.facts.get(key)}; here {now}), so others cannot be added. Put the checkpoint and the "
                     "data of the run back."
                 )
-        self._clean = earlier.clean
         self._covered = torch.zeros_like(self._covered)
         self._covered[earlier.covered] = True
         self._attacks = [*earlier.attacks]
         self._tried = dict(earlier.tried)
         self._broken = {label: broken.clone() for label, broken in earlier.broken.items()}
-        for row, at in enumerate(earlier.index.tolist()):
-            self._points[at] = int(earlier.by[row]), int(earlier.prediction[row]), earlier.x_adv[row]
+        for row, image in enumerate(earlier.index.tolist()):
+            self._points[image] = _Point(int(earlier.by[row]), int(earlier.prediction[row]), earlier.x_adv[row])
+
+    def _read_journals(self, scratch: Path) -> None:
+        """Judge the images that a process noted before it was stopped."""
+        for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
+            label = unquote(journal.stem.split("-", 3)[3])
+            for where, x_adv in _read(journal, self._task.data.x.shape[1:]):
+                self._judge(label, where, x_adv.to(self._task.data.x.device))
 
     def restore(self, evidence: Evidence) -> None:
         """Take over what an earlier process kept, of the same images and weights."""
-        for row, at in enumerate(evidence.index.tolist()):
+        for row, image in enumerate(evidence.index.tolist()):
             label = evidence.attacks[int(evidence.by[row])]
-            x_adv = evidence.x_adv[row : row + 1].to(self._data.x.device)
-            self._judge(label, torch.tensor([at]), x_adv)
+            x_adv = evidence.x_adv[row : row + 1].to(self._task.data.x.device)
+            self._judge(label, torch.tensor([image]), x_adv)
 
     def listener(self, label: str) -> Callable[[Tensor, Tensor], None]:
         """What an attack's ``on_examples`` calls: takes positions (n,) and adversarial images (n, C, H, W)."""
-        name = f"{self._journals}-{self._position(label):03}-{quote(label, safe='')[:_NAME]}.bin"
+        name = f"{self._journals}-{self._position(label):03}-{quote(label, safe='')[:_LONGEST_NAME]}.bin"
 
         def note(where: Tensor, x_adv: Tensor) -> None:
             wrong = self._judge(label, where, x_adv)
@@ -203,6 +215,7 @@ class Collector:
         return note
 
     def _position(self, label: str) -> int:
+        """Of an attack among all; a new one is appended."""
         if label not in self._attacks:
             self._attacks.append(label)
             self._broken[label] = torch.zeros_like(self._covered)
@@ -210,40 +223,45 @@ class Collector:
 
     def _judge(self, label: str, where: Tensor, x_adv: Tensor) -> Tensor:
         """Which of the examples the model gets wrong, (n,) bool; the first of an image is kept."""
-        position = self._position(label)
-        x = pixels(self._data.x[where.to(self._data.x.device)])
+        task = self._task
+        attack = self._position(label)
+        x = pixels(task.data.x[where.to(task.data.x.device)])
         try:
-            self._threat.check(x_adv, x, who=label)
-        except BudgetError:  # it has a ball of its own, which is wider
+            task.threat.check(x_adv, x, who=label)
+        except BudgetError:  # the attack has a ball of its own, which is wider
             self._broken.pop(label, None)
             return torch.zeros(len(where), dtype=torch.bool)
         with torch.no_grad():
-            found: Tensor = self._model(x_adv).argmax(dim=1).cpu()
-        wrong = found != self._label[where]
+            predictions: Tensor = task.model(x_adv).argmax(dim=1).cpu()
+        wrong = predictions != self._label[where]
         if label in self._broken:
             self._broken[label][where[wrong]] = True
-        new = wrong & (self._covered & self.correct)[where]
-        for at in new.nonzero().flatten().tolist():
-            self._points.setdefault(int(where[at]), (position, int(found[at]), x_adv[at].detach().cpu().clone()))
+        keep = wrong & self._covered[where] & task.clean_correct[where]
+        for row in keep.nonzero().flatten().tolist():
+            image = int(where[row])
+            if image not in self._points:
+                self._points[image] = _Point(attack, int(predictions[row]), x_adv[row].detach().cpu().clone())
         return wrong
 
     def finished(self, result: EvaluationResult) -> list[dict[str, str]]:
         """Note on which images an attack was run; a finding if its accuracy is not that of its examples: no part."""
+        label = result.label
         if result.accuracy is None:
-            self._broken.pop(result.label, None)
-            self.not_run[result.label] = result.not_run
+            self._broken.pop(label, None)
+            self.not_run[label] = result.not_run
             return []
-        if (broken := self._broken.get(result.label)) is None:
+        if label not in self._broken:
             return []
-        tried = _chosen(len(broken), result.num_examples)
-        right, said = int((tried & self.correct & ~broken).sum()), round(result.accuracy * result.num_examples)
-        if right == said:
-            self._tried[result.label] = tried
+        tried = _chosen(len(self._label), result.num_examples)
+        counted = int((tried & self._task.clean_correct & ~self._broken[label]).sum())
+        reported = round(result.accuracy * result.num_examples)
+        if counted == reported:
+            self._tried[label] = tried
             return []
         text = (
-            f"it says that {said} of {result.num_examples} images withstand it, but {right} withstand the examples "
-            "that it showed: it has no part in the worst case, and its number has no evidence. One or two images are "
-            "rounding in batches of another size; with more, it counts otherwise, or shows other images."
+            f"it says that {reported} of {result.num_examples} images withstand it, but {counted} withstand the "
+            "examples that it showed: it has no part in the worst case, and its number has no evidence. One or two "
+            "images are rounding in batches of another size; with more, it counts otherwise, or shows other images."
         )
         return [{"code": "recount", "text": text}]
 
@@ -254,31 +272,37 @@ class Collector:
 
     def evidence(self) -> Evidence:
         """What there is so far."""
+        data = self._task.data
         index = torch.tensor(sorted(self._points), dtype=torch.int64)
-        points = [self._points[at] for at in index.tolist()]
+        points = [self._points[image] for image in index.tolist()]
         covered = self._covered.nonzero().flatten()
-        of_classes = (covered[self._label[covered] == label][:_SHOWN] for label in self._label[covered].unique())
-        shown = torch.cat([covered[:0], *of_classes]).sort().values
-        x_shown = pixels(self._data.x[shown.to(self._data.x.device)]).cpu()
+        shown = self._shown(covered)
+        x_shown = pixels(data.x[shown.to(data.x.device)]).cpu()
+        x_adv = x_shown[:0]
+        if points:
+            x_adv = torch.stack([point.x_adv for point in points])
         return Evidence(
             label=self._label,
-            clean=self._clean,
+            clean=self._task.clean_predictions,
             attacks=tuple(self._attacks),
             tried=dict(self._tried),
             broken={name: self._broken[name] for name in self._tried},
             covered=covered,
             index=index,
-            by=torch.tensor([by for by, _, _ in points], dtype=torch.int64),
-            x_adv=torch.stack([x_adv for _, _, x_adv in points]) if points else x_shown[:0],
-            prediction=torch.tensor([found for _, found, _ in points], dtype=torch.int64),
+            by=torch.tensor([point.attack for point in points], dtype=torch.int64),
+            x_adv=x_adv,
+            prediction=torch.tensor([point.prediction for point in points], dtype=torch.int64),
             shown=shown,
             x_shown=x_shown,
-            facts={
-                **budget_as_json(self._threat),
-                **self._about,
-                "calfat_plugin": __version__,
-            },
+            facts={**self._facts, "calfat_plugin": __version__},
         )
+
+    def _shown(self, covered: Tensor) -> Tensor:
+        """The images whose originals are kept: the first covered ones of each class, ascending."""
+        parts = [covered[:0]]
+        for label in self._label[covered].unique():
+            parts.append(covered[self._label[covered] == label][:_SHOWN])
+        return torch.cat(parts).sort().values
 
 
 def _chosen(number: int, count: int) -> Tensor:
@@ -308,7 +332,8 @@ def _read(journal: Path, shape: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]
 def _append(journal: Path, where: Tensor, x_adv: Tensor) -> None:
     """Add positions (n,) and images (n, C, H, W)."""
     records = np.empty(len(where), _records(x_adv.shape[1:]))
-    records["at"], records["x_adv"] = where, x_adv.detach().cpu()
+    records["at"] = where
+    records["x_adv"] = x_adv.detach().cpu()
     with reporting_disk_errors(journal, TRY_AGAIN):
         journal.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("ab") as file:

@@ -34,12 +34,13 @@ _TENSORS: Mapping[str, tuple[torch.dtype, str]] = {
 
 def write_evidence(path: Path, evidence: Evidence, todo: str = OTHER_RUN_DIR) -> None:
     """Write atomically."""
-    number = len(evidence.label)
-    rows = {
-        name: torch.stack([*of.values()]) if of else torch.zeros((0, number), dtype=torch.bool)
-        for name, of in (("tried", evidence.tried), ("broken", evidence.broken))
-    }
-    tensors = {name: rows[name] if name in rows else getattr(evidence, name) for name in _TENSORS}
+    no_rows = torch.zeros((0, len(evidence.label)), dtype=torch.bool)
+    tensors = {}
+    for name in _TENSORS:
+        value = getattr(evidence, name)
+        if isinstance(value, Mapping):  # of an attack to a row of the table
+            value = torch.stack([*value.values()]) if value else no_rows
+        tensors[name] = value
     facts = {**evidence.facts, "format": _FORMAT, "attacks": evidence.attacks, "judged": [*evidence.tried]}
     with reporting_disk_errors(path, todo):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,39 +64,53 @@ def read_evidence(path: Path) -> Evidence:
         raise RunError(f"{path}: no such file.") from None
     except READ_ERRORS as error:
         raise RunError(f"{path}: the evidence cannot be read ({type(error).__name__}: {error}).") from None
+    _check_values(path, tensors, sizes, attacks, judged)
+    for name in ("data", "weights"):
+        _refuse(path, name, isinstance(facts.get(name), str), "is no SHA-256")
+    about = {key: value for key, value in facts.items() if key not in (DIGEST, "format", "attacks", "judged")}
+    tried = dict(zip(judged, tensors.pop("tried"), strict=True))
+    broken = dict(zip(judged, tensors.pop("broken"), strict=True))
+    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=about, **tensors)
+
+
+def _check_values(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    attacks: tuple[str, ...],
+    judged: tuple[str, ...],
+) -> None:
+    """Refuse positions and classes that cannot be."""
     _refuse(path, "tried", len(judged) == sizes["A"], f"has {sizes['A']} rows for the attacks {', '.join(judged)}")
     _refuse(path, "judged", set(judged) <= {*attacks, WORST_CASE}, "names an attack that is not among `attacks`")
-    for name, limit in (("covered", sizes["N"]), ("index", sizes["N"]), ("shown", sizes["N"]), ("by", len(attacks))):
+    limits = {"covered": sizes["N"], "index": sizes["N"], "shown": sizes["N"], "by": len(attacks)}
+    for name, limit in limits.items():
         values = tensors[name]
         outside = (values < 0) | (values >= limit)
         _refuse(path, name, not outside.any(), f"holds {_first(values, outside)}; expected 0 to {limit - 1}")
-        falls = values.diff() <= 0 if name != "by" else outside[:0]
+    for name in ("covered", "index", "shown"):
+        values = tensors[name]
+        falls = values.diff() <= 0
         _refuse(path, name, not falls.any(), f"is not ascending at {_first(values[1:], falls)}: twice the same image?")
     for name in ("label", "clean", "prediction"):
         below = tensors[name] < 0
         _refuse(path, name, not below.any(), f"holds {_first(tensors[name], below)}, which is no class")
-    for name in ("data", "weights"):
-        _refuse(path, name, isinstance(facts.get(name), str), "is no SHA-256")
     elsewhere = ~torch.isin(tensors["index"], tensors["covered"])
-    _refuse(
-        path, "index", not elsewhere.any(), f"has image {_first(tensors['index'], elsewhere)}, which is not covered"
-    )
-    own = {key: value for key, value in facts.items() if key not in (DIGEST, "format", "attacks", "judged")}
-    tried, broken = (dict(zip(judged, tensors.pop(name), strict=True)) for name in ("tried", "broken"))
-    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=own, **tensors)
+    image = _first(tensors["index"], elsewhere)
+    _refuse(path, "index", not elsewhere.any(), f"has image {image}, which is not covered")
 
 
 def _sizes(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Axis to length, of tensors that agree."""
     if set(tensors) != set(_TENSORS):
-        found = ", ".join(sorted(tensors)) or "none"
-        raise RunError(f"{path}: has the tensors {found}; expected {', '.join(_TENSORS)}.")
+        names = ", ".join(sorted(tensors)) or "none"
+        raise RunError(f"{path}: has the tensors {names}; expected {', '.join(_TENSORS)}.")
     sizes: dict[str, int] = {}
     for name, (dtype, axes) in _TENSORS.items():
         tensor = tensors[name]
         if tensor.dtype != dtype or tensor.ndim != len(axes):
-            found = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise RunError(f"{path}: `{name}` is {found}; expected {dtype} ({', '.join(axes)}).")
+            got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise RunError(f"{path}: `{name}` is {got}; expected {dtype} ({', '.join(axes)}).")
         for axis, length in zip(axes, tensor.shape, strict=True):
             if sizes.setdefault(axis, length) != length:
                 raise RunError(f"{path}: `{name}` has {length} where {axis} is {sizes[axis]} elsewhere in the file.")
@@ -103,9 +118,11 @@ def _sizes(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value):
-        return tuple(value)
-    raise ValueError("names of attacks are missing, or one is there twice")
+    """Names of attacks as the file's facts have them."""
+    are_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not are_names or len(set(value)) < len(value):
+        raise ValueError("names of attacks are missing, or one is there twice")
+    return tuple(value)
 
 
 def _refuse(path: Path, name: str, fine: bool | Tensor, text: str) -> None:
@@ -114,4 +131,7 @@ def _refuse(path: Path, name: str, fine: bool | Tensor, text: str) -> None:
 
 
 def _first(values: Tensor, where: Tensor) -> int:
-    return int(values[where][0]) if where.any() else 0
+    """The first of the values that are wrong, for the message about it; 0 where none is."""
+    if not where.any():
+        return 0
+    return int(values[where][0])

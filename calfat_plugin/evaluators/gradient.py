@@ -93,14 +93,14 @@ class PGD(BudgetedAttack):
     takes_steps = True
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        how, threat = self.options, self.threat(task)
+        threat = self.threat(task)
         return {
-            "attack": "bim" if how.start == "x" else "pgd",
+            "attack": "bim" if self.options.start == "x" else "pgd",
             "step_size": exact_text(threat.step_size),
             "steps": threat.steps,
-            "start": how.start,
-            "restarts": how.restarts,
-            "logit_scale": how.logit_scale,
+            "start": self.options.start,
+            "restarts": self.options.restarts,
+            "logit_scale": self.options.logit_scale,
             "loss": "cross-entropy",
             "seed": task.seed,
             "batch_size": task.batch_size,
@@ -127,20 +127,23 @@ class PGD(BudgetedAttack):
         """
         import torch
 
-        how, threat, x_adv = self.options, self.threat(task), x
-        still_open = torch.arange(len(x), device=x.device)
-        for restart in range(how.restarts):
-            start = threat.random_start(x, noise) if how.start == "uniform" else x
-            if len(still_open) == 0:
+        threat = self.threat(task)
+        x_adv = x
+        unbroken = torch.arange(len(x), device=x.device)
+        for restart in range(self.options.restarts):
+            start = x
+            if self.options.start == "uniform":
+                start = threat.random_start(x, noise)
+            if len(unbroken) == 0:
                 continue  # for the draw alone
-            x_open, y_open, start = x[still_open], y[still_open], start[still_open]
-            found, vanished = self._climb(task, threat, x_open, y_open, start)
+            y_unbroken = y[unbroken]
+            points, vanished = self._climb(task, threat, x[unbroken], y_unbroken, start[unbroken])
             if restart == 0:
                 task.tally("zero_gradients", int(vanished))
-            x_adv = x_adv.index_copy(0, still_open, found)
-            if restart + 1 < how.restarts:
+            x_adv = x_adv.index_copy(0, unbroken, points)
+            if restart + 1 < self.options.restarts:
                 with torch.no_grad():
-                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
+                    unbroken = unbroken[task.model(points).argmax(dim=1) == y_unbroken]
         return x_adv
 
     def _climb(
@@ -157,10 +160,11 @@ class PGD(BudgetedAttack):
         def satisfied(y: Tensor, logits: Tensor) -> Tensor:
             return self.satisfied(logits * scale, y)
 
-        found, vanished = torch.empty_like(x), y.new_zeros(())
+        points = torch.empty_like(x)
+        vanished = y.new_zeros(())
         with attack_mode(task.model):
             for part in micro_batches(len(y), task.rows_at_once):
-                found[part] = gradient_ascent(
+                points[part] = gradient_ascent(
                     _watched(task.model, vanished, partial(satisfied, y[part])),
                     x[part],
                     partial(climbed, y[part]),
@@ -170,7 +174,7 @@ class PGD(BudgetedAttack):
                     start=start[part],
                     steering=self.steering(),
                 )
-        return found, vanished
+        return points, vanished
 
 
 class FGSM(PGD):
@@ -232,13 +236,14 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
 
 def _watched(model: nn.Module, vanished: Tensor, satisfied: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The model, adding to ``vanished`` the examples, but for the satisfied, whose first gradient moves no pixel."""
-    seen = False
+    is_first = True
 
     def forward(x_adv: Tensor) -> Tensor:
-        nonlocal seen
+        nonlocal is_first
         logits: Tensor = model(x_adv)
-        if not seen and x_adv.requires_grad:
-            seen, done = True, satisfied(logits.detach())
+        if is_first and x_adv.requires_grad:
+            is_first = False
+            done = satisfied(logits.detach())
 
             def count(grad: Tensor) -> None:  # on the device: nothing waits for it
                 moves = (grad.flatten(1).abs() > 0).any(dim=1)  # not where it is zero, and not where it is no number

@@ -40,39 +40,37 @@ class Internal(PGD):
         import torch
 
         refuse_training_mode(task.model)
-        started, task = time.perf_counter(), self.narrow(task)
-        clients, budget = task.clients(), budget_as_json(self.threat(task))
-        clean, unusable = _clean(task)
+        started = time.perf_counter()
+        task = self.narrow(task)
+        clients = task.clients()
+        right_of_client, unusable = _clean(task)
         withstood = torch.ones(len(task.data), dtype=torch.bool)
-        matrix: list[list[float]] = []
-        found: list[EvaluationResult] = []
-        for position, source in enumerate(clean):
-            part = replace(task, on_progress=_progress(task, position, len(clean), withstood))
-            result, points = self._attacked(part, clients.model(source), label)
-            found.append(result)
+        matrix: list[list[float]] = []  # of each client's images: accuracy of the global model, then of each client's
+        results: list[EvaluationResult] = []
+        for position, source in enumerate(right_of_client):
+            on_progress = _progress(task, position, len(right_of_client), withstood)
+            result, points = self._attacked(replace(task, on_progress=on_progress), clients.model(source), label)
+            results.append(result)
             right = _right(task.model, task, points)
-            where = torch.arange(len(right)) if position == 0 else (~right).nonzero().flatten()
+            where = torch.arange(len(right))
+            if position > 0:
+                where = (~right).nonzero().flatten()
             task.on_examples(where, points[where.to(points.device)].to(task.device))  # the last that broke each image
             withstood &= right
-            row = [share(right & task.clean_correct.cpu())]
-            for target, verdicts in clean.items():  # one model at a time: there may be a hundred
-                row.append(share(verdicts & _right(clients.model(target), task, points)))
+            row = [share(right & task.clean_correct)]
+            for target, right_when_clean in right_of_client.items():  # one model at a time: there may be a hundred
+                row.append(share(right_when_clean & _right(clients.model(target), task, points)))
             matrix.append(row)
-        of_others = [one for own, row in enumerate(matrix, start=1) for at, one in enumerate(row) if at != own]
-        zero_gradients = max((result.details.get("zero_gradients", 0) for result in found), default=0)
+        budget = budget_as_json(self.threat(task))
         settings = {**budget, **self.settings(task), **budget}
-        details = {
-            **(found[0].details if found else {}),
-            "zero_gradients": zero_gradients,
-            "clients": list(clean),
-            "natural": [share(task.clean_correct), *map(share, clean.values())],
-            "matrix": matrix,
-            **({"unusable": unusable} if unusable else {}),
-        }
-        if all(result.not_run for result in found):
+        natural = [share(task.clean_correct), *map(share, right_of_client.values())]
+        details = _details(results, {"clients": list(right_of_client), "natural": natural, "matrix": matrix})
+        if unusable:
+            details["unusable"] = unusable
+        if all(result.not_run for result in results):
             return EvaluationResult.without_number(
                 label,
-                _NO_POINTS if found else _NO_CLIENTS,
+                _NO_POINTS if results else _NO_CLIENTS,
                 settings=settings,
                 implementation=self.implementation,
                 details=details,
@@ -84,7 +82,7 @@ class Internal(PGD):
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
-            metrics={"worst": min(of_others), "mean": sum(of_others) / len(of_others)} if of_others else {},
+            metrics=_among_others(matrix),
         )
 
     def _attacked(self, task: EvaluationTask, source: nn.Module, label: str) -> tuple[EvaluationResult, Tensor]:
@@ -97,18 +95,40 @@ class Internal(PGD):
         return FromModel(self.options, source).evaluate(replace(task, on_examples=keep), label), points
 
 
+def _details(results: list[EvaluationResult], of_all: dict[str, Any]) -> dict[str, Any]:
+    """Details of the first source's images, with the most zero gradients of any, and those of all together."""
+    details: dict[str, Any] = {}
+    if results:
+        details.update(results[0].details)
+    details["zero_gradients"] = max((result.details.get("zero_gradients", 0) for result in results), default=0)
+    return {**details, **of_all}
+
+
+def _among_others(matrix: list[list[float]]) -> dict[str, float]:
+    """Lowest and mean accuracy of a model under another client's images; nothing where there are none."""
+    accuracies = []
+    for client, row in enumerate(matrix):
+        for column, accuracy in enumerate(row):
+            if column != client + 1:  # not under its own; column 0 is the global model
+                accuracies.append(accuracy)
+    if not accuracies:
+        return {}
+    return {"worst": min(accuracies), "mean": sum(accuracies) / len(accuracies)}
+
+
 def _clean(task: EvaluationTask) -> tuple[dict[int, Tensor], dict[int, str]]:
     """Client to the verdicts of its model on the clean images, (N,) bool; and to why there are none."""
-    from calfat_plugin.evaluators.measure import clean_correct
+    from calfat_plugin.evaluators.measure import with_model
 
-    clients, found, unusable = task.clients(), dict[int, "Tensor"](), dict[int, str]()
-    sizes = {"num_classes": task.num_classes, "batch_size": task.batch_size}
+    clients = task.clients()
+    right_of_client: dict[int, Tensor] = {}
+    unusable: dict[int, str] = {}
     for client in clients.ids:
         try:
-            found[client] = clean_correct(clients.model(client), task.data, device=task.device, **sizes)
+            right_of_client[client] = with_model(task, clients.model(client)).clean_correct
         except ModelError as error:
             unusable[client] = str(error)
-    return found, unusable
+    return right_of_client, unusable
 
 
 def _right(model: nn.Module, task: EvaluationTask, points: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.evaluators.evidence import Collector
-from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
+from calfat_plugin.interfaces import EvaluationTask, Evaluator, SetUpTask
+from calfat_plugin.interfaces.evaluation import no_clients
 from calfat_plugin.maths.attacks import modes_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
@@ -25,103 +27,143 @@ from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.models.building import refuse_changed
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from calfat_plugin.recipe.schema import Recipe
+
+#: Called with (label of the evaluator, examples done, examples in all, correct so far).
+Progress = Callable[[str, int, int, int], None]
 
 _WATCHED = 64  # examples of each attack whose loss is compared with that of the clean images
 
 
-def measure(
+def no_progress(label: str, done: int, total: int, correct: int) -> None:
+    """Inform nobody."""
+
+
+def evaluation_task(
     model: nn.Module,
     data: ImageData,
-    evaluators: Iterable[tuple[str, Evaluator]],
+    recipe: Recipe,
+    set_up: SetUpTask,
     *,
-    num_classes: int,
-    threat: ThreatModel,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
     round: int = 0,
-    correct: Tensor | None = None,
     scratch: Path | None = None,
-    on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
-    on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
-    clients: RoundClients | None = None,
-    collector: Collector | None = None,
-) -> dict[str, EvaluationResult]:
-    """Label to result of evaluators, (label, evaluator) pairs that are set up, on ``model`` in evaluation mode.
+) -> EvaluationTask:
+    """What all evaluators of this model on these images are given; the model is asked about the clean images here.
 
     Args:
-        correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
-        on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
+        model: in evaluation mode, on ``set_up.device``.
+        recipe: its budget, batch size and seed are those of the task.
+        set_up: what the evaluators were set up with.
+        round: for the seeds; 0 for the final evaluation.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
-        on_progress: called with (label, examples done, examples in all, correct so far).
-        clients: of the round, for evaluators that look at them.
-        collector: keeps adversarial images of attacks within ``threat``.
     """
     refuse_training_mode(model)
-    if correct is None and collector is not None:
-        correct = collector.correct
-    if correct is None:
-        with timed("clean examples"):
-            correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
-    results = {}
-    sample = pixels(data.x[:PROBED].to(device))
-    with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
-        for label, evaluator in evaluators:
-            if evaluator.has_budget:
-                _refuse_inference_tensors(model, label)
-            collecting = collector if evaluator.gives_examples and evaluator.has_budget else None
-            first = _FirstExamples(collecting.listener(label) if collecting else on_examples)
-            task = EvaluationTask(
-                model=model,
-                data=data,
-                num_classes=num_classes,
-                threat=threat,
-                batch_size=batch_size,
-                device=device,
-                seed=seed,
-                round=round,
-                clean_correct=correct.clone(),
-                rows_at_once=rows_at_once,
-                scratch=scratch,
-                on_progress=partial(on_progress, label),
-                on_examples=first,
-            )
-            if clients is not None and evaluator.uses_clients:
-                task = replace(task, clients=lambda: clients)
-            before = _versions(model)
-            with timed(label):
-                result = evaluator.evaluate(task, label)
-            if _versions(model) != before:
-                raise ModelError(
-                    f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
-                    "no number after it would be about the same model."
-                )
-            found = list(result.details.get("warnings", ()))
-            if evaluator.has_budget:
-                found += first.findings(model, data, device)
-            if collecting:
-                found += collecting.finished(result)
-            results[label] = replace(result, details={**result.details, "warnings": found}) if found else result
-    return results
+    batch_size = recipe.evaluation.batch_size
+    with timed("clean examples"):
+        clean = clean_predictions(
+            model, data, num_classes=set_up.num_classes, batch_size=batch_size, device=set_up.device
+        )
+    return EvaluationTask(
+        model=model,
+        data=data,
+        num_classes=set_up.num_classes,
+        threat=recipe.threat,
+        batch_size=batch_size,
+        device=set_up.device,
+        seed=recipe.seed,
+        round=round,
+        clean_predictions=clean,
+        scratch=scratch,
+    )
+
+
+def with_model(task: EvaluationTask, model: nn.Module) -> EvaluationTask:
+    """The same task on another model, in evaluation mode, which is asked about the clean images here."""
+    clean = clean_predictions(
+        model, task.data, num_classes=task.num_classes, batch_size=task.batch_size, device=task.device
+    )
+    return replace(task, model=model, clean_predictions=clean)
 
 
 @contextmanager
-def on_model(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
-    """The same task on another model, in evaluation mode, of which nobody hears."""
-    correct = clean_correct(
-        model, task.data, num_classes=task.num_classes, batch_size=task.batch_size, device=task.device
+def silently_on(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
+    """The same task on another model, without a scratch folder, progress and listeners to examples."""
+    silent = replace(
+        task,
+        scratch=None,
+        on_progress=lambda done, total, correct: None,
+        on_examples=lambda where, x_adv: None,
     )
-    with fast_passes(model, pixels(task.data.x[:PROBED].to(task.device))) as rows_at_once:
-        yield replace(
-            task,
-            model=model,
-            clean_correct=correct,
-            rows_at_once=rows_at_once,
-            scratch=None,
-            on_progress=lambda done, total, correct: None,
-            on_examples=lambda where, x_adv: None,
+    other = with_model(silent, model)
+    with fast_passes(model, _first_images(task)) as rows_at_once:
+        yield replace(other, rows_at_once=rows_at_once)
+
+
+def measure(
+    task: EvaluationTask,
+    evaluators: Iterable[tuple[str, Evaluator]],
+    *,
+    on_progress: Progress = no_progress,
+    collector: Collector | None = None,
+) -> dict[str, EvaluationResult]:
+    """Label to result of evaluators, (label, evaluator) pairs that are set up.
+
+    Args:
+        task: of all of them. Of several evaluators, the last one's examples come last to ``task.on_examples``.
+        on_progress: is informed of each.
+        collector: keeps adversarial images of attacks within the task's budget, which ``task.on_examples`` then does
+            not get.
+    """
+    refuse_training_mode(task.model)
+    results = {}
+    with float32_as("fp32", task.device), fast_passes(task.model, _first_images(task)) as rows_at_once:
+        task = replace(task, rows_at_once=rows_at_once)
+        for label, evaluator in evaluators:
+            progress = partial(on_progress, label)
+            results[label] = _measured(replace(task, on_progress=progress), label, evaluator, collector)
+    return results
+
+
+def _measured(task: EvaluationTask, label: str, evaluator: Evaluator, collector: Collector | None) -> EvaluationResult:
+    """The result of one evaluator, with what is found out about its examples."""
+    if evaluator.has_budget:
+        _refuse_inference_tensors(task.model, label)
+    if not (evaluator.gives_examples and evaluator.has_budget):
+        collector = None
+    listener = task.on_examples
+    if collector is not None:
+        listener = collector.listener(label)
+    first_examples = _FirstExamples(listener)
+    clients = task.clients
+    if not evaluator.uses_clients:
+        clients = no_clients
+    # A copy of what is shared, so that an evaluator that writes to it spoils its own number alone.
+    clean = task.clean_predictions.clone()
+    before = _versions(task.model)
+    with timed(label):
+        result = evaluator.evaluate(
+            replace(task, clean_predictions=clean, on_examples=first_examples, clients=clients), label
         )
+    if _versions(task.model) != before:
+        raise ModelError(
+            f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
+            "no number after it would be about the same model."
+        )
+    warnings = list(result.details.get("warnings", ()))
+    if evaluator.has_budget:
+        warnings += first_examples.findings(task)
+    if collector is not None:
+        warnings += collector.finished(result)
+    if not warnings:
+        return result
+    return replace(result, details={**result.details, "warnings": warnings})
+
+
+def _first_images(task: EvaluationTask) -> Tensor:
+    """As many as ``fast_passes`` tries the model on."""
+    return pixels(task.data.x[:PROBED].to(task.device))
 
 
 def _refuse_inference_tensors(model: nn.Module, label: str) -> None:
@@ -156,15 +198,17 @@ class _FirstExamples:
             self._room -= len(where)
         self._on_examples(where, x_adv)
 
-    def findings(self, model: nn.Module, data: ImageData, device: torch.device) -> list[dict[str, str]]:
+    def findings(self, task: EvaluationTask) -> list[dict[str, str]]:
         """A finding if the loss of the true label falls where it should rise; the global generators stay."""
         if not self._where:
             return []
-        few = data.subset(torch.cat(self._where).numpy()).to(device)
-        gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+        few = task.data.subset(torch.cat(self._where).numpy()).to(task.device)
+        gpus = range(0)
+        if task.device.type == "cuda":
+            gpus = range(torch.cuda.device_count())
         with torch.no_grad(), torch.random.fork_rng(devices=gpus):
-            clean = cross_entropy(model(pixels(few.x)), few.y, reduction="none")
-            attacked = cross_entropy(model(torch.cat(self._x_adv)), few.y, reduction="none")
+            clean = cross_entropy(task.model(pixels(few.x)), few.y, reduction="none")
+            attacked = cross_entropy(task.model(torch.cat(self._x_adv)), few.y, reduction="none")
         fell = falling(clean, attacked)
         if not fell:
             return []
@@ -176,33 +220,33 @@ class _FirstExamples:
         return [{"code": "loss-falls", "text": text}]
 
 
-def clean_correct(
-    model: nn.Module, data: ImageData, *, num_classes: int, batch_size: int, device: torch.device
-) -> Tensor:
-    """Which clean examples the model gets right: (N,) bool on the CPU."""
-    found = clean_predictions(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
-    return found == data.y.cpu()
+# --- the model and the clean images -----------------------------------------------------------------------------------
 
 
 def clean_predictions(
     model: nn.Module, data: ImageData, *, num_classes: int, batch_size: int, device: torch.device
 ) -> Tensor:
-    """What the model says of clean examples: (N,) int64 on the CPU."""
+    """The class that the model gives each clean example, (N,) int64 on the CPU; an answer that is none is refused."""
     classes = []
     first = pixels(data.x[:PROBED].to(device))
     with torch.no_grad(), float32_as("fp32", device), fast_passes(model, first):
         for x, y, _ in batches(data, batch_size, device):
             logits = logits_of(model, x)
-            if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):
-                found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise ModelError(
-                    f"the model returned {found} for {len(y)} images of shape {tuple(x.shape[1:])}; "
-                    f"expected logits of shape ({len(y)}, {num_classes})."
-                )
+            if not isinstance(logits, Tensor):
+                raise _other_shape(f"a {type(logits).__name__}", x, num_classes)
+            if logits.shape != (len(y), num_classes):
+                raise _other_shape(str(tuple(logits.shape)), x, num_classes)
             if not bool(logits.isfinite().all()):
                 raise ModelError(f"the model returned nan or inf for clean images: {_cause_of_nan(model)}")
             classes.append(logits.argmax(dim=1).cpu())
     return torch.cat(classes)
+
+
+def _other_shape(got: str, x: Tensor, num_classes: int) -> ModelError:
+    return ModelError(
+        f"the model returned {got} for {len(x)} images of shape {tuple(x.shape[1:])}; "
+        f"expected logits of shape ({len(x)}, {num_classes})."
+    )
 
 
 def logits_of(model: nn.Module, x: Tensor) -> object:
@@ -216,11 +260,14 @@ def logits_of(model: nn.Module, x: Tensor) -> object:
             f"({str(error).splitlines()[0]})"
         ) from error
     except Exception as error:  # somebody else's model may fail in any way
-        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        dtype = next((tensor.dtype for tensor in model.parameters() if tensor.dtype != x.dtype), None)
-        hint = f"Its weights are {dtype}: call model.float() first." if dtype else "Is it the model of this data set?"
+        lines = str(error).strip().splitlines() or ["no message"]
+        hint = "Is it the model of this data set?"
+        for tensor in model.parameters():
+            if tensor.dtype != x.dtype:
+                hint = f"Its weights are {tensor.dtype}: call model.float() first."
+                break
         raise ModelError(
-            f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {first}). {hint}"
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {lines[0]}). {hint}"
         ) from error
     refuse_changed(asked, x, "the model")
     return answer
@@ -239,6 +286,12 @@ def _cause_of_nan(model: nn.Module) -> str:
 
 def _versions(model: nn.Module) -> list[object]:
     """Changes when a tensor of the model is written to or replaced, or a module changes mode."""
-    tensors = (*model.parameters(), *model.buffers())
-    versions = ((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
-    return [*versions, *(mode for _, mode in modes_of(model))]
+    versions: list[object] = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        version = None
+        if not tensor.is_inference():  # torch counts no versions of tensors of inference mode
+            version = tensor._version
+        versions.append((id(tensor), version))
+    for _, training in modes_of(model):
+        versions.append(training)
+    return versions

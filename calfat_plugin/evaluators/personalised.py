@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.entries import EvaluatorEntry, paper
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 
 _KINDS = {"own": "each client's own model", "tuned": "the global model fine-tuned by each client"}
 _MEASURED = {"natural": "accuracy", "robust": "accuracy under the attack"}
-_METRICS = {
-    f"{kind}_{measured}{worst}": f"{what} of {whose} on its own label mix: {over}"
-    for kind, whose in _KINDS.items()
-    for measured, what in _MEASURED.items()
-    for worst, over in (("", "mean over clients"), ("_worst", "mean of the worst 10 %"))
-}
+
+
+def _metrics() -> dict[str, str]:
+    """Name of each metric to what it says."""
+    metrics = {}
+    for kind, model in _KINDS.items():
+        for measured, what in _MEASURED.items():
+            text = f"{what} of {model} on its own label mix"
+            metrics[f"{kind}_{measured}"] = f"{text}: mean over clients"
+            metrics[f"{kind}_{measured}_worst"] = f"{text}: mean of the worst 10 %"
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class Personalised(PGD):
             task.on_progress(done, models * examples, correct)
 
         result = super().evaluate(replace(task, on_progress=progress), label)
-        measured, rows = 1, dict[int, dict[str, Any]]()
+        measured = 1
+        rows: dict[int, dict[str, Any]] = {}
         for client in clients.honest:
             makers = {
                 "own": lambda client=client: clients.model(client),
@@ -75,28 +82,37 @@ class Personalised(PGD):
         self, task: EvaluationTask, label: str, kind: str, make: Callable[[], nn.Module], counts: Sequence[int]
     ) -> dict[str, Any]:
         """``<kind>_natural`` and ``<kind>_robust``, each None where no class of the client has test examples."""
-        from calfat_plugin.evaluators.measure import on_model
+        from calfat_plugin.evaluators.measure import silently_on
 
-        reason = {}
+        failure = ""
         try:
-            with on_model(task, make()) as own:
-                robust = super().evaluate(own, label).per_class
-                natural = counts_of(own.data.y, own.clean_correct, own.clean_correct, own.num_classes)["per_class"]
+            with silently_on(task, make()) as task_of_client:
+                robust = super().evaluate(task_of_client, label).per_class
+                right = task_of_client.clean_correct
+                natural = counts_of(task.data.y, right, right, task.num_classes)["per_class"]
         except (UpdateError, ModelError, BudgetError) as error:
             examples = task.data.y.bincount(minlength=task.num_classes).tolist()
             natural = robust = tuple(0.0 if number else None for number in examples)
-            reason = {f"{kind}_failed": str(error)}
-        found = {"natural": natural, "robust": robust}
-        return {**{f"{kind}_{name}": client_accuracy(each, counts) for name, each in found.items()}, **reason}
+            failure = str(error)
+        row: dict[str, Any] = {
+            f"{kind}_natural": client_accuracy(natural, counts),
+            f"{kind}_robust": client_accuracy(robust, counts),
+        }
+        if failure:
+            row[f"{kind}_failed"] = failure
+        return row
 
 
 def _over_clients(rows: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
     """Every metric that is known of some client."""
     metrics: dict[str, float] = {}
-    for name in (f"{kind}_{measured}" for kind in _KINDS for measured in _MEASURED):
+    for kind, measured in product(_KINDS, _MEASURED):
+        name = f"{kind}_{measured}"
         known = {client: row[name] for client, row in rows.items() if row[name] is not None}
-        if (worst := worst_of(known)) is not None:
-            metrics |= {name: sum(known.values()) / len(known), f"{name}_worst": worst.accuracy}
+        worst = worst_of(known)
+        if worst is not None:
+            metrics[name] = sum(known.values()) / len(known)
+            metrics[f"{name}_worst"] = worst.accuracy
     return metrics
 
 
@@ -117,6 +133,6 @@ ENTRY = EvaluatorEntry(
     formula="mean over clients of sum_c n_kc acc_c(f_k) / sum_c n_kc, with f_k as sent, and after E epochs from f",
     citation=paper("wang2019federated"),
     check=_check,
-    metrics=_METRICS,
+    metrics=_metrics(),
     uses_clients=True,
 )

@@ -57,9 +57,9 @@ class FromModel(PGD):
         assert self.source is not None
         with fast_passes(self.source, x) as rows:
             on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows)
-            found, vanished = super()._climb(on_source, threat, x, y, start)
-        task.tally(_USABLE, int(found.isfinite().flatten(1).all(dim=1).sum()))
-        return torch.where(found.isfinite(), found, x), vanished
+            points, vanished = super()._climb(on_source, threat, x, y, start)
+        task.tally(_USABLE, int(points.isfinite().flatten(1).all(dim=1).sum()))
+        return torch.where(points.isfinite(), points, x), vanished
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class TransferOptions(PGDOptions):
     def digest(self) -> str | None:
         """SHA-256 of the source's file as it is now, in hexadecimal digits; None: it cannot be read."""
         path = expanded(self.source)
-        path = path / "checkpoints" / "last.safetensors" if path.is_dir() else path
+        if path.is_dir():
+            path = path / "checkpoints" / "last.safetensors"
         try:
             return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
         except OSError:  # a client of another machine need not have it; loading it finds the words
@@ -100,18 +101,23 @@ class Transfer(FromModel):
 
     def set_up(self, task: SetUpTask) -> None:
         """Load the source."""
-        how, now = self.options, self.options.digest()
-        if now not in (None, how.sha256):
+        options = self.options
+        now = options.digest()
+        if now not in (None, options.sha256):
             raise RunError(
-                f"{how.source}: this source has changed: its SHA-256 was {str(how.sha256)[:12]}…, it is "
+                f"{options.source}: this source has changed: its SHA-256 was {str(options.sha256)[:12]}…, it is "
                 f"{str(now)[:12]}… now. Restore it, or start a new run with it as it is."
             )
-        self.source = task.load_model(how.source, how.model)
+        self.source = task.load_model(options.source, options.model)
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        how = self.options
-        source = {"source": how.source, "source_model": how.model, "source_sha256": how.sha256}
-        return {**super().settings(task), "attack": "transfer", **{k: v for k, v in source.items() if v is not None}}
+        options = self.options
+        settings = {**super().settings(task), "attack": "transfer", "source": options.source}
+        if options.model is not None:
+            settings["source_model"] = options.model
+        if options.sha256 is not None:
+            settings["source_sha256"] = options.sha256
+        return settings
 
 
 ENTRY = EvaluatorEntry(

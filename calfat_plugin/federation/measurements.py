@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,11 +17,11 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.evidence import Collector, Evidence
 from calfat_plugin.evaluators.evidence_file import write_evidence
-from calfat_plugin.evaluators.measure import clean_predictions, measure
+from calfat_plugin.evaluators.measure import evaluation_task, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng, set_global_rng
-from calfat_plugin.interfaces import Evaluator, SetUpTask, State
+from calfat_plugin.interfaces import EvaluationTask, Evaluator, SetUpTask, State
 from calfat_plugin.maths.tied import load_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
@@ -47,11 +48,14 @@ class Measurements:
         observer: RunObserver,
         load_model: LoadModel | None = None,
     ) -> None:
-        self._experiment, self._model, self._observer = experiment, model, observer
+        self._experiment = experiment
+        self._model = model
+        self._observer = observer
         self._test = dataset.test.to(device)
         self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)  # for each round
-        task = SetUpTask(dataset.num_classes, dataset.in_channels, dataset.image_size, device, has_clients=True)
-        self._task = task if load_model is None else replace(task, load_model=load_model)
+        self._set_up = SetUpTask(dataset.num_classes, dataset.in_channels, dataset.image_size, device, has_clients=True)
+        if load_model is not None:
+            self._set_up = replace(self._set_up, load_model=load_model)
 
     @cached_property
     def template(self) -> nn.Module:
@@ -65,6 +69,7 @@ class Measurements:
 
     @property
     def use_clients(self) -> bool:
+        """Whether any evaluator looks at the clients of a round."""
         return self.final_uses_clients or any(pick.entry.uses_clients for pick in self._experiment.monitor.evaluators)
 
     def set_up(self) -> None:
@@ -73,14 +78,17 @@ class Measurements:
 
     @cached_property
     def _monitoring(self) -> Ready:
-        return self._experiment.ready_evaluators(self._experiment.monitor.evaluators, self._task)
+        return self._experiment.ready_evaluators(self._experiment.monitor.evaluators, self._set_up)
 
     @cached_property
     def _closing(self) -> Ready:
-        return self._experiment.ready_evaluators(self._experiment.evaluators, self._task)
+        return self._experiment.ready_evaluators(self._experiment.evaluators, self._set_up)
 
     def of_round(self, state: State, round: int, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
-        return self._measured(state, self.subset, self._monitoring, clients, round)
+        """Label to result of the evaluators of rounds, on the monitored images."""
+        with self._measuring(state, self.subset, clients, round) as task:
+            evaluators = self._each_with_the_same_generators(self._monitoring, round)
+            return measure(task, evaluators, on_progress=self._observer.evaluation_progress)
 
     def final(
         self, state: State, scratch: Path | None, clients: ClientsOfRound | None, earlier: Evidence | None = None
@@ -89,72 +97,68 @@ class Measurements:
 
         ``earlier`` is evidence of other evaluators about the same model, to which theirs is added.
         """
-        return self._measured(state, self._test, self._closing, clients, scratch=scratch, keep=True, earlier=earlier)
+        with self._measuring(state, self._test, clients, scratch=scratch) as task:
+            if earlier is not None:
+                task = replace(task, clean_predictions=earlier.clean)
+            collector = None
+            max_bytes = self._experiment.evaluation.evidence_mb * 10**6
+            if max_bytes or earlier is not None:
+                collector = Collector(task, max_bytes, scratch, earlier)
+            results = measure(
+                task,
+                self._each_with_the_same_generators(self._closing),
+                on_progress=self._observer.evaluation_progress,
+                collector=collector,
+            )
+            if collector is None:
+                return results
+            evidence = collector.evidence()
+            worst = evidence.worst_case(task.num_classes, collector.not_run)
+            if worst is not None:
+                results[worst.label] = worst
+            if scratch is not None:
+                write_evidence(scratch / EVIDENCE, evidence)
+            return results
 
     def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
+        """Try every evaluator on a few images, before the first round."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
-        for evaluators in (self._monitoring, self._closing):
-            self._measured(state, few, evaluators, clients, quiet=True)
+        with self._measuring(state, few, clients) as task:
+            for evaluators in (self._monitoring, self._closing):
+                measure(task, self._each_with_the_same_generators(evaluators))
 
     def monitored(self) -> Monitored:
         return Monitored(self._model, self.subset, self._experiment.evaluation.batch_size)
 
-    def _measured(
+    @contextmanager
+    def _measuring(
         self,
         state: State,
         data: ImageData,
-        evaluators: Ready,
         clients: ClientsOfRound | None,
         round: int = 0,
         scratch: Path | None = None,
-        *,
-        quiet: bool = False,
-        keep: bool = False,
-        earlier: Evidence | None = None,
-    ) -> dict[str, EvaluationResult]:
-        experiment = self._experiment
-        observer = RunObserver() if quiet else self._observer
+    ) -> Iterator[EvaluationTask]:
+        """The task of all evaluators of a model; global generators that they draw from are put back."""
         load_state(self._model, state)
-        seed = derive_seed(experiment.seed, "ambient evaluation", round=round)
-        with seeded_global_rng(seed), timed("evaluation"):
-            sizes = {"num_classes": self._task.num_classes, "batch_size": experiment.evaluation.batch_size}
-            collector, room = None, experiment.evaluation.evidence_mb * 10**6
-            if keep and (room or earlier):
-                with timed("clean examples"):
-                    clean = clean_predictions(self._model, data, device=self._task.device, **sizes)
-                collector = Collector(self._model, data, clean, experiment.threat, room, scratch, earlier)
-            found = measure(
-                self._model,
-                data,
-                _each_with_the_same_generators(evaluators, seed),
-                num_classes=self._task.num_classes,
-                threat=experiment.threat,
-                batch_size=experiment.evaluation.batch_size,
-                device=self._task.device,
-                seed=experiment.seed,
-                round=round,
-                scratch=scratch,
-                on_progress=observer.evaluation_progress,
-                clients=clients,
-                collector=collector,
-            )
-            if collector is not None:
-                evidence = collector.evidence()
-                if worst := evidence.worst_case(self._task.num_classes, collector.not_run):
-                    found[worst.label] = worst
-                if scratch is not None:
-                    write_evidence(scratch / EVIDENCE, evidence)
-            return found
+        with seeded_global_rng(self._seed(round)), timed("evaluation"):
+            task = evaluation_task(self._model, data, self._experiment, self._set_up, round=round, scratch=scratch)
+            if clients is not None:
+                task = replace(task, clients=lambda: clients)
+            yield task
 
+    def _each_with_the_same_generators(self, evaluators: Ready, round: int = 0) -> Iterator[tuple[str, Evaluator]]:
+        """The evaluators, each with the global generators at one state.
 
-def _each_with_the_same_generators(evaluators: Ready, seed: int) -> Iterator[tuple[str, Evaluator]]:
-    """The evaluators, each with the global generators at one state.
+        What an evaluator of a plugin draws from them must not depend on those before it: it may be added to a finished
+        run.
+        """
+        for label, evaluator in evaluators:
+            set_global_rng(self._seed(round))
+            yield label, evaluator
 
-    What an evaluator of a plugin draws from them must not depend on those before it: it may be added to a finished run.
-    """
-    for label, evaluator in evaluators:
-        set_global_rng(seed)
-        yield label, evaluator
+    def _seed(self, round: int) -> int:
+        return derive_seed(self._experiment.seed, "ambient evaluation", round=round)
 
 
 @dataclass(frozen=True)

@@ -61,21 +61,28 @@ class ATAS(InnerAttack):
     def begin_round(self, task: LocalTask) -> _Memory:
         import torch  # here, not above: recipes are checked without torch
 
+        is_reset = task.round % self.options.reset == 0 and task.round < task.settings.num_rounds
+        change = task.client_state.get("change")
+        squares = task.client_state.get("squares", torch.zeros(len(task.data)))
+        if change is None or is_reset:
+            change = self._drawn_anew(task)
+        # Copies, since the memory is written to.
+        change = change.to(task.device, torch.float32, copy=True)
+        squares = squares.to(task.device, copy=True)
+        return _Memory(change, squares, adaptive=task.round > self.options.warmup)
+
+    def _drawn_anew(self, task: LocalTask) -> Tensor:
+        """(n, C, H, W) a random point of the ball for each example, its image padded as augmentation pads it."""
+        import torch
+
         from calfat_plugin.seeds import generator
 
-        kept, images, border = task.client_state, task.data.x, 2 * task.augment.crop_padding
-        reset = task.round % self.options.reset == 0 and task.round < task.settings.num_rounds
-        if reset or not kept:
-            noise = generator(task.seed, "inner attack", round=task.round, client=task.client)
-            nothing = torch.zeros(len(images), images.shape[1], images.shape[2] + border, images.shape[3] + border)
-            # Changes are no pixels: they may be below 0.
-            change = dataclasses.replace(task.threat, bounds=Bounds(-1, 1)).random_start(nothing, noise)
-        else:
-            change = kept["change"]
-        squares = kept["squares"] if kept else torch.zeros(len(images))
-        # Copies, since the memory is written to.
-        change, squares = change.to(task.device, torch.float32, copy=True), squares.to(task.device, copy=True)
-        return _Memory(change, squares, adaptive=task.round > self.options.warmup)
+        noise = generator(task.seed, "inner attack", round=task.round, client=task.client)
+        images, channels, height, width = task.data.x.shape
+        border = 2 * task.augment.crop_padding
+        nothing = torch.zeros(images, channels, height + border, width + border)
+        threat = dataclasses.replace(task.threat, bounds=Bounds(-1, 1))  # changes are no pixels: they may be below 0
+        return threat.random_start(nothing, noise)
 
     def end_round(self, memory: _Memory) -> State:
         return {"change": memory.change.half(), "squares": memory.squares}  # half: checkpoints hold all clients'
@@ -84,23 +91,26 @@ class ATAS(InnerAttack):
         """Left to the method, whose start is drawn and not used: the memory has each example's."""
 
     def craft(self, task: InnerTask) -> Tensor:
-        memory, examples, threat, eps = task.memory, task.examples, task.threat, float(task.threat.eps)
+        memory = task.memory
+        examples = task.examples
+        threat = task.threat
         assert examples is not None  # of a client's mini-batch
         change = examples.cut(memory.change, *task.x_nat.shape[2:])
         start = threat.project(task.x_nat + change, task.x_nat)
         grad = task.gradient(start)
-        length: float | Tensor = eps
+        length: float | Tensor = float(threat.eps)
         if memory.adaptive:
-            index, options = examples.index.to(memory.squares.device), self.options
+            options = self.options
+            index = examples.index.to(memory.squares.device)
             norms = grad.flatten(1).norm(dim=1)
             squares = options.momentum * memory.squares[index] + (1 - options.momentum) * norms.square()
             memory.squares[index] = squares
-            length = eps * (options.step / (1 + squares.sqrt() / options.c)).clamp(options.shortest, options.longest)
+            length = length * (options.step / (1 + squares.sqrt() / options.c)).clamp(options.shortest, options.longest)
         x_adv = threat.project(threat.ascend(start, grad, length), task.x_nat)
-        found = x_adv - task.x_nat
+        next_change = x_adv - task.x_nat
         if threat.factors is not None:  # where the ball is a point, as in a warm-up's first round, what was drawn stays
-            found = found.where(per_example(threat.factors, found) > 0, change)
-        examples.put_back(memory.change, found)
+            next_change = next_change.where(per_example(threat.factors, next_change) > 0, change)
+        examples.put_back(memory.change, next_change)
         return x_adv
 
 

@@ -39,9 +39,13 @@ class Free(InnerAttack):
     def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: list[Tensor]) -> Tensor:
         import torch  # here, not above: recipes are checked without torch
 
-        threat, x_nat, length = batch.task.threat, batch.x_nat, self.options.step * float(batch.task.threat.eps)
-        last = memory.pop()[: len(x_nat)] if memory else x_nat.new_empty(0, *x_nat.shape[1:])
-        change = torch.cat([last, (batch.x_adv - x_nat)[len(last) :]])  # the last mini-batch may have been smaller
+        threat = batch.task.threat
+        x_nat = batch.x_nat
+        step_size = self.options.step * float(threat.eps)
+        change = batch.x_adv - x_nat
+        if memory:
+            last = memory.pop()[: len(x_nat)]
+            change = torch.cat([last, change[len(last) :]])  # the last mini-batch may have been smaller
         for _ in range(self.options.replays):
             x_adv = threat.project(x_nat + change, x_nat)
             if batch.attacked is not None:
@@ -53,7 +57,7 @@ class Free(InnerAttack):
                     "the training loss does not depend on x_adv: the model detaches its input, or the loss leaves the "
                     "adversarial examples out. The inner attack 'free' needs the gradient that training leaves in them."
                 )
-            change = threat.project(threat.ascend(x_adv.detach(), x_adv.grad, length), x_nat) - x_nat
+            change = threat.project(threat.ascend(x_adv.detach(), x_adv.grad, step_size), x_nat) - x_nat
         memory.append(change)
         return value
 

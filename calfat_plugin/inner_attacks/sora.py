@@ -48,8 +48,8 @@ class SORA(InnerAttack):
     def begin_round(self, task: LocalTask) -> _Memory:
         import torch  # here, not above: recipes are checked without torch
 
-        kept = task.client_state.get("alignment", torch.tensor(self.options.first))
-        return _Memory(kept.to(task.device))
+        alignment = task.client_state.get("alignment", torch.tensor(self.options.first))
+        return _Memory(alignment.to(task.device))
 
     def end_round(self, memory: _Memory) -> State:
         return {"alignment": memory.alignment}
@@ -63,7 +63,8 @@ class SORA(InnerAttack):
         return torch.rand(x_nat.shape, generator=generator, device=generator.device).to(x_nat)
 
     def craft(self, task: InnerTask) -> Tensor:
-        memory, threat = task.memory, task.threat
+        memory = task.memory
+        threat = task.threat
         assert task.drawn is not None
         gradient = task.gradient(task.start)
         memory.gradients.append(gradient)
@@ -80,11 +81,14 @@ class SORA(InnerAttack):
 
         from calfat_plugin.maths.attacks import cosine
 
-        before, memory.gradients = memory.gradients, []
+        before = memory.gradients
+        memory.gradients = []
         if gradient is None or not before:
             return
-        # Of the sum over the mini-batch, as the attack's is; the loss of a step is the mean.
-        after = len(gradient) * (gradient if batch.attacked is None else gradient[batch.attacked])
+        count = len(gradient)
+        if batch.attacked is not None:
+            gradient = gradient[batch.attacked]
+        after = count * gradient  # of the sum over the mini-batch, as the attack's is; the loss of a step is the mean
         first = torch.cat(before)
         if self.options.alignment == "cosine":
             values = cosine(first, after).nan_to_num(0.0)

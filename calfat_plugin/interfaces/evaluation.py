@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,7 +70,8 @@ class RoundClients(Protocol):
         ...
 
 
-def _no_clients() -> RoundClients:
+def no_clients() -> RoundClients:
+    """What ``task.clients`` is for an evaluator that does not declare ``uses_clients``."""
     raise PluginError(
         "evaluate asks for the round's clients (task.clients), which its entry does not declare. Give the "
         "EvaluatorEntry uses_clients=True."
@@ -118,7 +120,7 @@ class EvaluationTask:
         round: round number for derived seeds; 0 for the final evaluation.
         rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
             right, but slower.
-        clean_correct: (N,) bool on the CPU, whether the model classifies the clean example correctly; computed once and
+        clean_predictions: (N,) int64 on the CPU, the class that the model gives each clean example; computed once and
             shared.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
@@ -140,14 +142,19 @@ class EvaluationTask:
     device: torch.device
     seed: int
     round: int
-    clean_correct: Tensor
+    clean_predictions: Tensor
     rows_at_once: int = sys.maxsize
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
     tally: Callable[[str, int], None] = lambda name, count: None
     record: Callable[[str, Tensor], None] = lambda name, values: None
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None
-    clients: Callable[[], RoundClients] = _no_clients
+    clients: Callable[[], RoundClients] = no_clients
+
+    @cached_property
+    def clean_correct(self) -> Tensor:
+        """(N,) bool on the CPU, whether the model classifies the clean example correctly."""
+        return self.clean_predictions == self.data.y.cpu()
 
 
 class Evaluator(ABC):

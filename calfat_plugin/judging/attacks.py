@@ -65,11 +65,12 @@ class Noise(BudgetedAttack):
         """Every draw is for the whole batch, so no point depends on which examples are broken already."""
         import torch
 
-        threat, found = self.threat(task), x
+        threat = self.threat(task)
+        x_adv = x
         withstands = torch.ones_like(y, dtype=torch.bool)
         with torch.no_grad():
             for _ in range(self.options.draws):
                 points = threat.random_start(x, noise)
-                found = points.where(per_example(withstands, x), found)
+                x_adv = points.where(per_example(withstands, x), x_adv)
                 withstands = withstands & (task.model(points).argmax(dim=1) == y)
-        return found
+        return x_adv

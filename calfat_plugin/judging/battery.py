@@ -25,7 +25,7 @@ from calfat_plugin.report.numbers import percent
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from calfat_plugin.judging.trial import Trial
 
@@ -58,31 +58,35 @@ class Answers(Check):
         from calfat_plugin.judging.trial import differ
         from calfat_plugin.seeds import derive_seed, generator
 
-        draws = []
+        task = trial.task
+        answers = []
         for draw in range(_DRAWS):
-            with seeded_global_rng(derive_seed(trial.seed, "trust/answers", extra=draw)):
-                draws.append(torch.cat(list(trial.logits())))
-        changed = torch.stack([differ(draws[0], other) for other in draws[1:]]).any(dim=0)
-        frequencies = trial.data.y.cpu().bincount(minlength=trial.num_classes)
+            with seeded_global_rng(derive_seed(task.seed, "trust/answers", extra=draw)):
+                answers.append(torch.cat(list(trial.logits())))
+        changed = torch.stack([differ(answers[0], again) for again in answers[1:]]).any(dim=0)
+        examples_of_class = task.data.y.cpu().bincount(minlength=task.num_classes)
         facts = {
             NATURAL: share(trial.correct),
-            GUESS: int(frequencies.max()) / len(trial.correct),
+            GUESS: int(examples_of_class.max()) / len(trial.correct),
             CHANGED: share(changed),
         }
         if changed.any():
             return Findings(self.name, tuple(self.rows(trial)), facts)
-        noise = generator(trial.seed, "trust/answers")
+        noise = generator(task.seed, "trust/answers")
         batched, remembered, repeated = [], [], []
-        whole = batches(trial.data, trial.batch_size, trial.device)
-        for (x, *_), clean in zip(whole, draws[0].split(trial.batch_size), strict=True):
+        images = batches(task.data, task.batch_size, task.device)
+        for (x, _, _), clean in zip(images, answers[0].split(task.batch_size), strict=True):
             batched.append(differ(clean, trial.asked_anew(x, "clean images")))
-            points = trial.threat.random_start(x, noise)
+            points = task.threat.random_start(x, noise)
             logits = trial.asked(points, "random points of the ball")
             remembered.append(differ(logits, trial.asked_anew(points, "random points of the ball")))
             repeated.append((logits - clean).abs().amax(dim=1) <= _EXACT * float(clean.abs().amax()))
-        facts |= {BATCHED: share(torch.cat(batched)), REPEATED: share(torch.cat(repeated))}
-        # Of a model whose answers depend on the batch, the copy, which is asked in other batches, says nothing more.
-        facts[REMEMBERED] = 0.0 if facts[BATCHED] > ZERO_GRADIENTS else share(torch.cat(remembered))
+        facts[BATCHED] = share(torch.cat(batched))
+        facts[REPEATED] = share(torch.cat(repeated))
+        facts[REMEMBERED] = share(torch.cat(remembered))
+        if facts[BATCHED] > ZERO_GRADIENTS:
+            # The copy is asked in other batches, so it says nothing more of a model whose answers depend on these.
+            facts[REMEMBERED] = 0.0
         return Findings(self.name, (), facts)
 
     def rows(self, trial: Trial) -> Iterator[Row]:
@@ -117,44 +121,19 @@ class Slopes(Check):
     title: str = "gradients against the slopes of the logits"
 
     def run(self, trial: Trial) -> Findings:
-        import torch
-
         from calfat_plugin.datasets.data import pixels
-        from calfat_plugin.maths.attacks import attack_mode, input_gradient
-        from calfat_plugin.maths.precision import float32_as
         from calfat_plugin.seeds import generator
 
-        noise = generator(trial.seed, "trust/slopes")
-        x = pixels(subset(trial.data, _SAMPLE).x.to(trial.device))
-        low, high = trial.threat.bounds
-        pixels_each = x[0].numel()  # all of which may move at once so far within the ball:
-        shrink: dict[str, float] = {"linf": 1.0, "l2": math.sqrt(pixels_each), "l1": pixels_each}
-        longest = _LENGTHS[0] * (float(trial.threat.eps) / shrink[trial.threat.norm])
-        start = trial.threat.random_start(x, noise).clamp(low + longest, high - longest)
-        logits = trial.asked(start, "random points of the ball")
-        first, second = logits.topk(2, dim=1).indices.unbind(1)
-        point = start.clone().requires_grad_()
-        with attack_mode(trial.model), torch.enable_grad(), float32_as("fp32", trial.device):
-            slope = input_gradient(_margin(trial.model(point), first, second).sum(), point).cpu().double()
-        errors = torch.full((len(x),), torch.inf, dtype=torch.float64)
-        for length in _LENGTHS:
-            h = length / _LENGTHS[0] * longest
-            wrong, moved = torch.zeros(2, len(x), dtype=torch.float64)
-            for _ in range(_DIRECTIONS):
-                direction = torch.empty(x.shape).bernoulli_(0.5, generator=noise).mul_(2).sub_(1)
-                ends = (trial.asked(start + sign * h * direction.to(x.device), "points near them") for sign in (1, -1))
-                ahead, behind = (_margin(end, first, second) for end in ends)
-                expected = 2 * h * (slope * direction.double()).flatten(1).sum(dim=1)
-                wrong += (ahead - behind - expected) ** 2
-                moved += (ahead - behind) ** 2
-            # Nothing moves and nothing should: no error.
-            error = (wrong / moved.clamp_min(1e-300)).sqrt().where(wrong > 0, torch.zeros(()).double())
-            errors = torch.minimum(errors, error)
-        values = logits.sort(dim=1).values
-        spread = values[:, -1:] - values[:, :1]
-        levels = 1 + ((values[:, 1:] - values[:, :-1]) > _EXACT * spread).sum(dim=1)
-        one_hot = (levels <= 2) & (trial.num_classes > 2)
-        return Findings(self.name, (), {UNRELATED: share(errors > _OFF), ONE_HOT: share(one_hot)})
+        task = trial.task
+        noise = generator(task.seed, "trust/slopes")
+        x = pixels(subset(task.data, _SAMPLE).x.to(task.device))
+        longest = _longest_step(task.threat, x[0].numel())
+        low, high = task.threat.bounds
+        points = task.threat.random_start(x, noise).clamp(low + longest, high - longest)
+        logits = trial.asked(points, "random points of the ball")
+        unrelated = share(_slope_errors(trial, points, logits, longest, noise) > _OFF)
+        one_hot = share(_have_two_levels(logits) & (task.num_classes > 2))
+        return Findings(self.name, (), {UNRELATED: unrelated, ONE_HOT: one_hot})
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         unrelated, one_hot = found.facts.get(UNRELATED, 0.0), found.facts.get(ONE_HOT, 0.0)
@@ -172,10 +151,67 @@ class Slopes(Check):
             )
 
 
+def _longest_step(threat: ThreatModel, values: int) -> float:
+    """How far all of an image's values may move at once to stay within the first of ``_LENGTHS`` times the ball."""
+    eps = float(threat.eps)
+    if threat.norm == "l2":
+        eps /= math.sqrt(values)
+    elif threat.norm == "l1":
+        eps /= values
+    return _LENGTHS[0] * eps
+
+
+def _slope_errors(trial: Trial, points: Tensor, logits: Tensor, longest: float, noise: Generator) -> Tensor:
+    """(N,) which share of how the margin moves the gradient does not explain, at the length of step where it is least.
+
+    Args:
+        points: (N, C, H, W) at which the model is asked, so far within the pixel range as the longest step is.
+        logits: (N, C) of them.
+        longest: step of each pixel.
+        noise: of the directions.
+    """
+    import torch
+
+    from calfat_plugin.maths.attacks import attack_mode, input_gradient
+    from calfat_plugin.maths.precision import float32_as
+
+    task = trial.task
+    first, second = logits.topk(2, dim=1).indices.unbind(1)
+    leaf = points.clone().requires_grad_()
+    with attack_mode(task.model), torch.enable_grad(), float32_as("fp32", task.device):
+        slope = input_gradient(_margin(task.model(leaf), first, second).sum(), leaf).cpu().double()
+    errors = torch.full((len(points),), torch.inf, dtype=torch.float64)
+    for length in _LENGTHS:
+        step = length / _LENGTHS[0] * longest
+        wrong = torch.zeros(len(points), dtype=torch.float64)
+        moved = torch.zeros(len(points), dtype=torch.float64)
+        for _ in range(_DIRECTIONS):
+            direction = torch.empty(points.shape).bernoulli_(0.5, generator=noise).mul_(2).sub_(1)
+            way = step * direction.to(points.device)
+            ahead = _margin(trial.asked(points + way, "points near them"), first, second)
+            behind = _margin(trial.asked(points - way, "points near them"), first, second)
+            expected = 2 * step * (slope * direction.double()).flatten(1).sum(dim=1)
+            wrong += (ahead - behind - expected) ** 2
+            moved += (ahead - behind) ** 2
+        error = (wrong / moved.clamp_min(1e-300)).sqrt()
+        error[wrong == 0] = 0.0  # nothing moves and nothing should: no error
+        errors = torch.minimum(errors, error)
+    return errors
+
+
 def _margin(logits: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """(N,) float64, of (N, C) logits that at ``first`` above that at ``second``."""
-    one, other = (logits.gather(1, which.to(logits.device)[:, None]).squeeze(1).double() for which in (first, second))
-    return one - other
+    above = logits.gather(1, first.to(logits.device)[:, None]).squeeze(1).double()
+    below = logits.gather(1, second.to(logits.device)[:, None]).squeeze(1).double()
+    return above - below
+
+
+def _have_two_levels(logits: Tensor) -> Tensor:
+    """(N,) bool, whether the logits of an image are one or two different numbers."""
+    values = logits.sort(dim=1).values
+    spread = values[:, -1:] - values[:, :1]
+    rises = (values[:, 1:] - values[:, :-1]) > _EXACT * spread
+    return rises.sum(dim=1) <= 1
 
 
 SCALE_FREE = "margin20"
@@ -190,21 +226,28 @@ class BudgetCurve(Check):
     title: str = "accuracy over the budget"
 
     def rows(self, trial: Trial) -> Iterator[Row]:
-        threat, (_, *image) = trial.threat, trial.data.x.shape
-        everything = unbounded(threat, math.prod(image))
-        budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
-        for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
+        threat = trial.task.threat
+        everything = unbounded(threat, trial.task.data.x[0].numel())
+        budgets = {max(everything, threat.eps)}
+        for factor in _FACTORS:
+            if factor < 1 or factor * threat.eps < everything:
+                budgets.add(factor * threat.eps)
+        budgets.discard(threat.eps)
+        for eps in sorted(budgets):
             scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
-            yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
+            row = trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled)
+            yield row
         # Pixels or a softmax that saturate so far away may blind the cross-entropy alone.
         if row.accuracy > 0 and threat.eps < everything:
             yield trial.attack(SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        points = {row.eps: row.accuracy for row in rows if row.attack == CLAIM}
+        accuracy_at = {row.eps: row.accuracy for row in rows if row.attack == CLAIM}
         if found.claimed is not None:
-            points[found.budget] = found.claimed
-        curve = [("0", found.natural), *sorted(points.items(), key=lambda point: parse_number(point[0]))]
+            accuracy_at[found.budget] = found.claimed
+        curve = [("0", found.natural)]
+        for eps in sorted(accuracy_at, key=parse_number):
+            curve.append((eps, accuracy_at[eps]))
         for (smaller, before), (larger, after) in pairwise(curve):
             if clearly_below(before, after, found.examples, SLACK):
                 yield Symptom(
@@ -212,13 +255,13 @@ class BudgetCurve(Check):
                     f"at eps {larger}",
                     masks=True,
                 )
-        eps, _ = curve[-1]
-        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == eps}
-        least = min((*attacks.values(), curve[-1][1]))
+        largest, least = curve[-1]
+        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == largest}
+        least = min(least, *attacks.values())
         if clearly_below(found.guess, least, found.examples, SLACK):
             yield Symptom(
-                f"at eps {eps} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])} "
-                f"leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
+                f"at eps {largest} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])}"
+                f" leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
                 masks=True,
             )
 
@@ -226,9 +269,12 @@ class BudgetCurve(Check):
 def unbounded(threat: ThreatModel, values: int) -> Fraction:
     """The eps within which every image of so many values can be made the same grey one."""
     half = (Fraction(threat.bounds.high) - Fraction(threat.bounds.low)) / 2
-    # In l2 the root is rounded up: a ball that is a little wider holds the grey image, too.
-    radii = {"linf": half, "l2": Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000), "l1": values * half}
-    return radii[threat.norm]
+    if threat.norm == "l1":
+        return values * half
+    if threat.norm == "l2":
+        # The root is rounded up: a ball that is a little wider holds the grey image, too.
+        return Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000)
+    return half
 
 
 @dataclass(frozen=True)
@@ -300,8 +346,9 @@ class DeadUnits(Check):
         worst = worst_plans(trial)
         rows = []
         if worst.plans:
-            units = len({unit for plan in worst.plans for stage in plan for unit in stage})
-            label = f"waking {units} dead unit{'s' if units > 1 else ''}"
+            label = "waking 1 dead unit"
+            if worst.units > 1:
+                label = f"waking {worst.units} dead units"
             rows.append(trial.attack(label, Waking(worst.plans, worst.one_by_one)))
         return Findings(self.name, tuple(rows), {DEAD: worst.share_asleep})
 
@@ -328,8 +375,12 @@ class AutoAttackCheck(Check):
             yield trial.attack("autoattack", attack, resumable=True)
             return
         left = trial.nearest_to_an_error(STEPS)
-        for number, part in enumerate(left.split(self.examples) if len(left) else (), 1):
-            label = "autoattack" if number == 1 else f"autoattack ({number})"
+        if not len(left):
+            return
+        for number, part in enumerate(left.split(self.examples), 1):
+            label = "autoattack"
+            if number > 1:
+                label = f"autoattack ({number})"
             row = trial.attack(label, attack, only=part.sort().values, resumable=True)
             yield row
             if row.accuracy == 1:
@@ -363,9 +414,9 @@ def _zero_gradients_of_logits(rows: Sequence[Row], found: Found) -> Iterator[Sym
 def _more_finds_less(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
     if found.claimed is None or not rows:
         return
-    few, many, restarted = ((row.attack, row.accuracy) for row in rows)
+    few, many, restarted = [(row.attack, row.accuracy) for row in rows]
     claim = (CLAIM, found.claimed)
-    for (weak, before), (strong, after) in (*pairwise((few, claim, many)), (claim, restarted)):
+    for (weak, before), (strong, after) in ((few, claim), (claim, many), (claim, restarted)):
         if clearly_below(before, after, found.examples, SLACK):
             yield Symptom(
                 f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less",
@@ -381,7 +432,7 @@ def _pgd(label: str, steps: int = STEPS, restarts: int = 1) -> Attack:
 _OPTIONS = PGDOptions(steps=STEPS)
 #: In the order in which they run, after the number on trial the cheapest first. First what follows the model's own
 #: gradients well: what others break beyond that, these gradients miss.
-_FIRST = (
+_FIRST: tuple[Check, ...] = (
     Answers(),
     Check(
         "gradients",
@@ -404,7 +455,7 @@ _FIRST = (
         symptom=_zero_gradients_of_logits,
     ),
 )
-_THEN = (
+_THEN: tuple[Check, ...] = (
     Check(
         "noise",
         "random noise",
@@ -451,6 +502,12 @@ def battery(*, full: bool, surrogates: bool = False, square: bool = True) -> tup
         surrogates: whether there are other models, beside the one that is trained here.
         square: whether Square can attack images of this size in this norm.
     """
-    last = AutoAttackCheck() if full else AutoAttackCheck(f"autoattack-{SAMPLE}", examples=SAMPLE)
-    every = (*_FIRST, *([Transfer()] if surrogates else []), *_THEN, last)
-    return tuple(check for check in every if square or check.name != "black-box")
+    checks = list(_FIRST)
+    if surrogates:
+        checks.append(Transfer())
+    checks += _THEN
+    if full:
+        checks.append(AutoAttackCheck())
+    else:
+        checks.append(AutoAttackCheck(f"autoattack-{SAMPLE}", examples=SAMPLE))
+    return tuple(check for check in checks if square or check.name != "black-box")

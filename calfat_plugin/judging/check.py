@@ -63,13 +63,15 @@ class Check:
     def rows(self, trial: Trial) -> Iterator[Row]:
         """Make the attacks."""
         for attack in self.attacks:
-            if trial.num_classes >= attack.classes:
+            if trial.task.num_classes >= attack.classes:
                 yield trial.attack(attack.label, attack.evaluator, resumable=attack.resumable)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         """What in ``rows``, and in what else was found, an honest measurement would not show."""
-        for row in rows if self.finds else ():
-            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
-                leaves, least = percent(row.accuracy), percent(found.white_box)
-                yield Symptom(self.finds.format(attack=row.attack, leaves=leaves, least=least), masks=True)
+        if self.finds and found.white_box is not None:
+            least = percent(found.white_box)
+            for row in rows:
+                if clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
+                    text = self.finds.format(attack=row.attack, leaves=percent(row.accuracy), least=least)
+                    yield Symptom(text, masks=True)
         yield from self.symptom(rows, found)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import ImageData
+    from calfat_plugin.judging.record import Record
     from calfat_plugin.judging.trial import Trial
 
 FILE = "trust.json"
@@ -65,28 +66,27 @@ def examine(
         output: the file; None: ``trust.json`` of the run, or beside the weights.
     """
     from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.judging.trial import Trial
+    from calfat_plugin.judging.trial import put_on_trial
 
     experiment = plan.experiments[0]
     _refuse_no_budget(experiment)
     with computing_as(experiment):
         run = loaded(plan, observer)
-        test, load_model = run.dataset.test, set_up_task(run, plan.request.trust).load_model
-        trial = Trial(
+        trial = put_on_trial(
             run.model(),
-            subset(test, plan.request.examples or EXAMPLES),
-            num_classes=run.dataset.num_classes,
-            threat=experiment.threat,
-            batch_size=experiment.evaluation.batch_size,
-            device=run.device,
-            seed=experiment.seed,
-            surrogates={str(target): load_model(str(target), None) for target in dict.fromkeys(transfer)},
+            subset(run.dataset.test, plan.request.examples or EXAMPLES),
+            experiment,
+            set_up_task(run, plan.request.trust),
+            transfer=transfer,
             fresh=run.model,
             more=run.dataset.train,
         )
         facts = {**facts_of(run), "dataset": run.dataset.name}
-        beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
-        return _judge(trial, experiment, facts, output or beside, len(test), full, command, observer)
+        if output is None and plan.run is not None:
+            output = plan.run / FILE
+        elif output is None:
+            output = plan.weights.with_name(f"{plan.weights.stem}-{FILE}")
+        return _judge(trial, experiment, facts, output, len(run.dataset.test), full, command, observer)
 
 
 def examine_module(
@@ -113,12 +113,12 @@ def examine_module(
     import numpy as np
 
     from calfat_plugin.evaluators.base import fixed_subset
-    from calfat_plugin.judging.trial import Trial
+    from calfat_plugin.judging.trial import put_on_trial
 
     _refuse_no_budget(experiment)
     try:
         pristine = _copy(model)
-        task = set_up_task_of(_copy(pristine), data, trust)
+        set_up = set_up_task_of(_copy(pristine), data, trust)
     except CalfatError:
         raise
     except Exception as error:  # somebody else's model may fail in any way
@@ -126,19 +126,18 @@ def examine_module(
             f"the model cannot be copied ({error_text(error)}), and its copies are what is asked. Let "
             "copy.deepcopy take it, or give model, weights and dataset in its place."
         ) from error
-    where, available = fixed_subset(len(data), examples or EXAMPLES), len(data)
-    if len(where) < available:
-        more = data.subset(np.setdiff1d(np.arange(available), where.numpy())) if more is None else more
-        data = data.subset(where.numpy())
-    trial = Trial(
+    available = len(data)
+    chosen = fixed_subset(available, examples or EXAMPLES).numpy()
+    if len(chosen) < available:
+        if more is None:
+            more = data.subset(np.setdiff1d(np.arange(available), chosen))
+        data = data.subset(chosen)
+    trial = put_on_trial(
         _copy(pristine),
         data,
-        num_classes=task.num_classes,
-        threat=experiment.threat,
-        batch_size=experiment.evaluation.batch_size,
-        device=task.device,
-        seed=experiment.seed,
-        surrogates={str(target): task.load_model(str(target), None) for target in dict.fromkeys(transfer)},
+        experiment,
+        set_up,
+        transfer=transfer,
         fresh=lambda: _copy(pristine),
         more=more,
     )
@@ -169,52 +168,26 @@ def _judge(
     command: list[str],
     observer: Observer,
 ) -> TrustReport:
-    """Run the battery from where the file stands; ``available``: images that the test split has."""
-    from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
-    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
-    from calfat_plugin.evaluators.base import budget_as_json
-    from calfat_plugin.evaluators.evidence import Collector
-    from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
-    from calfat_plugin.judging.record import FORMAT, Record
-    from calfat_plugin.runs.compute import describe_environment
+    """Run the battery from where the file stands.
 
-    threat = trial.threat
-    settings = {
-        **budget_as_json(threat),
-        "step_size": exact_text(threat.step_size),
-        "seed": trial.seed,
-        "batch_size": trial.batch_size,
-    }
-    facts = {
-        **facts,
-        "examples": len(trial.data),
-        "attack": CLAIM,
-        "threat": settings,
-        "transfer": list(trial.surrogates),
-        "calfat_plugin": __version__,
-        "environment": describe_environment(trial.device, experiment.registry, command, "fp32"),
-    }
-    task = trial.task()
-    others = [fingerprint(replace(task, model=other), {}) for other in trial.surrogates.values()]
-    digest = fingerprint(task, {"format": FORMAT, **settings, "transfer": others})
-    record = Record.open(path, digest, facts, len(trial.data))
+    Args:
+        facts: what the file says about the model.
+        path: the file.
+        available: how many images the test split has.
+    """
+    record = _opened(trial, experiment, facts, path, command)
     full = full or record.full
-    names, left_out = playable(VERSIONS["standard"], threat, trial.num_classes, trial.data.x.shape[2])
-    for name, reason in left_out.items():
-        observer.warn(f"AutoAttack runs without {name}: {reason}.")
-    checks = battery(full=full, surrogates=bool(trial.surrogates), square="square" in names)
-    done = {each.check: each for each in record.evidence if each.check in {check.name for check in checks}}
+    checks = _checks(trial, full, observer)
+    names = {check.name for check in checks}
+    done = {findings.check: findings for findings in record.evidence if findings.check in names}
     record = replace(record, full=full, evidence=tuple(done.values()))
-    trial.scratch, trial.on_progress = record.scratch, observer.evaluation_progress
-    if max_bytes := experiment.evaluation.evidence_mb * 10**6:  # of adversarial images to keep beside the file
-        trial.collector = Collector(trial.model, trial.data, trial.clean, threat, max_bytes, record.scratch)
-        if record.evidence and record.kept.is_file():  # of a verdict that --full continues
-            trial.collector.restore(read_evidence(record.kept))
-    if record.robust is not None:
-        trial.robust = record.robust.clone()
+    _continue(trial, record, experiment.evaluation.evidence_mb * 10**6)
+    trial.on_progress = observer.evaluation_progress
+    threat = trial.task.threat
+    examples = len(trial.task.data)
 
     def verdict() -> Verdict:
-        return conclude(checks, record.evidence, threat.norm, exact_text(threat.eps), len(trial.data), available)
+        return conclude(checks, record.evidence, threat.norm, exact_text(threat.eps), examples, available)
 
     for number, check in enumerate(checks, 1):
         if check.name in done:
@@ -223,19 +196,81 @@ def _judge(
             break
         observer.say(f"check {number} of {len(checks)}: {check.title}")
         started = time.perf_counter()
-        evidence = check.run(trial)
-        evidence = replace(evidence, seconds=time.perf_counter() - started)
-        record = replace(record, evidence=(*record.evidence, evidence), robust=trial.robust.clone())
+        findings = check.run(trial)
+        findings = replace(findings, seconds=time.perf_counter() - started)
+        record = replace(record, evidence=(*record.evidence, findings), robust=trial.robust.clone())
         record.save(verdict(), finished=False)
-        for row in evidence.rows:
+        for row in findings.rows:
             observer.say(f"  {row.attack}  {percent(row.accuracy)}  {row.seconds:.1f} s")
     final = verdict()
-    if trial.collector is not None:
-        trial.collector.concluded(trial.robust)
-        images = trial.collector.evidence()
-        write_evidence(record.kept, images, TRY_AGAIN)
-        said = [{"file": record.kept.name, **images.as_json()}]
-        record = replace(record, facts={**record.facts, "evidence": said})
+    record = _with_images(record, trial)
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
     return TrustReport(checks, record.evidence, final, record.path)
+
+
+def _opened(trial: Trial, experiment: Experiment, facts: Mapping[str, Any], path: Path, command: list[str]) -> Record:
+    """What an earlier process left in the file about this very question."""
+    from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
+    from calfat_plugin.evaluators.base import budget_as_json
+    from calfat_plugin.judging.record import FORMAT, Record
+    from calfat_plugin.runs.compute import describe_environment
+
+    task = trial.task
+    settings = {
+        **budget_as_json(task.threat),
+        "step_size": exact_text(task.threat.step_size),
+        "seed": task.seed,
+        "batch_size": task.batch_size,
+    }
+    facts = {
+        **facts,
+        "examples": len(task.data),
+        "attack": CLAIM,
+        "threat": settings,
+        "transfer": list(trial.surrogates),
+        "calfat_plugin": __version__,
+        "environment": describe_environment(task.device, experiment.registry, command, "fp32"),
+    }
+    surrogates = [fingerprint(replace(task, model=other), {}) for other in trial.surrogates.values()]
+    digest = fingerprint(task, {"format": FORMAT, **settings, "transfer": surrogates})
+    return Record.open(path, digest, facts, len(task.data))
+
+
+def _checks(trial: Trial, full: bool, observer: Observer) -> tuple[Check, ...]:
+    """The battery for this model; a warning says which parts of AutoAttack cannot run."""
+    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+
+    task = trial.task
+    image_height = task.data.x.shape[2]
+    names, left_out = playable(VERSIONS["standard"], task.threat, task.num_classes, image_height)
+    for name, reason in left_out.items():
+        observer.warn(f"AutoAttack runs without {name}: {reason}.")
+    return battery(full=full, surrogates=bool(trial.surrogates), square="square" in names)
+
+
+def _continue(trial: Trial, record: Record, max_bytes: int) -> None:
+    """Let the trial go on where the record stands, and keep so many bytes of adversarial images."""
+    from calfat_plugin.evaluators.evidence import Collector
+    from calfat_plugin.evaluators.evidence_file import read_evidence
+
+    trial.scratch = record.scratch
+    if max_bytes:
+        trial.collector = Collector(trial.task, max_bytes, record.scratch)
+        if record.evidence and record.kept.is_file():  # of a verdict that --full continues
+            trial.collector.restore(read_evidence(record.kept))
+    if record.robust is not None:
+        trial.robust = record.robust.clone()
+
+
+def _with_images(record: Record, trial: Trial) -> Record:
+    """Write the adversarial images beside the record, which says so."""
+    from calfat_plugin.evaluators.evidence_file import write_evidence
+
+    if trial.collector is None:
+        return record
+    trial.collector.concluded(trial.robust)
+    evidence = trial.collector.evidence()
+    write_evidence(record.kept, evidence, TRY_AGAIN)
+    written = [{"file": record.kept.name, **evidence.as_json()}]
+    return replace(record, facts={**record.facts, "evidence": written})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,12 +38,16 @@ class Row:
     @property
     def interval(self) -> Interval | None:
         """Of ``accuracy``; None of images that were picked for being near to an error, which are like no others."""
-        return wilson(self.accuracy, self.examples) if self.of in (None, self.examples) else None
+        if self.of not in (None, self.examples):
+            return None
+        return wilson(self.accuracy, self.examples)
 
     @property
     def left_interval(self) -> Interval | None:
         """Of ``left``."""
-        return None if self.left is None else wilson(self.left, self.of or self.examples)
+        if self.left is None:
+            return None
+        return wilson(self.left, self.of or self.examples)
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, and the intervals of its accuracies."""
@@ -67,8 +71,11 @@ class Findings:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Findings:
         """The inverse of ``as_json``."""
-        rows = ({key: value for key, value in row.items() if key not in _INTERVALS} for row in content["rows"])
-        return cls(**{**content, "rows": tuple(Row(**row) for row in rows)})
+        rows = []
+        for row in content["rows"]:
+            fields = {key: value for key, value in row.items() if key not in _INTERVALS}
+            rows.append(Row(**fields))
+        return cls(**{**content, "rows": tuple(rows)})
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Found:
     @property
     def worst(self) -> float:
         """What all attacks at the budget leave together."""
-        return next((row.left for row in reversed(self.rows) if row.left is not None), self.natural)
+        return _left(self.rows, self.natural)
 
     @property
     def white_box(self) -> float | None:
@@ -102,7 +109,9 @@ class Found:
     @property
     def difference(self) -> float | None:
         """The share of images that only other attacks than :data:`CLAIM` break; None: it is not measured."""
-        return None if self.claimed is None else round(max(0.0, self.claimed - self.worst), 9)  # 5 points are 0.05
+        if self.claimed is None:
+            return None
+        return round(max(0.0, self.claimed - self.worst), 9)  # 5 points are 0.05
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -117,19 +126,35 @@ class Found:
 
     def contributions(self, evidence: Iterable[Findings]) -> dict[str, float]:
         """Check to the share that its attacks broke of what withstood the checks before it, at the budget."""
-        before, found = self.natural, {}
-        for each in evidence:
-            after = next((row.left for row in reversed(each.rows) if row.left is not None), before)
-            found[each.check], before = before - after, after
-        return found
+        broken = {}
+        before = self.natural
+        for findings in evidence:
+            after = _left(findings.rows, before)
+            broken[findings.check] = before - after
+            before = after
+        return broken
+
+
+def _left(rows: Sequence[Row], before: float) -> float:
+    """What the last of these attacks at the budget on trial left; what was there before, if there is none."""
+    for row in reversed(rows):
+        if row.left is not None:
+            return row.left
+    return before
 
 
 def found(evidence: Iterable[Findings], budget: str, examples: int) -> Found | None:
     """The evidence at a glance; None before the first check."""
-    every = tuple(evidence)
-    facts = {name: value for each in every for name, value in each.facts.items()}
+    facts: dict[str, float] = {}
+    rows: list[Row] = []
+    for findings in evidence:
+        facts.update(findings.facts)
+        rows += findings.rows
     if NATURAL not in facts:
         return None
-    rows = tuple(row for each in every for row in each.rows)
-    claimed = next((row.accuracy for row in rows if row.attack == CLAIM and row.eps == budget), None)
-    return Found(facts[NATURAL], facts[GUESS], facts, budget, claimed, examples, rows)
+    claimed = None
+    for row in rows:
+        if row.attack == CLAIM and row.eps == budget:
+            claimed = row.accuracy
+            break
+    return Found(facts[NATURAL], facts[GUESS], facts, budget, claimed, examples, tuple(rows))

@@ -43,8 +43,9 @@ class Record:
         refuse_link(cls(path, digest, facts).scratch)
         if not path.exists():
             return cls(path, digest, facts)
-        ours = path.is_file() and _BEGINS.match(read_bytes(path, _BEGINNING).decode(errors="replace"))
-        content = read_json(path) if ours else {}
+        content = {}
+        if path.is_file() and _BEGINS.match(read_bytes(path, _BEGINNING).decode(errors="replace")):
+            content = read_json(path)
         if "verdict" not in content:
             raise RunError(
                 f"{path}: is there already, and calfat trust did not write it. It is not overwritten: name another "
@@ -80,7 +81,7 @@ class Record:
             "finished": finished,
             "full": self.full,
             "verdict": dataclasses.asdict(verdict),
-            "checks": [each.as_json() for each in self.evidence],
+            "checks": [findings.as_json() for findings in self.evidence],
             "robust": "" if self.robust is None else as_bits(self.robust),
             "digest": self.digest,
         }

@@ -17,6 +17,7 @@ from calfat_plugin.seeds import derive_seed, generator
 
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
+    from calfat_plugin.threat import ThreatModel
 
 EPOCHS = 10
 MORE = 1000  # images beside those on trial
@@ -42,11 +43,12 @@ def network(in_channels: int, image_size: tuple[int, int], num_classes: int) -> 
 
 def pool(trial: Trial) -> ImageData:
     """What the model is asked about: the images on trial, and some more."""
-    own = ImageData(pixels(trial.data.x).cpu(), trial.data.y.cpu())
+    x = pixels(trial.task.data.x).cpu()
+    y = trial.task.data.y.cpu()
     if trial.more is None:
-        return own
+        return ImageData(x, y)
     more = subset(trial.more, MORE)
-    return ImageData(torch.cat([own.x, pixels(more.x).cpu()]), torch.cat([own.y, more.y.cpu()]))
+    return ImageData(torch.cat([x, pixels(more.x).cpu()]), torch.cat([y, more.y.cpu()]))
 
 
 def trained_surrogate(trial: Trial) -> nn.Module:
@@ -55,20 +57,21 @@ def trained_surrogate(trial: Trial) -> nn.Module:
     Labels alone are asked for, so neither one-hot answers nor logits that lie about margins mislead it; and since they
     are asked for around the very images on trial, what it learns there is the model's own decision.
     """
-    asked = pool(trial)
-    with seeded_global_rng(derive_seed(trial.seed, "trust/surrogate")):
-        model = network(asked.x.shape[1], (asked.x.shape[2], asked.x.shape[3]), trial.num_classes).to(trial.device)
-    order = generator(trial.seed, "trust/surrogate/order")
-    noise = generator(trial.seed, "trust/surrogate/start")
-    labels = labels_of(trial, asked.x)
+    task = trial.task
+    images = pool(trial).x
+    with seeded_global_rng(derive_seed(task.seed, "trust/surrogate")):
+        model = network(images.shape[1], (images.shape[2], images.shape[3]), task.num_classes).to(task.device)
+    order = generator(task.seed, "trust/surrogate/order")
+    noise = generator(task.seed, "trust/surrogate/start")
+    answered = ImageData(images, labels_of(trial, images))
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     for _ in range(EPOCHS):
-        for x, y, _ in batches(ImageData(asked.x, labels), _BATCH, trial.device, generator=order):
-            x_adv = crafted(trial, model, x, y, noise)
+        for x, y, _ in batches(answered, _BATCH, task.device, generator=order):
+            x_adv = crafted(task.threat, model, x, y, noise)
+            y_adv = labels_of(trial, x_adv).to(y.device)
             with torch.enable_grad():
-                seen = torch.cat([x, x_adv])
-                loss = functional.cross_entropy(model(seen), torch.cat([y, labels_of(trial, x_adv).to(y.device)]))
+                loss = functional.cross_entropy(model(torch.cat([x, x_adv])), torch.cat([y, y_adv]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -76,21 +79,24 @@ def trained_surrogate(trial: Trial) -> nn.Module:
     return model.eval()
 
 
-def crafted(trial: Trial, model: nn.Module, x: Tensor, y: Tensor, noise: torch.Generator) -> Tensor:
+def crafted(threat: ThreatModel, model: nn.Module, x: Tensor, y: Tensor, noise: torch.Generator) -> Tensor:
     """A few steps of PGD against the network that is trained."""
     with attack_mode(model):
         return gradient_ascent(
             model,
             x,
             lambda logits: functional.cross_entropy(logits, y, reduction="sum"),
-            threat=trial.threat,
+            threat=threat,
             steps=_STEPS,
-            step_size=float(trial.threat.eps) / 2,
-            start=trial.threat.random_start(x, noise),
+            step_size=float(threat.eps) / 2,
+            start=threat.random_start(x, noise),
         )
 
 
 def labels_of(trial: Trial, x: Tensor) -> Tensor:
     """(N,) int64 on the CPU: the classes that the model on trial says."""
-    parts = x.split(trial.batch_size)
-    return torch.cat([trial.asked(part.to(trial.device), "images near those on trial").argmax(1) for part in parts])
+    labels = []
+    for part in x.split(trial.task.batch_size):
+        logits = trial.asked(part.to(trial.task.device), "images near those on trial")
+        labels.append(logits.argmax(dim=1))
+    return torch.cat(labels)

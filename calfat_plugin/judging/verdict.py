@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -77,7 +77,9 @@ def deciding(difference: float) -> int | None:
     def is_clear(images: int) -> bool:
         return word_of(difference, wilson(difference, images)) != "not shown"
 
-    return 1 + bisect_left(range(1, _MOST), True, key=is_clear) if is_clear(_MOST) else None
+    if not is_clear(_MOST):
+        return None
+    return 1 + bisect_left(range(1, _MOST), True, key=is_clear)
 
 
 def conclude(
@@ -88,153 +90,291 @@ def conclude(
     examples: int,
     available: int | None = None,
 ) -> Verdict:
-    """The verdict on what is known so far; ``available``: how many images the test split has, None: as many."""
+    """The verdict on what is known so far: that of the first line of the table whose condition holds.
+
+    Args:
+        checks: the battery.
+        evidence: of the checks that are done.
+        norm: of the budget on trial.
+        budget: its eps, exact.
+        examples: images on trial.
+        available: how many images the test split has; None: as many.
+    """
     facts = found(evidence, budget, examples)
     if facts is None:
         return Verdict("not shown", "not shown", "Nothing has been measured yet.")
-    by_name = {check.name: check for check in checks}
-    symptoms = {each.check: tuple(by_name[each.check].symptoms(each.rows, facts)) for each in evidence}
-    every = tuple(chain.from_iterable(symptoms.values()))
-    against, masked = tuple(symptom.text for symptom in every), any(symptom.masks for symptom in every)
-    where = f"within {norm} {budget} ({examples} test images)"
-    unsteady = tuple(_unsteady(facts))
-    if unsteady:
-        causes = (*unsteady, *against)
-        sentence = f"Robustness {where} is not shown"
-        return _verdict(facts, "not shown", sentence, causes, clear=True, usable=False, why=_UNSTEADY)
-    if facts.claimed is None or facts.difference is None:
-        return _verdict(facts, "not shown", f"Robustness {where} is not measured yet", against)
-    ranges = {name: interval(*ends) for name, ends in facts.intervals.items()}
-    claim = f"{percent(facts.claimed)} {ranges['claimed']} under PGD-20 {where}"
-    worst = f"{percent(facts.worst)} {ranges['worst']}"
-    points = f"{100 * facts.difference:.1f} points"
-    if facts.claimed <= facts.guess:
-        sentence = f"The model is not robust: it has {claim}, no more than guessing ({percent(facts.guess)})"
-        natural = (
-            f"it gets {percent(facts.natural)} {ranges['natural']} of the clean images, hardly more than guessing: it "
-            "may want other pixels than [0, 1], such as normalised ones, or number the classes otherwise"
-        )
-        causes = (natural,) if facts.intervals["natural"].low <= facts.guess else ()
-        return _verdict(facts, "not robust", sentence, causes, clear=True)
-    left = len(checks) - len(evidence)
-    word = word_of(facts.difference, facts.intervals["difference"])
-    if word == "overstated":
-        causes, hides = _causes(facts, by_name, evidence, symptoms)
-        at_least = "at least " if left or hides else ""
-        sentence = (
-            f"The {claim} overstate the robustness by {at_least}{points} {ranges['difference']}: "
-            f"all attacks together leave {worst}"
-        )
-        # The last check costs most, and could only add to what is overstated already.
-        return _verdict(
-            facts, word, sentence, causes, clear=left <= 1, usable=not hides, text=f"overstated by {at_least}{points}"
-        )
-    images = None
-    if not left and not masked and word == "not shown":
-        images = deciding(facts.difference)
-        against = (*against, _too_few(facts.difference, ranges["difference"], images, examples, available))
-    if against:
-        sentence = f"The {claim} are not shown to be robust"
-        # Of a model that hides, the last check, AutoAttack, could not make the number usable.
-        return _verdict(
-            facts,
+    case = _Case(facts, checks, evidence, f"within {norm} {budget} ({examples} test images)", available)
+    for condition, verdict in _TABLE:
+        if condition(case):
+            return verdict(case)
+    return case.holds()
+
+
+class _Case:
+    """What is known so far, the conditions of the table, and its verdicts."""
+
+    def __init__(
+        self,
+        facts: Found,
+        checks: Sequence[Check],
+        evidence: Sequence[Findings],
+        where: str,
+        available: int | None,
+    ) -> None:
+        self.facts = facts
+        self.checks = {check.name: check for check in checks}
+        self.evidence = evidence
+        self.where = where
+        self.available = available
+        self.left = len(checks) - len(evidence)  # checks that are not done
+        self.symptoms: dict[str, tuple[Symptom, ...]] = {}  # by the check that found them
+        for findings in evidence:
+            self.symptoms[findings.check] = tuple(self.checks[findings.check].symptoms(findings.rows, facts))
+        self.all_symptoms = list(chain.from_iterable(self.symptoms.values()))
+        self.against = tuple(symptom.text for symptom in self.all_symptoms)
+        self.is_masked = any(symptom.masks for symptom in self.all_symptoms)
+        self.ranges = {name: interval(*ends) for name, ends in facts.intervals.items()}
+
+    @property
+    def claimed(self) -> float:
+        assert self.facts.claimed is not None  # as of every line of the table below the second
+        return self.facts.claimed
+
+    @property
+    def difference(self) -> float:
+        assert self.facts.difference is not None
+        return self.facts.difference
+
+    @property
+    def word(self) -> Word:
+        return word_of(self.difference, self.facts.intervals["difference"])
+
+    @property
+    def claim(self) -> str:
+        return f"{percent(self.claimed)} {self.ranges['claimed']} under PGD-20 {self.where}"
+
+    @property
+    def worst(self) -> str:
+        return f"{percent(self.facts.worst)} {self.ranges['worst']}"
+
+    # --- one answer of the model says nothing about the next ---
+
+    def is_unsteady(self) -> bool:
+        return bool(_reasons_unsteady(self.facts))
+
+    def unsteady(self) -> Verdict:
+        return self.verdict(
             "not shown",
-            sentence,
-            against,
-            clear=masked and left <= 1,
-            usable=not masked,
+            f"Robustness {self.where} is not shown",
+            (*_reasons_unsteady(self.facts), *self.against),
+            clear=True,
+            usable=False,
+            why_unusable=_UNSTEADY,
+        )
+
+    # --- the number on trial is not there yet ---
+
+    def is_not_measured(self) -> bool:
+        return self.facts.claimed is None
+
+    def not_measured(self) -> Verdict:
+        return self.verdict("not shown", f"Robustness {self.where} is not measured yet", self.against)
+
+    # --- the number is no more than guessing ---
+
+    def is_guessing(self) -> bool:
+        return self.claimed <= self.facts.guess
+
+    def not_robust(self) -> Verdict:
+        facts = self.facts
+        causes: tuple[str, ...] = ()
+        if facts.intervals["natural"].low <= facts.guess:
+            causes = (
+                f"it gets {percent(facts.natural)} {self.ranges['natural']} of the clean images, hardly more than "
+                "guessing: it may want other pixels than [0, 1], such as normalised ones, or number the classes "
+                "otherwise",
+            )
+        sentence = f"The model is not robust: it has {self.claim}, no more than guessing ({percent(facts.guess)})"
+        return self.verdict("not robust", sentence, causes, clear=True)
+
+    # --- others break clearly more ---
+
+    def is_overstated(self) -> bool:
+        return self.word == "overstated"
+
+    def overstated(self) -> Verdict:
+        broke_more = self._broke_more()
+        causes = [self.checks[name].weakness for name in broke_more]
+        for name, symptoms in self.symptoms.items():
+            if name not in broke_more:
+                causes += [symptom.text for symptom in symptoms]
+        broke = self.facts.contributions(self.evidence)
+        hides = self.is_masked or any(self.checks[name].masks and broke[name] > SLACK for name in broke_more)
+        points = f"{100 * self.difference:.1f} points"
+        if self.left or hides:
+            points = f"at least {points}"
+        return self.verdict(
+            "overstated",
+            f"The {self.claim} overstate the robustness by {points} {self.ranges['difference']}: "
+            f"all attacks together leave {self.worst}",
+            tuple(causes),
+            # The last check costs most, and could only add to what is overstated already.
+            clear=self.left <= 1,
+            usable=not hides,
+            text=f"overstated by {points}",
+        )
+
+    def _broke_more(self) -> list[str]:
+        """Checks whose attacks broke what PGD-20 did not, the strongest first; where none broke many, the strongest."""
+        broke = self.facts.contributions(self.evidence)
+        by_strength = sorted((name for name in broke if self.checks[name].weakness), key=lambda name: -broke[name])
+        many = [name for name in by_strength if broke[name] > SLACK]
+        return many or by_strength[:1]
+
+    # --- something speaks against the number ---
+
+    def has_something_against_it(self) -> bool:
+        return bool(self.against) or self._has_too_few_images()
+
+    def _has_too_few_images(self) -> bool:
+        return not self.left and not self.is_masked and self.word == "not shown"
+
+    def not_shown(self) -> Verdict:
+        images = None
+        reasons = self.against
+        if self._has_too_few_images():
+            images = deciding(self.difference)
+            reasons = (*reasons, self._too_few(images))
+        decides = ""
+        if self.all_symptoms and not self.is_masked:
+            decides = self.all_symptoms[0].decides
+        return self.verdict(
+            "not shown",
+            f"The {self.claim} are not shown to be robust",
+            reasons,
+            # Of a model that hides, the last check, AutoAttack, could not make the number usable.
+            clear=self.is_masked and self.left <= 1,
+            usable=not self.is_masked,
             images=images,
-            decides=every[0].decides if every and not masked else "",
+            decides=decides,
         )
-    attacks = listing([row.attack for row in facts.rows if row.left is not None])
-    if left:
-        return _verdict(facts, "not shown", f"The {claim} withstood {attacks} so far", ())
-    sentence = f"The {claim} hold: {attacks} together leave {worst}, {points} fewer {ranges['difference']}"
-    return _verdict(facts, "holds", sentence, ())
+
+    def _too_few(self, images: int | None) -> str:
+        """That the images cannot decide, and what would: about so many, or no number of them."""
+        tolerance = f"{100 * TOLERANCE:g}"
+        text = (
+            f"all attacks together leave {100 * self.difference:.1f} points fewer {self.ranges['difference']}, which "
+            f"is between holds (the whole interval below {tolerance}) and overstated (over {tolerance}, and the whole "
+            f"interval above {100 * SLACK:g}): {self.facts.examples} images are too few to be sure; --full, on the "
+            "same ones, may show overstated, never holds"
+        )
+        if images is None:
+            return f"{text}, and so near to {tolerance} no number of them would be enough. Report both numbers"
+        if self.available is not None and images > self.available:
+            return (
+                f"{text}. About {images:,} would decide if the difference stays, and the test split has "
+                f"{self.available:,}. Report both numbers"
+            )
+        return f"{text}. About {images:,} would decide if the difference stays (--examples {images})"
+
+    # --- nothing speaks against it ---
+
+    def is_unfinished(self) -> bool:
+        return self.left > 0
+
+    def so_far(self) -> Verdict:
+        return self.verdict("not shown", f"The {self.claim} withstood {self._attacks()} so far", ())
+
+    def holds(self) -> Verdict:
+        points = f"{100 * self.difference:.1f} points fewer {self.ranges['difference']}"
+        sentence = f"The {self.claim} hold: {self._attacks()} together leave {self.worst}, {points}"
+        return self.verdict("holds", sentence, ())
+
+    def _attacks(self) -> str:
+        return listing([row.attack for row in self.facts.rows if row.left is not None])
+
+    def verdict(
+        self,
+        word: Word,
+        sentence: str,
+        causes: tuple[str, ...],
+        *,
+        text: str = "",
+        clear: bool = False,
+        usable: bool = True,
+        why_unusable: str = _UPPER_BOUND,
+        images: int | None = None,
+        decides: str = "",
+    ) -> Verdict:
+        """A verdict with all its shares, whose sentence ends with the first cause and what follows from it."""
+        facts = self.facts
+        text = text or word
+        sentence = f"{sentence}."
+        if causes:
+            sentence = f"{sentence} Cause: {causes[0]}."
+        if decides:
+            sentence = f"{sentence} {decides}"
+        if not usable:
+            sentence = f"{sentence} {why_unusable.format(percent(facts.worst))}"
+            text = f"{text}; the worst case is no usable number"
+        return Verdict(
+            word=word,
+            text=text,
+            sentence=sentence,
+            causes=causes,
+            clear=clear,
+            usable=usable,
+            images=images,
+            natural=facts.natural,
+            claimed=facts.claimed,
+            worst=facts.worst,
+            difference=facts.difference,
+            intervals=facts.intervals,
+        )
 
 
-def _unsteady(facts: Found) -> Iterator[str]:
-    """Why one answer of the model says nothing about the next."""
-    changed, batched, remembered = (facts.facts.get(name, 0.0) for name in (CHANGED, BATCHED, REMEMBERED))
+#: Conditions in the order in which they are tried, and what follows where one holds. Where none does, the number holds.
+_TABLE: tuple[tuple[Callable[[_Case], bool], Callable[[_Case], Verdict]], ...] = (
+    (_Case.is_unsteady, _Case.unsteady),
+    (_Case.is_not_measured, _Case.not_measured),
+    (_Case.is_guessing, _Case.not_robust),
+    (_Case.is_overstated, _Case.overstated),
+    (_Case.has_something_against_it, _Case.not_shown),
+    (_Case.is_unfinished, _Case.so_far),
+)
+
+
+def _reasons_unsteady(facts: Found) -> list[str]:
+    """Why one answer of the model says nothing about the next; none where it does."""
+    changed = facts.facts.get(CHANGED, 0.0)
+    batched = facts.facts.get(BATCHED, 0.0)
+    remembered = facts.facts.get(REMEMBERED, 0.0)
     if changed > 0:
-        spread = [row.accuracy for row in facts.rows if "draw" in row.attack]
-        text = f", and the same attack leaves from {percent(min(spread))} to {percent(max(spread))}" if spread else ""
-        yield (
+        accuracies = [row.accuracy for row in facts.rows if "draw" in row.attack]
+        spread = ""
+        if accuracies:
+            spread = f", and the same attack leaves from {percent(min(accuracies))} to {percent(max(accuracies))}"
+        return [
             f"the model is randomised: asked about the same images again, it gives other logits for "
-            f"{percent(changed)} of them{text}. One run decides nothing: average gradients and verdicts over "
+            f"{percent(changed)} of them{spread}. One run decides nothing: average gradients and verdicts over "
             "many draws (autoattack with version: rand)"
-        )
-        return
+        ]
+    reasons = []
     if batched > ZERO_GRADIENTS:
-        yield (
+        reasons.append(
             f"the answer about an image depends on the other images of its batch, or on their order, for "
             f"{percent(batched)} of the images. An accuracy is then one of the batches, not of the images: let the "
             "model use statistics that it keeps (running averages), not the batch's"
         )
     if remembered > ZERO_GRADIENTS:
-        yield (
+        reasons.append(
             f"the answer depends on what the model was asked before: a freshly loaded copy answers otherwise about "
             f"{percent(remembered)} of the points. What it remembers is not its robustness: judge it without its memory"
         )
-    if not (batched > ZERO_GRADIENTS or remembered > ZERO_GRADIENTS) and facts.disputed > ZERO_GRADIENTS:
-        yield (
+    if not reasons and facts.disputed > ZERO_GRADIENTS:
+        reasons.append(
             f"a freshly loaded copy, asked in another order and in other batches, answers otherwise about up to "
             f"{percent(facts.disputed)} of an attack's adversarial images: the answer depends on something else than "
             "the image. Find it (memory, counters, the batch), and judge the model without it"
         )
-
-
-def _too_few(difference: float, range_: str, images: int | None, examples: int, available: int | None) -> str:
-    """That the images cannot decide, and what would."""
-    text = (
-        f"all attacks together leave {100 * difference:.1f} points fewer {range_}, which is between holds (the whole "
-        f"interval below {100 * TOLERANCE:g}) and overstated (over {100 * TOLERANCE:g}, and the whole interval above "
-        f"{100 * SLACK:g}): {examples} images are too few to be sure; --full, on the same ones, may show overstated, "
-        "never holds"
-    )
-    if images is None:
-        return f"{text}, and so near to {100 * TOLERANCE:g} no number of them would be enough. Report both numbers"
-    if available is not None and images > available:
-        return (
-            f"{text}. About {images:,} would decide if the difference stays, and the test split has {available:,}. "
-            "Report both numbers"
-        )
-    return f"{text}. About {images:,} would decide if the difference stays (--examples {images})"
-
-
-def _causes(
-    facts: Found, checks: Mapping[str, Check], evidence: Sequence[Findings], symptoms: Mapping[str, Sequence[Symptom]]
-) -> tuple[tuple[str, ...], bool]:
-    """Of an overstated number: what broke more, the strongest first, then what else speaks against it; and whether
-    one of them says that the model hides from attacks."""
-    broke = facts.contributions(evidence)
-    ordered = sorted((name for name in broke if checks[name].weakness), key=lambda name: -broke[name])
-    weak = [name for name in ordered if broke[name] > SLACK] or ordered[:1]  # where none did, the strongest
-    others = tuple(chain.from_iterable(found for name, found in symptoms.items() if name not in weak))
-    hides = any(checks[name].masks and broke[name] > SLACK for name in weak) or any(
-        symptom.masks for symptom in chain.from_iterable(symptoms.values())
-    )
-    return (*(checks[name].weakness for name in weak), *(symptom.text for symptom in others)), hides
-
-
-def _verdict(
-    facts: Found,
-    word: Word,
-    sentence: str,
-    causes: tuple[str, ...],
-    *,
-    clear: bool = False,
-    usable: bool = True,
-    why: str = _UPPER_BOUND,
-    text: str = "",
-    images: int | None = None,
-    decides: str = "",
-) -> Verdict:
-    whole = f"{sentence}. Cause: {causes[0]}." if causes else f"{sentence}."
-    if decides:
-        whole = f"{whole} {decides}"
-    if not usable:
-        whole = f"{whole} {why.format(percent(facts.worst))}"
-        text = f"{text or word}; the worst case is no usable number"
-    shares = (facts.natural, facts.claimed, facts.worst, facts.difference)
-    return Verdict(word, text or word, whole, causes, clear, usable, images, *shares, facts.intervals)
+    return reasons

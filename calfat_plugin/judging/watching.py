@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from calfat_plugin.datasets.batches import batches
-
-if TYPE_CHECKING:
-    from calfat_plugin.judging.trial import Trial
-
+from calfat_plugin.interfaces import EvaluationTask
 
 _NO_WIDTH = 1e-6  # of the largest number of its tensor: rounding, below which a value is said to be always the same
 _DIFFERENCE = -1  # in place of the number of an argument
@@ -269,13 +266,13 @@ class Ranges:
         return _NO_WIDTH * float(largest) + 1e-30
 
 
-def measured_ranges(trial: Trial, most: int | None = None) -> Ranges:
-    """On the images on trial; on so many of them."""
+def measured_ranges(task: EvaluationTask, most: int | None = None) -> Ranges:
+    """On the images of a task; on so many of them."""
     ranges = Ranges({}, {})
-    data = trial.data
+    data = task.data
     if most is not None and len(data) > most:
         data = data.subset(np.arange(most))
     with torch.no_grad():
-        for images, _, _ in batches(data, trial.batch_size, trial.device):
-            watched(trial.model, images, ranges.widen)
+        for images, _, _ in batches(data, task.batch_size, task.device):
+            watched(task.model, images, ranges.widen)
     return ranges

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.disk import expanded, read_json
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment.own_model import recipe_of_own_model
 from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
@@ -183,7 +184,7 @@ def model_loader(
             if not path.is_file():
                 raise RunError(f"{path}: no such file.{near(path)}")
             weights, run = path, None
-            document = Document(source, {"model_args": {"model": model}, "calfat": {"trainer": "standard"}})
+            document = recipe_of_own_model(source, [(("model_args", "model"), model, source)])
         else:
             otherwise = "Say how its model is built: model: package.module:factory beside the source."
             weights, run = find_checkpoint(path, otherwise=otherwise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from fractions import Fraction
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.base import share
-from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.evaluators.measure import Progress, evaluation_task, measure, no_progress
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
@@ -41,6 +41,7 @@ from calfat_plugin.testing.tiny import (
 from calfat_plugin.threat import ThreatModel
 
 _NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_class_release")
+_BATCH_SIZE = 5  # so that a dozen images are three batches, of which the last is smaller
 _TOLERANCE = 1e-6  # of a share, or of a number of examples: a mean in float32 is right
 
 
@@ -73,33 +74,45 @@ def check_evaluator(
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it; ``BudgetError``: its examples left the budget.
     """
-    pick, where = {"name": name, **options}, named_device(str(device), "device")
+    pick = {"name": name, **options}
+    on_device = named_device(str(device), "device")
     experiment = tiny_experiment(registry, evaluators=[pick])
-    trial = _Trial(experiment, balanced_images().to(where))
-    found, x_adv = trial.measured()
-    _require_number(name, found)
-    _check_numbers(name, found, trial)
+    trial = _Trial(experiment, balanced_images().to(on_device))
+    result, x_adv = trial.measured()
+    _require_number(name, result)
+    _check_numbers(name, result, trial)
     trial.measured(seed=1)
+    again, _ = trial.measured()
     _check_same(
-        found,
-        trial.measured()[0],
+        result,
+        again,
         f"{name}: the same model, images and seed must give the same result; draw from EvaluationTask.seed alone.",
     )
-    is_attack = trial.evaluator.has_budget and getattr(experiment.evaluators[0].options, "eps", None) is None
+    has_own_eps = getattr(experiment.evaluators[0].options, "eps", None) is not None
+    is_attack = trial.evaluator.has_budget and not has_own_eps
     if is_attack:
-        without, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
-        natural, accuracy = share(trial.clean), _require_number(name, without)
-        right = without.num_examples < len(trial.data) or math.isclose(accuracy, natural, abs_tol=_TOLERANCE)
-        require(right, f"{name}: with eps 0 it must find the natural accuracy {natural}; got {accuracy}.")
-    if found.num_examples == len(trial.data):
-        _check_classes(name, found, trial)
+        _check_without_budget(name, trial)
+    if result.num_examples == len(trial.data):
+        _check_classes(name, result, trial)
     if trial.evaluator.gives_examples:
-        _check_examples(name, found, x_adv, trial)
-    _check_continued(name, found, trial)
-    _check_extremes(experiment, where)
+        _check_examples(name, result, x_adv, trial)
+    _check_continued(name, result, trial)
+    _check_extremes(experiment, on_device)
     if is_attack:
         others = in_each_norm(experiment.registry, evaluators=[pick])
-        _check_breaks(name, [_Trial(other, answered(balanced_model().to(where))) for other in others])
+        _check_breaks(name, [_Trial(other, answered(balanced_model().to(on_device))) for other in others])
+
+
+def _check_without_budget(name: str, trial: _Trial) -> None:
+    """With eps 0 an attack changes nothing."""
+    result, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
+    accuracy = _require_number(name, result)
+    natural = share(trial.right)
+    if result.num_examples == len(trial.data):
+        require(
+            math.isclose(accuracy, natural, abs_tol=_TOLERANCE),
+            f"{name}: with eps 0 it must find the natural accuracy {natural}; got {accuracy}.",
+        )
 
 
 class TinyClients:
@@ -112,7 +125,9 @@ class TinyClients:
 
     def class_counts(self, client: int) -> tuple[int, ...]:
         """Client k has most examples of class k, and none of the last class."""
-        return (*(5 if label == client else 1 for label in range(NUM_CLASSES - 1)), 0)
+        counts = [1] * (NUM_CLASSES - 1) + [0]
+        counts[client] = 5
+        return tuple(counts)
 
     def model(self, client: int) -> nn.Module:
         """The global model with noise of the client's own on its parameters."""
@@ -123,7 +138,8 @@ class TinyClients:
         return self._moved(client, 0.05)
 
     def _moved(self, client: int, scale: float) -> nn.Module:
-        model, noise = deepcopy(self._model), torch.Generator().manual_seed(client)
+        model = deepcopy(self._model)
+        noise = torch.Generator().manual_seed(client)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=noise).to(parameter.device), alpha=scale)
@@ -141,16 +157,19 @@ class _Trial:
     """An evaluator, and the model and the images that it is tried on."""
 
     def __init__(self, experiment: Experiment, data: ImageData) -> None:
-        self.data, self.threat = data, experiment.threat
+        self.data = data
+        self.threat = experiment.threat
         self.model = balanced_model().to(data.x.device).eval()
-        shape = tiny_set_up(data)
-        ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, shape)
+        set_up = tiny_set_up(data)
+        ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, set_up)
         nothing = f"{self.label}: it asks the model about an empty batch; skip the call then."
         self.model.register_forward_pre_hook(lambda module, inputs: require(len(inputs[0]) > 0, nothing))
-        self.clients = TinyClients(self.model)
-        self.clean = self.right(data.x)  # (N,) bool
+        self.right = self.is_right_about(data.x)  # (N,) bool, of the clean images
+        clients = TinyClients(self.model)
+        task = evaluation_task(self.model, data, experiment, set_up)
+        self._task = dataclasses.replace(task, batch_size=_BATCH_SIZE, clients=lambda: clients)
 
-    def right(self, x: Tensor) -> Tensor:
+    def is_right_about(self, x: Tensor) -> Tensor:
         """Whether the model is right about these images, (N, C, H, W): (N,) bool."""
         with torch.no_grad():
             verdicts: Tensor = self.model(x).argmax(dim=1) == self.data.y
@@ -162,96 +181,98 @@ class _Trial:
         seed: int = 0,
         threat: ThreatModel | None = None,
         scratch: Path | None = None,
-        on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
+        on_progress: Progress = no_progress,
     ) -> tuple[EvaluationResult, Tensor]:
-        """(what it found, its examples); an example that it does not hand out is the clean one."""
+        """The result and the examples; an example that the evaluator does not hand out is the clean one."""
         x_adv = self.data.x.clone()
 
         def keep(where: Tensor, points: Tensor) -> None:
             x_adv[where] = points
 
-        with unchanged(f"{self.label}: the test images", self.data.x, self.data.y), seeded_global_rng(seed):
-            results = measure(
-                self.model,
-                self.data,
-                [(self.label, self.evaluator)],
-                num_classes=NUM_CLASSES,
-                threat=self.threat if threat is None else threat,
-                batch_size=5,
-                device=self.data.x.device,
-                seed=seed,
-                scratch=scratch,
-                on_progress=on_progress,
-                on_examples=keep,
-                clients=self.clients,
-            )
-        require(
-            all(each.grad is None and each.requires_grad for each in self.model.parameters()),
-            f"{self.label}: the model's parameters must be left without gradients, and able to have them; take "
-            "torch.autograd.grad(loss, x_adv) in place of loss.backward().",
+        task = dataclasses.replace(
+            self._task, seed=seed, threat=threat or self.threat, scratch=scratch, on_examples=keep
         )
+        with unchanged(f"{self.label}: the test images", self.data.x, self.data.y), seeded_global_rng(seed):
+            results = measure(task, [(self.label, self.evaluator)], on_progress=on_progress)
+        for parameter in self.model.parameters():
+            require(
+                parameter.grad is None and parameter.requires_grad,
+                f"{self.label}: the model's parameters must be left without gradients, and able to have them; take "
+                "torch.autograd.grad(loss, x_adv) in place of loss.backward().",
+            )
         return results[self.label], x_adv
 
 
-def _require_number(name: str, found: EvaluationResult) -> float:
+def _require_number(name: str, result: EvaluationResult) -> float:
     """The accuracy, which an evaluator must have on images and a model that any attack can be run on."""
-    require(found.accuracy is not None, f"{name}: it did not run on the trial's images: {found.not_run}.")
-    return 0.0 if found.accuracy is None else found.accuracy
+    if result.accuracy is None:
+        raise AssertionError(f"{name}: it did not run on the trial's images: {result.not_run}.")
+    return result.accuracy
 
 
-def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
-    require(0 < found.num_examples <= len(trial.data), f"{name}: num_examples must be those that it counted.")
+def _check_numbers(name: str, result: EvaluationResult, trial: _Trial) -> None:
+    """Accuracies are shares of the examples, none is above what it is a part of, and each class has a value."""
+    total = result.num_examples
+    require(0 < total <= len(trial.data), f"{name}: num_examples must be those that it counted.")
     for kind in ("accuracy", "accuracy_release"):
-        accuracy, total = getattr(found, kind), found.num_examples
-        whole = math.isclose(accuracy * total, round(accuracy * total), abs_tol=_TOLERANCE)
-        require(whole, f"{name}: {kind} must be a share of its {total} examples; got {accuracy}.")
-    above: dict[str, float] = {"accuracy_release": found.accuracy_release or 0.0}
-    if found.num_examples == len(trial.data):
-        above["the natural accuracy"] = share(trial.clean)
-    for what, most in above.items():
-        accuracy = _require_number(name, found)
-        at_most = accuracy <= most + _TOLERANCE
-        require(at_most, f"{name}: accuracy must be at most {what}; got {accuracy} and {most}.")
-    classes = len(found.per_class) == len(found.per_class_release) == NUM_CLASSES
+        accuracy = getattr(result, kind)
+        is_share = math.isclose(accuracy * total, round(accuracy * total), abs_tol=_TOLERANCE)
+        require(is_share, f"{name}: {kind} must be a share of its {total} examples; got {accuracy}.")
+    limits = {"accuracy_release": result.accuracy_release or 0.0}
+    if total == len(trial.data):
+        limits["the natural accuracy"] = share(trial.right)
+    accuracy = _require_number(name, result)
+    for what, limit in limits.items():
+        require(
+            accuracy <= limit + _TOLERANCE,
+            f"{name}: accuracy must be at most {what}; got {accuracy} and {limit}.",
+        )
+    classes = len(result.per_class) == len(result.per_class_release) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_release must have values for each of the {NUM_CLASSES} classes.")
 
 
-def _check_classes(name: str, found: EvaluationResult, trial: _Trial) -> None:
+def _check_classes(name: str, result: EvaluationResult, trial: _Trial) -> None:
     """The classes add up to the whole."""
     counts = torch.bincount(trial.data.y, minlength=NUM_CLASSES).tolist()
     for suffix in ("", "_release"):
-        shares = getattr(found, f"per_class{suffix}")
-        right = math.fsum((each or 0.0) * count for each, count in zip(shares, counts, strict=True))
-        wanted = getattr(found, f"accuracy{suffix}") * found.num_examples
-        adds_up = math.isclose(right, wanted, abs_tol=_TOLERANCE)
+        right = 0.0
+        for accuracy, count in zip(getattr(result, f"per_class{suffix}"), counts, strict=True):
+            right += (accuracy or 0.0) * count
+        expected = getattr(result, f"accuracy{suffix}") * result.num_examples
         text = f"the examples that per_class{suffix} counts as right must be those of accuracy{suffix}"
-        require(adds_up, f"{name}: {text}; got {right:g} and {wanted:g}.")
+        require(math.isclose(right, expected, abs_tol=_TOLERANCE), f"{name}: {text}; got {right:g} and {expected:g}.")
 
 
-def _check_same(found: EvaluationResult, again: EvaluationResult, otherwise: str) -> None:
-    require(all(getattr(again, number) == getattr(found, number) for number in _NUMBERS), otherwise)
+def _check_same(result: EvaluationResult, again: EvaluationResult, otherwise: str) -> None:
+    for number in _NUMBERS:
+        require(getattr(again, number) == getattr(result, number), otherwise)
 
 
-def _check_examples(name: str, found: EvaluationResult, x_adv: Tensor, trial: _Trial) -> None:
+def _check_examples(name: str, result: EvaluationResult, x_adv: Tensor, trial: _Trial) -> None:
     """The examples are in the budget that the result states, and the numbers are theirs."""
-    stated = {"norm": found.settings.get("norm", trial.threat.norm), "eps": found.settings.get("eps", trial.threat.eps)}
-    anywhere = {"norm": "linf", "eps": 1}  # in the pixel range
-    threat = dataclasses.replace(trial.threat, **(stated if trial.evaluator.has_budget else anywhere))
+    stated: dict[str, Any] = {"norm": "linf", "eps": 1}  # anywhere in the pixel range
+    if trial.evaluator.has_budget:
+        settings = result.settings
+        stated = {"norm": settings.get("norm", trial.threat.norm), "eps": settings.get("eps", trial.threat.eps)}
+    threat = dataclasses.replace(trial.threat, **stated)
     threat.check(x_adv, trial.data.x, who=f"evaluator '{name}'")
-    if found.num_examples < len(trial.data):
+    if result.num_examples < len(trial.data):
         return  # of the others, it is not known whether they were attacked
-    right = trial.right(x_adv)
-    for kind, verdicts in (("accuracy", right & trial.clean), ("accuracy_release", right)):
-        accuracy, wanted = getattr(found, kind), share(verdicts)
-        text = f"{name}: {kind} is {accuracy:.4g}; on the examples that it hands out it is {wanted:.4g}."
-        require(math.isclose(accuracy, wanted, abs_tol=_TOLERANCE), text)
+    right = trial.is_right_about(x_adv)
+    for kind, verdicts in (("accuracy", right & trial.right), ("accuracy_release", right)):
+        accuracy = getattr(result, kind)
+        expected = share(verdicts)
+        text = f"{name}: {kind} is {accuracy:.4g}; on the examples that it hands out it is {expected:.4g}."
+        require(math.isclose(accuracy, expected, abs_tol=_TOLERANCE), text)
 
 
 class _InterruptedError(Exception):
     """Half of the work is done."""
 
 
-def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
+def _check_continued(name: str, result: EvaluationResult, trial: _Trial) -> None:
+    """Interrupted and started again, it gives the same result."""
+
     def interrupt(label: str, done: int, total: int, correct: int) -> None:
         if 2 * done >= total:
             raise _InterruptedError
@@ -261,7 +282,7 @@ def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
             trial.measured(scratch=Path(folder), on_progress=interrupt)
         again, _ = trial.measured(scratch=Path(folder))
     _check_same(
-        found,
+        result,
         again,
         f"{name}: interrupted half way and started again with what it kept in "
         "EvaluationTask.scratch, it must give the same result.",
@@ -271,26 +292,32 @@ def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
 def _check_extremes(experiment: Experiment, device: torch.device) -> None:
     """All images right and next to none within reach of an error, then all wrong: some masks select nothing."""
     right = answered(balanced_model().to(device))
-    trial = _Trial(experiment, right)
-    trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(1, 10**4)))
-    _Trial(experiment, ImageData(right.x, (right.y + 1) % NUM_CLASSES)).measured()
+    _Trial(experiment, right).measured(threat=dataclasses.replace(experiment.threat, eps=Fraction(1, 10**4)))
+    wrong = ImageData(right.x, (right.y + 1) % NUM_CLASSES)
+    _Trial(experiment, wrong).measured()
 
 
 def _check_breaks(name: str, trials: Sequence[_Trial]) -> None:
     """In each norm, if it takes gradients there; else in one of them: noise of few draws may break none in a ball."""
     unbroken = []
+    takes_gradients = []
     for trial in trials:
         with _watched(trial.model) as passes:
-            found, _ = trial.measured()
-        if found.accuracy == 1:
-            unbroken.append((trial, True in passes))
-    wrong = [trial for trial, takes_gradients in unbroken if takes_gradients or len(unbroken) == len(trials)]
+            result, _ = trial.measured()
+        if result.accuracy == 1:
+            unbroken.append(trial)
+            if True in passes:
+                takes_gradients.append(trial)
+    wrong = takes_gradients
+    if len(unbroken) == len(trials):
+        wrong = unbroken
     if wrong:
-        threat, count = wrong[0].threat, len(wrong[0].data)
+        threat = wrong[0].threat
         ball = f"the {threat.norm} ball of eps {exact_text(threat.eps)}"
         raise AssertionError(
-            f"{name}: an attack must break some of {count} images that the model gets right, in {ball}; it broke none. "
-            "Does it climb its loss, or descend? An evaluator that is no attack sets has_budget = False in its class."
+            f"{name}: an attack must break some of {len(wrong[0].data)} images that the model gets right, in {ball}; "
+            "it broke none. Does it climb its loss, or descend? An evaluator that is no attack sets has_budget = False "
+            "in its class."
         )
 
 

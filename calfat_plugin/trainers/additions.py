@@ -21,14 +21,14 @@ def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
     """(1 - share) of the classification loss, and share of the mean of -log softmax(z) of raw logits z, instead."""
     if share == 0:
         return loss
-    found = copy(loss)
+    smoothed_loss = copy(loss)
 
     def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
         uniform = -wide(logits).log_softmax(dim=1).mean(dim=1)
         return (1 - share) * loss.cross_entropy(logits, y) + share * uniform
 
-    found.cross_entropy = cross_entropy  # type: ignore[method-assign]
-    return found
+    smoothed_loss.cross_entropy = cross_entropy  # type: ignore[method-assign]
+    return smoothed_loss
 
 
 def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBatch, awp: AWPOptions) -> Tensor:
@@ -40,24 +40,23 @@ def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBat
     model = batch.model
     with buffers_kept(model):
         backward(batch)
-    shifts = {
-        name: perturbation(weight.detach(), weight.grad, awp.gamma)
-        for name, weight in model.named_parameters()
-        if weight.grad is not None and weight.dim() > 1
-    }
+    weights = [weight for weight in model.parameters() if weight.grad is not None and weight.dim() > 1]
+    shifts = []
+    for weight in weights:
+        assert weight.grad is not None
+        shifts.append(perturbation(weight.detach(), weight.grad, awp.gamma))
     model.zero_grad(set_to_none=True)
     if batch.task.inner.looks_back:
         batch.x_adv.grad = None
-    named = dict(model.named_parameters())
-    before = {name: named[name].detach().clone() for name in shifts}
+    values_before = [weight.detach().clone() for weight in weights]
     try:
-        for name, shift in shifts.items():
-            named[name].data.add_(shift)
+        for weight, shift in zip(weights, shifts, strict=True):
+            weight.data.add_(shift)
         torch.clear_autocast_cache()  # of copies that it made of other values
         return backward(batch.again())
     finally:  # the very same values
-        for name, value in before.items():
-            named[name].data.copy_(value)
+        for weight, value in zip(weights, values_before, strict=True):
+            weight.data.copy_(value)
         torch.clear_autocast_cache()
 
 
@@ -81,11 +80,16 @@ def class_factors(class_counts: Tensor, options: ByClassOptions, round: int, num
         round: counted from 1.
     """
     counts = class_counts.double()
-    share = min((round - 1) / (options.warmup * num_rounds), 1.0) if options.warmup else 1.0
-    here, most = counts > 0, counts.max().clamp_min(1.0)
-    rarity = (most / counts.where(here, most)).log().sqrt()  # 0 also for classes that are left out
+    share = 1.0
+    if options.warmup:
+        share = min((round - 1) / (options.warmup * num_rounds), 1.0)
+    has_examples = counts > 0
+    most = counts.max().clamp_min(1.0)
+    rarity = (most / counts.where(has_examples, most)).log().sqrt()  # 0 also for classes that are left out
     mean = (counts * rarity).sum() / counts.sum().clamp_min(1.0)
-    if options.alpha == 0 or mean == 0:
-        return None if share == 1 else share * here.double()
-    factors: Tensor = 1 - options.alpha + options.alpha / mean * rarity
-    return share * factors * here
+    if options.alpha > 0 and mean > 0:
+        factors: Tensor = 1 - options.alpha + options.alpha / mean * rarity
+        return share * factors * has_examples
+    if share < 1:
+        return share * has_examples.double()
+    return None

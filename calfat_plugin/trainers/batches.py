@@ -39,7 +39,11 @@ class AttackBatch:
     logits_adv: Tensor
 
     def __init__(self, model: nn.Module, x_nat: Tensor, y: Tensor, loss: ClientLoss, context: Any = None) -> None:
-        self.model, self.x_nat, self.y, self.loss, self.context = model, x_nat, y, loss, context
+        self.model = model
+        self.x_nat = x_nat
+        self.y = y
+        self.loss = loss
+        self.context = context
 
     @cached_property
     def logits_nat(self) -> Tensor:
@@ -82,9 +86,18 @@ class TrainBatch:
         context: Any = None,
         index: Tensor | None = None,
     ) -> None:
-        self.model, self.x_nat, self.x_adv, self.y, self.loss = model, x_nat, x_adv, y, loss
-        self.index = y.new_tensor(range(len(y))) if index is None else index
-        self.task, self.attacked, self.kappa, self.context = task, attacked, kappa, context
+        if index is None:
+            index = y.new_tensor(range(len(y)))
+        self.model = model
+        self.x_nat = x_nat
+        self.x_adv = x_adv
+        self.y = y
+        self.loss = loss
+        self.task = task
+        self.attacked = attacked
+        self.kappa = kappa
+        self.context = context
+        self.index = index
         self.recorded: dict[str, Tensor] = {}
 
     @cached_property
@@ -125,9 +138,20 @@ class TrainBatch:
         Args:
             x_adv: other adversarial examples; None: the same.
         """
-        images = self.x_nat, self.x_adv if x_adv is None else x_adv
-        parts = (self.model, *images, self.y, self.loss, self.task, self.attacked, self.kappa)
-        batch = TrainBatch(*parts, self.context, self.index)
+        if x_adv is None:
+            x_adv = self.x_adv
+        batch = TrainBatch(
+            self.model,
+            self.x_nat,
+            x_adv,
+            self.y,
+            self.loss,
+            self.task,
+            self.attacked,
+            self.kappa,
+            self.context,
+            self.index,
+        )
         batch.recorded = self.recorded
         return batch
 

@@ -44,8 +44,12 @@ class CalFAT(GaussianStart):
     options: CalFATOptions
 
     def bind_loss(self, class_counts: Tensor) -> ClientLoss:
-        calibrated = {"calibrate_attack": self.options.inner == "ckl", "calibrate_outer": self.options.outer != "plain"}
-        return CalibratedLoss(self.options, class_counts, **calibrated)
+        return CalibratedLoss(
+            self.options,
+            class_counts,
+            calibrate_attack=self.options.inner == "ckl",
+            calibrate_outer=self.options.outer != "plain",
+        )
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return mixed_rows(index, task, generator, self.options.adv_ratio, self.options.sampling)
@@ -53,8 +57,9 @@ class CalFAT(GaussianStart):
     def attack_loss(self, batch: AttackBatch) -> Tensor:
         if self.options.inner == "ce":
             return super().attack_loss(batch)
-        seen = batch.loss.attack_logits
-        return kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv), reduction="sum")
+        clean = batch.loss.attack_logits(batch.logits_nat)
+        adversarial = batch.loss.attack_logits(batch.logits_adv)
+        return kl_divergence(clean, adversarial, reduction="sum")
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()

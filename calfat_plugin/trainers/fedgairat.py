@@ -41,7 +41,9 @@ class FedGAIRAT(AdversarialTrainer):
         options = self.options
         if batch.kappa is None:  # a clean round (calfat.trainer.clean_rounds): no iterates, so no weights
             return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
-        lam = options.lam if batch.task.round >= options.start_round else math.inf
+        lam = options.lam
+        if batch.task.round < options.start_round:
+            lam = math.inf  # all weights are 1
         weights = example_weights(batch.kappa, batch.task.threat.steps, lam, options.weighting)
         return (weights * batch.loss.cross_entropy(batch.logits_adv, batch.y)).mean()
 
@@ -69,12 +71,19 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
 
 def _check(options: FedGAIRATOptions, recipe: Recipe) -> None:
     if options.weighting != "discrete" and recipe.threat.in_training.steps < 2:
-        own = recipe.threat.own_steps is not None
-        what = f"the steps of calfat.threat.inner '{recipe.threat.inner.name}'" if own else "calfat.threat.steps"
+        steps = "calfat.threat.steps"
+        if recipe.threat.own_steps is not None:
+            steps = f"the steps of calfat.threat.inner '{recipe.threat.inner.name}'"
         raise OptionError(
-            f"weighting {options.weighting} divides by half the attack's steps, rounded down, so {what} "
+            f"weighting {options.weighting} divides by half the attack's steps, rounded down, so {steps} "
             f"must be at least 2; got {recipe.threat.in_training.steps}. weighting: discrete takes any number."
         )
+
+
+def _idle(options: FedGAIRATOptions) -> dict[str, str]:
+    if options.weighting != "discrete":
+        return {}
+    return {"lam": "discrete weights have no shift."}
 
 
 ENTRY = TrainerEntry(
@@ -82,7 +91,7 @@ ENTRY = TrainerEntry(
     build=FedGAIRAT,
     config=FedGAIRATOptions,
     check=_check,
-    idle=lambda options: {"lam": "discrete weights have no shift."} if options.weighting == "discrete" else {},
+    idle=_idle,
     summary="GAIRAT on every client: examples near the decision boundary weigh more, from a given round on",
     formula="min mean_j w_j CE(f(x~_j), y_j), w_j ~ (1 + tanh(Lambda + 5 (h - kappa_j) / h)) / 2 with mean 1, "
     "h = floor(K/2), x~ = argmax CE(f(x'), y)",

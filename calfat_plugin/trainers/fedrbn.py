@@ -75,7 +75,9 @@ class FedRBNOptions:
         """Whether any client that these options are for can have the role ``st``, in this round or another."""
         if self.role is not None:
             return self.role == "st"
-        return self.at_fraction < 1 if self.roles is None else "st" in self.roles.split()
+        if self.roles is not None:
+            return "st" in self.roles.split()
+        return self.at_fraction < 1
 
     def trains_adversarially(self, client: int) -> bool:
         """Whether a client's role is ``at``; a function of the options and its 0-based id, so all parties agree."""
@@ -83,9 +85,12 @@ class FedRBNOptions:
             return self.role == "at"
         if self.roles is not None:
             return self.roles.split()[client : client + 1] == ["at"]  # too few are refused, maybe after this was asked
+        return self._adversarial_among(client + 1) > self._adversarial_among(client)
+
+    def _adversarial_among(self, clients: int) -> int:
+        """How many of the first clients train adversarially by ``at_fraction``."""
         # 0.29 * 100 is 28.999999999999996; the slack makes it the 29 that was meant.
-        before, after = (math.floor(self.at_fraction * count + 1e-9) for count in (client, client + 1))
-        return after > before
+        return math.floor(self.at_fraction * clients + 1e-9)
 
 
 class FedRBN(AdversarialTrainer):
@@ -106,7 +111,10 @@ class FedRBN(AdversarialTrainer):
     def personal_names(self, model: nn.Module) -> frozenset[str]:
         from calfat_plugin.models.dual_norm import dual_norms
 
-        return frozenset(f"{name}.{key}" for name, norm in dual_norms(model).items() for key in norm.state_dict())
+        names: set[str] = set()
+        for name, norm in dual_norms(model).items():
+            names.update(f"{name}.{tensor}" for tensor in norm.state_dict())
+        return frozenset(names)
 
     # --- one client ---------------------------------------------------------------------------------------------------
 
@@ -115,11 +123,13 @@ class FedRBN(AdversarialTrainer):
         from calfat_plugin.maths.tied import state_of
 
         if not self.options.trains_adversarially(task.client):
-            own = {name: tensor.cpu() for name, tensor in state_of(task.model).items()}
-            task.model.load_state_dict(_lent(own, _received(task.broadcast), self.options), strict=False)
+            state = {name: tensor.cpu() for name, tensor in state_of(task.model).items()}
+            task.model.load_state_dict(_lent(state, _received(task.broadcast), self.options), strict=False)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
-        return None if self.options.trains_adversarially(task.client) else index < 0  # all, or none
+        if self.options.trains_adversarially(task.client):
+            return None  # all
+        return index < 0  # none
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         clean = self._clean_loss(batch)
@@ -154,23 +164,24 @@ class FedRBN(AdversarialTrainer):
     _others: Mapping[int, LocalTrainer] = MappingProxyType({})
 
     def among(self, others: Mapping[int, LocalTrainer]) -> FedRBN:
-        found = copy(self)
-        found._others = others
-        return found
+        trainer = copy(self)
+        trainer._others = others
+        return trainer
 
     def _options_of(self, client: int) -> FedRBNOptions:
         options: FedRBNOptions = getattr(self._others.get(client, self), "options", self.options)
         return options
 
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
-        if not (self.options.some_borrow or any(self._options_of(client).some_borrow for client in self._others)):
+        options = [self.options, *(self._options_of(client) for client in self._others)]
+        if not any(options_of_client.some_borrow for options_of_client in options):
             return {}
-        return {  # also after a round of at clients alone: other clients may train in the next one
-            f"{_SENT}{client}/{name}": state[name]
-            for client, state in self._sources(updates).items()
-            for name in state
-            if _STATISTIC.search(name)
-        }
+        statistics = {}  # also after a round of at clients alone: other clients may train in the next one
+        for client, state in self._sources(updates).items():
+            for name, tensor in state.items():
+                if _STATISTIC.search(name):
+                    statistics[f"{_SENT}{client}/{name}"] = tensor
+        return statistics
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
         """Uniform mean over clients, after ``st`` clients got this round's noise statistics."""
@@ -179,17 +190,23 @@ class FedRBN(AdversarialTrainer):
         sources = list(self._sources(updates).values())
         states = []
         for client, update in updates.items():
-            own = {name: update.state[name] for name in names}
+            personal = {name: update.state[name] for name in names}
             options = self._options_of(client)
-            lent = {} if options.trains_adversarially(client) else _lent(own, sources, options)
-            states.append({**own, **lent})
+            if not options.trains_adversarially(client):
+                personal |= _lent(personal, sources, options)
+            states.append(personal)
         return weighted_average(states, [1.0] * len(states))
 
     def _sources(self, updates: Mapping[int, LocalUpdate]) -> dict[int, State]:
-        return {c: update.state for c, update in updates.items() if self._options_of(c).trains_adversarially(c)}
+        """Client to state, of role ``at``."""
+        states = {}
+        for client, update in updates.items():
+            if self._options_of(client).trains_adversarially(client):
+                states[client] = update.state
+        return states
 
 
-def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[str, Tensor]:
+def _lent(state: State, sources: Sequence[State], options: FedRBNOptions) -> dict[str, Tensor]:
     """The noise statistics that an ``st`` client borrows: a mean in float64; of one ``at`` client bit for bit."""
     from calfat_plugin.maths.averaging import weighted_sum
 
@@ -197,17 +214,19 @@ def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[
         return {}
     weights = [1 / len(sources)] * len(sources)
     if options.similarity == "cosine":
-        weights = propagation_weights(own, sources)
-    lent, d = {}, options.debias
-    for layer in _layers(own):
-        for kind in ("mean", "var"):
-            clean, noise = (f"{layer}.{branch}.running_{kind}" for branch in ("clean", "noise"))
-            tensors = [source[noise] for source in sources]
-            if d and kind == "mean":  # moved by the difference of clean statistics
-                tensors = [source[noise] + d * (own[clean] - source[clean]) for source in sources]
-            elif d:
-                tensors = [source[noise] * (own[clean] / source[clean]).pow(d) for source in sources]
-            lent[noise] = weighted_sum(tensors, weights)
+        weights = propagation_weights(state, sources)
+    lent = {}
+    d = options.debias
+    for layer in _layers(state):
+        clean_mean, noise_mean = f"{layer}.clean.running_mean", f"{layer}.noise.running_mean"
+        clean_var, noise_var = f"{layer}.clean.running_var", f"{layer}.noise.running_var"
+        means = [source[noise_mean] for source in sources]
+        variances = [source[noise_var] for source in sources]
+        if d:  # moved by the difference of the clean statistics
+            means = [source[noise_mean] + d * (state[clean_mean] - source[clean_mean]) for source in sources]
+            variances = [source[noise_var] * (state[clean_var] / source[clean_var]).pow(d) for source in sources]
+        lent[noise_mean] = weighted_sum(means, weights)
+        lent[noise_var] = weighted_sum(variances, weights)
     return lent
 
 
@@ -221,24 +240,23 @@ def _clip_gradients(model: nn.Module, max_norm: float) -> None:
         gradient.mul_(factor)
 
 
-def propagation_weights(own: State, sources: Sequence[State]) -> list[float]:
+def propagation_weights(state: State, sources: Sequence[State]) -> list[float]:
     """How much an ``st`` client borrows from each ``at`` client, by their clean statistics; at least one, sum 1.
 
     Softmax of the layers' mean similarity [cos(mean, mean') + cos(var, var')] / (2 * temperature).
     """
-    layers = _layers(own)
-
-    def similarity(source: State, layer: str) -> float:
-        mean, var = (f"{layer}.clean.running_{kind}" for kind in ("mean", "var"))
-        return (_cosine(own[mean], source[mean]) + _cosine(own[var], source[var])) / 2
-
-    scores = [
-        math.fsum(similarity(source, layer) for layer in layers) / (len(layers) * _TEMPERATURE) for source in sources
-    ]
+    layers = _layers(state)
+    scores = []
+    for source in sources:
+        similarities = []
+        for layer in layers:
+            mean, var = f"{layer}.clean.running_mean", f"{layer}.clean.running_var"
+            similarities.append((_cosine(state[mean], source[mean]) + _cosine(state[var], source[var])) / 2)
+        scores.append(math.fsum(similarities) / (len(layers) * _TEMPERATURE))
     best = max(scores)
-    raw = [math.exp(score - best) for score in scores]
-    total = math.fsum(raw)
-    return [weight / total for weight in raw]
+    exponentials = [math.exp(score - best) for score in scores]
+    total = math.fsum(exponentials)
+    return [exponential / total for exponential in exponentials]
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
@@ -261,7 +279,8 @@ def _received(broadcast: State) -> list[State]:
 
 
 def _check(options: FedRBNOptions, recipe: Recipe) -> None:
-    clients, roles = recipe.train.client_num_in_total, options.roles
+    clients = recipe.train.client_num_in_total
+    roles = options.roles
     if roles is not None and len(roles.split()) != clients:
         raise OptionError(
             f"roles: got {len(roles.split())} roles in '{roles}', expected one for each of the {clients} clients "
@@ -272,14 +291,25 @@ def _check(options: FedRBNOptions, recipe: Recipe) -> None:
             f"at_fraction: got {options.at_fraction:g}, which leaves none of the {clients} clients to train "
             f"adversarially; expected at least {1 / clients:g}."
         )
-    of_ids = {client: group.recipe.trainer.options for group in recipe.clients for client in group.ids or ()}
-    drawn = [group.recipe.trainer.options for group in recipe.clients if group.ids is None]  # of whom is not known here
-    if not any(
-        not isinstance(each, FedRBNOptions) or each.trains_adversarially(client)
-        for client in range(clients)
-        for each in (of_ids.get(client, recipe.trainer.options), *drawn)
-    ):
+    if not _may_train_adversarially(recipe):
         raise OptionError("role: every client has the role st; expected others, in calfat.clients, with the role at.")
+
+
+def _may_train_adversarially(recipe: Recipe) -> bool:
+    """Whether any client has the role ``at``, or trains by another method, as far as the recipe says who trains how."""
+    options_of_client = {}  # of clients in groups that name them
+    options_of_any = []  # of groups whose clients are drawn
+    for group in recipe.clients:
+        if group.ids is None:
+            options_of_any.append(group.recipe.trainer.options)
+        for client in group.ids or ():
+            options_of_client[client] = group.recipe.trainer.options
+    for client in range(recipe.train.client_num_in_total):
+        options = options_of_client.get(client, recipe.trainer.options)
+        for possible in (options, *options_of_any):
+            if not isinstance(possible, FedRBNOptions) or possible.trains_adversarially(client):
+                return True
+    return False
 
 
 def _idle(options: FedRBNOptions) -> dict[str, str]:

@@ -6,7 +6,7 @@ A look at values makes the host wait for a GPU, so there are few.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -26,10 +26,15 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
     ``clean`` is a copy of the clean images from before the attack, and ``made`` what the attack gave. After steps
     (``trained``) the model may have diverged: what is not finite is then left to the check of the loss.
     """
-    task, x_nat, x_adv = batch.task, batch.x_nat, batch.x_adv
+    task = batch.task
+    x_nat, x_adv = batch.x_nat, batch.x_adv
     where = f"client {task.client}, round {task.round}, batch {number}"
-    of_inner = task.inner.who if task.inner.has_own_steps or x_adv is made else ""
-    with attribute_errors_to(of_inner, type(task.inner.options)) if of_inner else nullcontext():
+    of_inner = ""  # the inner attack, where it made x_adv
+    blaming: AbstractContextManager[None] = nullcontext()
+    if task.inner.who and (task.inner.has_own_steps or x_adv is made):
+        of_inner = f" of {task.inner.who}"
+        blaming = attribute_errors_to(task.inner.who, type(task.inner.options))
+    with blaming:
         if not torch.equal(clean, x_nat):
             raise PluginError(
                 f"{where}: x_nat was changed in place while adversarial examples were made of it. Work on a copy: "
@@ -37,13 +42,13 @@ def inspected(batch: TrainBatch, clean: Tensor, made: Tensor, number: int, *, tr
             )
         finite = bool(returned.like(x_adv, x_nat, f"{where}: x_adv is").isfinite().all())
         if not finite and not trained:
-            raise UpdateError(f"{where}: the adversarial examples{of_inner and f' of {of_inner}'} hold nan or inf.")
+            raise UpdateError(f"{where}: the adversarial examples{of_inner} hold nan or inf.")
         if finite:
             _check_budget(batch, where)
-    given = {"x_nat": x_nat, "x_adv": x_adv, "y": batch.y}
-    before = {name: tensor.detach().clone() for name, tensor in given.items()}
+    tensors = {"x_nat": x_nat, "x_adv": x_adv, "y": batch.y}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     yield
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if not torch.equal(before[name], tensor):
             raise PluginError(f"{where}: the training step changed {name} in place. Work on a copy: {name}.clone().")
     if batch.x_adv is not x_adv and not trained:  # it put others there

@@ -25,10 +25,17 @@ class MakesOptimizers(Protocol):
 
 def recipes_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSettings) -> Optimizer:
     """The optimiser that ``train_args`` asks for. Adam and AdamW have torch's own betas (0.9, 0.999) and eps (1e-8)."""
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.client_optimizer == "sgd":
-        return SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, nesterov=settings.nesterov)
-    return _KINDS[settings.client_optimizer](parameters, lr=rate, weight_decay=decay)
+    if settings.client_optimizer != "sgd":
+        return _KINDS[settings.client_optimizer](
+            parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+    return SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+    )
 
 
 def methods_optimizer(
@@ -38,18 +45,20 @@ def methods_optimizer(
     optimizer = returned.instance(
         method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"
     )
-    own, settings = f"it makes an optimiser of its own ({type(optimizer).__name__})", task.settings
-    if asked := _contradicted(optimizer, settings):
+    makes_another = f"it makes an optimiser of its own ({type(optimizer).__name__})"
+    settings = task.settings
+    contradicted = _contradicted(optimizer, settings)
+    if contradicted:
         raise PluginError(
-            f"{own}, but the recipe asks for {asked}. Remove that from the recipe, or let make_optimizer use "
-            "task.settings."
+            f"{makes_another}, but the recipe asks for {contradicted}. Remove that from the recipe, or let "
+            "make_optimizer use task.settings."
         )
     schedule = method.make_schedule(optimizer, task, num_batches)
     if schedule is not None:
         returned.instance(schedule, LRScheduler, "make_schedule returned")
-    wanted = {"lr": settings.learning_rate, "momentum": settings.momentum, "nesterov": settings.nesterov}
-    as_wanted = all(group.get(name) == value for group in optimizer.param_groups for name, value in wanted.items())
-    other = "" if type(optimizer) is SGD and as_wanted and schedule is None else own
+    other = ""  # why a step is not that of the recipe's SGD on unclipped gradients
+    if schedule is not None or not _is_recipes_sgd(optimizer, settings):
+        other = makes_another
     if settings.client_optimizer != "sgd":
         other = f"train_args.client_optimizer is {settings.client_optimizer}"
     if settings.max_grad_norm is not None:
@@ -62,9 +71,17 @@ def methods_optimizer(
     return optimizer, schedule
 
 
+def _is_recipes_sgd(optimizer: Optimizer, settings: TrainSettings) -> bool:
+    if type(optimizer) is not SGD:
+        return False
+    expected = (settings.learning_rate, settings.momentum, settings.nesterov)
+    return all((group["lr"], group["momentum"], group["nesterov"]) == expected for group in optimizer.param_groups)
+
+
 def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> str:
     """What the recipe asks for, beyond the defaults of ``train_args``, and an optimiser has not; empty: nothing."""
-    groups, kind = optimizer.param_groups, settings.client_optimizer
+    groups = optimizer.param_groups
+    kind = settings.client_optimizer
     if kind != "sgd" and type(optimizer) is not _KINDS[kind]:
         return f"train_args.client_optimizer: {kind}"
     if settings.nesterov and not all(group.get("nesterov") for group in groups):

@@ -131,8 +131,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a model is tried on; nothing is done with it."""
     found: dict[str, Any] = {}
 
-    def trial(model: nn.Module, data: calfat.ImageData, **more: Any) -> None:
-        found.update(more, model=model, data=data)
+    def trial(task: Any, surrogates: Any, fresh: Any, more: Any) -> None:
+        found.update(vars(task), surrogates=surrogates, fresh=fresh, more=more)
         raise StopError
 
     monkeypatch.setattr("calfat_plugin.judging.trial.Trial", trial)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from calfat_plugin.attackers.label_flip import LabelFlip, LabelFlipOptions
 from calfat_plugin.datasets import Augmentation, Dataset, ImageData
 from calfat_plugin.errors import OptionError, PluginError
 from calfat_plugin.evaluators.gradient import FGSM, FGSMOptions
-from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.evaluators.measure import evaluation_task, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import (
@@ -46,7 +47,6 @@ from calfat_plugin.results import EvaluationResult
 from calfat_plugin.testing.evaluators import TinyClients, tiny_set_up
 from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import (
-    NUM_CLASSES,
     THREATS,
     balanced_images,
     balanced_model,
@@ -210,18 +210,11 @@ def measured(device: torch.device, name: str, options: dict[str, Any]) -> tuple[
     def keep(where: Tensor, points: Tensor) -> None:
         x_adv[where] = points
 
-    (result,) = measure(
-        model,
-        data,
-        experiment.ready_evaluators(experiment.evaluators, tiny_set_up(data)),
-        num_classes=NUM_CLASSES,
-        threat=experiment.threat,
-        batch_size=5,
-        device=device,
-        seed=0,
-        on_examples=keep,
-        clients=TinyClients(model),
-    ).values()
+    set_up = tiny_set_up(data)
+    evaluators = experiment.ready_evaluators(experiment.evaluators, set_up)
+    task = evaluation_task(model, data, experiment, set_up)
+    task = replace(task, batch_size=5, on_examples=keep, clients=lambda: TinyClients(model))
+    (result,) = measure(task, evaluators).values()
     return result, x_adv.cpu()
 
 

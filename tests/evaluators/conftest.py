@@ -74,7 +74,7 @@ def make_task() -> Callable[..., EvaluationTask]:
 
     def make(model: nn.Module, data: ImageData, **changes: Any) -> EvaluationTask:
         with torch.no_grad():
-            correct = model(data.x).argmax(1) == data.y
+            predictions = model(data.x).argmax(1)
         values: dict[str, Any] = {
             "model": model,
             "data": data,
@@ -84,7 +84,7 @@ def make_task() -> Callable[..., EvaluationTask]:
             "device": torch.device("cpu"),
             "seed": 0,
             "round": 0,
-            "clean_correct": correct,
+            "clean_predictions": predictions,
         }
         return EvaluationTask(**{**values, **changes})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.judging.dead_units import Leaps, Reader, Unit, _StageReader, candidates, climbed, random_points
-from calfat_plugin.judging.trial import Trial
+from calfat_plugin.interfaces import EvaluationTask
+from calfat_plugin.judging.climbing import Leaps, StageReader, climbed
+from calfat_plugin.judging.units import Reader, Unit, candidates, random_points, slopes_of
 from calfat_plugin.judging.watching import OneByOne, Ranges, Site, View, hides_images, measured_ranges, watched
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel
+from tests.evaluators.tasks import task_of
 
 
 class Of(nn.Module):
@@ -91,8 +94,8 @@ def test_one_by_one_leaps_and_candidates_are_those_of_the_batch(detached: bool) 
     def switch(x: Tensor) -> Tensor:
         return ((x.detach() if detached else x) @ W - 3).clamp(min=0)
 
-    batched, looped = trial_of(switch), trial_of(switch)
-    looped.model = OneByOne(looped.model)
+    batched = on_trial(switch)
+    looped = replace(batched, model=OneByOne(batched.model))
     x = batched.data.x[:6]
     far = (x.flatten(1) + 0.1 * W.sign()).view_as(x)
     far[1] = x[1]
@@ -181,7 +184,7 @@ def test_gradients_of_a_number_of_a_map_and_of_a_difference() -> None:
 W = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
-def trial_of(function: Callable[[Tensor], Tensor], images: int = 12) -> Trial:
+def on_trial(function: Callable[[Tensor], Tensor], images: int = 12) -> EvaluationTask:
     """On images that all are on the line w.x = 1 to 2, as gates use them; label 0, which is right."""
     x = 0.5 + torch.rand(images, 1, 2, 2, generator=torch.Generator().manual_seed(1)) / 100
 
@@ -190,20 +193,11 @@ def trial_of(function: Callable[[Tensor], Tensor], images: int = 12) -> Trial:
         return torch.stack([3 + 0 * x.flatten(1).sum(dim=1), switched, -switched], dim=1)
 
     model = Of(logits).eval()
-    return Trial(
-        model,
-        ImageData(x, torch.zeros(images, dtype=torch.int64)),
-        num_classes=3,
-        threat=ThreatModel(eps=Fraction(1, 10)),
-        batch_size=5,
-        device=torch.device("cpu"),
-        seed=0,
-        surrogates={},
-        fresh=lambda: model,
-    )
+    data = ImageData(x, torch.zeros(images, dtype=torch.int64))
+    return task_of(model, data, num_classes=3, threat=ThreatModel(eps=Fraction(1, 10)), batch_size=5)
 
 
-def units_of(trial: Trial) -> tuple[list[Unit], Ranges]:
+def units_of(trial: EvaluationTask) -> tuple[list[Unit], Ranges]:
     ranges, x = measured_ranges(trial), trial.data.x[:6]
     points = random_points(trial, x, generator(0, "trust/dead units"), 64)
     with attack_mode(trial.model):
@@ -217,7 +211,7 @@ def test_a_unit_is_the_way_out_of_a_values_range(sign: float, detached: bool) ->
         inside = x.detach() if detached else x
         return (sign * (inside @ W) - 3 - 0 * x.sum(dim=1)).clamp(min=0)  # not even a random point opens it
 
-    trial = trial_of(switch)
+    trial = on_trial(switch)
     units, ranges = units_of(trial)
     values = sign * (trial.data.x.flatten(1) @ W)
     ways = [unit for unit in units if torch.equal((sign * unit.way.flatten())[W != 0].sign(), W[W != 0].sign())]
@@ -231,7 +225,36 @@ def test_a_unit_is_the_way_out_of_a_values_range(sign: float, detached: bool) ->
     assert unit.along_gradient == (not detached)
 
 
-def unit_of(trial: Trial, w: Tensor) -> Unit:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_random_points_say_of_a_gradient_is_of_each_points_own_image(one_by_one: bool) -> None:
+    """Images that are far apart, so that the values or the steps of another image would be off by far."""
+    noise = torch.Generator().manual_seed(0)
+    x = torch.rand(3, 1, 2, 2, generator=noise)
+    model: nn.Module = Of(lambda x: torch.stack([x.flatten(1).detach() @ W, 0 * x[:, 0, 0, 0]], dim=1))
+    if one_by_one:
+        model = OneByOne(model)
+    places: list[tuple[Site, int]] = []
+    values = x.flatten(1) @ W
+
+    def find(view: View) -> None:
+        if view.site.shape == () and torch.allclose(view.values().flatten(), values[view.rows]) and not places:
+            places.append((view.site, 0))
+
+    watched(model, x, find)
+    assert places
+    # Two passes, of other lengths. A pass goes through the images in turn, so row k is around image k % 3.
+    passes = []
+    expected = torch.zeros(4)
+    for rounds in (4, 2):
+        points = x.repeat(rounds, 1, 1, 1) + (torch.rand(3 * rounds, 1, 2, 2, generator=noise) - 0.5) / 5
+        passes.append(points)
+        for row in range(3 * rounds):
+            way = (points[row] - x[row % 3]).flatten()
+            expected += (way @ W) * way
+    assert torch.allclose(slopes_of(model, places, x, passes), expected[None], atol=1e-5)
+
+
+def unit_of(trial: EvaluationTask, w: Tensor) -> Unit:
     """The value w.x of a model that computes it, upwards."""
     ranges, values = measured_ranges(trial), trial.data.x.flatten(1) @ w
     high = values.max()
@@ -245,7 +268,7 @@ def unit_of(trial: Trial, w: Tensor) -> Unit:
 def test_images_are_led_to_where_all_values_of_a_stage_are_out_of_their_ranges() -> None:
     """Two gates, of other pixels, both of which must open."""
     other = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    trial = trial_of(lambda x: 9.0 * ((x @ W > 1.02) & (x @ other > 0.55)).float())
+    trial = on_trial(lambda x: 9.0 * ((x @ W > 1.02) & (x @ other > 0.55)).float())
     first, second = unit_of(trial, W), unit_of(trial, other)
     x, y = trial.data.x[:6], trial.data.y[:6]
     with attack_mode(trial.model):
@@ -254,24 +277,24 @@ def test_images_are_led_to_where_all_values_of_a_stage_are_out_of_their_ranges()
         one_after_the_other = climbed(trial.model, trial.threat, [((second,), (first, second))] * 6, x, y)
     assert (int(alone.right.sum()), int(together.right.sum()), int(one_after_the_other.right.sum())) == (6, 0, 0)
     for climb in (alone, together, one_after_the_other):
-        trial.threat.check(climb.found, x, who="a climb")
+        trial.threat.check(climb.x_adv, x, who="a climb")
     moved = alone.opened - x
     assert torch.allclose(moved.flatten(1)[:, :3], torch.tensor([0.1, -0.1, 0.1]), atol=1e-6)
 
 
 def test_what_is_furthest_back_is_pushed_most() -> None:
-    trial = trial_of(lambda x: (x @ W - 2).clamp(min=0) + (x @ torch.tensor([0.0, 0.0, 0.0, 1.5]) - 2).clamp(min=0))
+    trial = on_trial(lambda x: (x @ W - 2).clamp(min=0) + (x @ torch.tensor([0.0, 0.0, 0.0, 1.5]) - 2).clamp(min=0))
     pair = (unit_of(trial, W), unit_of(trial, torch.tensor([0.0, 0.0, 0.0, 1.5])))
     x = trial.data.x[:1].clone()
     x[..., 1, 1] += 0.1  # the second one is out of its range already
     with attack_mode(trial.model):
-        _, direction = _StageReader(trial.model, [pair], x).look(x.requires_grad_())
+        _, direction = StageReader(trial.model, [pair], x).look(x.requires_grad_())
     slopes = direction.flatten().abs()
     assert slopes[3] * pair[1].gain < 0.01 * slopes[2] * pair[0].gain / 2
 
 
 def test_what_opens_leaps_and_what_only_moves_does_not() -> None:
-    trial = trial_of(lambda x: (x @ W - 1.0).clamp(min=0))
+    trial = on_trial(lambda x: (x @ W - 1.0).clamp(min=0))
     ranges = measured_ranges(trial)
     x = trial.data.x[:6]
     leaps = Leaps(trial.model, ranges, [x])

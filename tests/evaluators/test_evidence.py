@@ -15,10 +15,11 @@ from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.evaluators.evidence import Collector, Evidence
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import clean_predictions, measure
+from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
+from tests.evaluators.tasks import task_of
 
 N, SIZE = 40, 4 * 16  # images, bytes of one
 CPU = torch.device("cpu")
@@ -52,21 +53,13 @@ def collected(
     scratch: Path | None = None,
 ) -> tuple[Collector, dict[str, EvaluationResult]]:
     """What is kept of these evaluators, and what they measured."""
-    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
-    collector = Collector(model, data, clean, THREAT, room, scratch)
-    results = measure(
-        model,
-        data,
-        evaluators,
-        num_classes=3,
-        threat=THREAT,
-        batch_size=16,
-        device=CPU,
-        seed=0,
-        scratch=scratch,
-        collector=collector,
-    )
-    return collector, results
+    task = task_on(model, data, scratch)
+    collector = Collector(task, room, scratch)
+    return collector, measure(task, evaluators, collector=collector)
+
+
+def task_on(model: nn.Module, data: ImageData, scratch: Path | None) -> EvaluationTask:
+    return task_of(model, data, num_classes=3, threat=THREAT, batch_size=16, scratch=scratch)
 
 
 def check(evidence: Evidence, model: nn.Module, data: ImageData) -> None:
@@ -153,10 +146,9 @@ def test_an_evaluator_whose_accuracy_is_not_that_of_its_examples_has_no_part_and
 
 def test_what_a_killed_process_showed_is_read_again(model: nn.Module, data: ImageData, tmp_path: Path) -> None:
     whole = collected(model, data, [("a/b", pgd(steps=1)), ("pgd", pgd())], scratch=tmp_path)[0].evidence()
-    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
     for journal in tmp_path.glob("*.bin"):  # the last image of each is written by half, then the process is killed
         journal.write_bytes(journal.read_bytes()[: -SIZE // 2])
-    again = Collector(model, data, clean, THREAT, 10**6, tmp_path).evidence()
+    again = Collector(task_on(model, data, tmp_path), 10**6, tmp_path).evidence()
     assert again.attacks == whole.attacks == ("a/b", "pgd")
     missing = set(whole.index.tolist()) - set(again.index.tolist())
     assert len(missing) <= 2
@@ -179,8 +171,7 @@ def test_a_journal_of_other_weights_or_data_is_not_read(model: nn.Module, data: 
     check(evidence, model, turned)
     with torch.no_grad():
         next(model.parameters()).add_(0.01)
-    clean = clean_predictions(model, data, num_classes=3, batch_size=16, device=CPU)
-    assert Collector(model, data, clean, THREAT, 10**6, tmp_path).evidence().attacks == ()
+    assert Collector(task_on(model, data, tmp_path), 10**6, tmp_path).evidence().attacks == ()
 
 
 class Idle(Evaluator):

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths import passes
 from calfat_plugin.threat import ThreatModel
+from tests.evaluators.tasks import task_of
 
 CPU = torch.device("cpu")
 THREAT = ThreatModel(eps="0.1", step_size="0.025")
@@ -75,9 +76,7 @@ def test_all_that_is_measured_is_measured_in_the_fast_layout(
             return PGD(PGDOptions(steps=1)).evaluate(task, label)
 
     before = [tensor.stride() for tensor in model.state_dict().values()]
-    arguments: dict[str, Any] = {"num_classes": 10, "batch_size": 20, "device": CPU}
-    clean_correct(model, digits, **arguments)
-    measure(model, digits, [("pgd", Asking())], threat=THREAT, seed=0, **arguments)
+    measure(task_of(model, digits, batch_size=20, threat=THREAT), [("pgd", Asking())])
     assert strides == {1}
     assert rows == [7]
     assert [tensor.stride() for tensor in model.state_dict().values()] == before

@@ -17,12 +17,13 @@ from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttac
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import _FirstExamples, clean_correct, measure
+from calfat_plugin.evaluators.measure import _FirstExamples, measure
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.passes import PROBED
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
+from tests.evaluators.tasks import task_of
 from tests.snapshot import TextSnapshot
 
 EPS = 0.1
@@ -57,8 +58,8 @@ def run(
         "device": torch.device("cpu"),
         "seed": 0,
     }
-    found = measure(Linear().eval() if model is None else model, data, [("cheat", evaluator)], **{**values, **changes})
-    return found["cheat"]
+    task = task_of(Linear().eval() if model is None else model, data, **{**values, **changes})
+    return measure(task, [("cheat", evaluator)])["cheat"]
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -129,26 +130,23 @@ def test_one_clean_pass_serves_all_evaluators():
     calls = []
     model.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
     assert len(DATA) > PROBED  # trial passes are told by their length
-    arguments = {"num_classes": 3, "threat": ThreatModel(), "batch_size": 8, "device": torch.device("cpu"), "seed": 0}
-    measure(model, DATA, [("a", Natural(None)), ("b", Natural(None))], **arguments)
+    task = task_of(model, DATA, num_classes=3, batch_size=8)
+    assert calls.count(len(DATA)) == 1
+    measure(task, [("a", Natural(None)), ("b", Natural(None))])
     assert calls.count(len(DATA)) == 3
-    calls.clear()
-    correct = clean_correct(model, DATA, num_classes=3, batch_size=8, device=torch.device("cpu"))
-    measure(model, DATA, [("a", Natural(None))], correct=correct, **arguments)
-    assert calls.count(len(DATA)) == 2
 
 
 class Scribbling(Natural):
     """Writes into the verdicts on clean images."""
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        task.clean_correct.fill_(False)
+        task.clean_predictions.fill_(-1)
         return super().evaluate(task, label)
 
 
 def test_an_evaluators_verdicts_are_its_own():
-    arguments = {"num_classes": 3, "threat": ThreatModel(), "batch_size": 8, "device": torch.device("cpu"), "seed": 0}
-    found = measure(Linear().eval(), DATA, [("a", Scribbling(None)), ("b", Natural(None))], **arguments)
+    task = task_of(Linear().eval(), DATA, num_classes=3, batch_size=8)
+    found = measure(task, [("a", Scribbling(None)), ("b", Natural(None))])
     assert found["a"].accuracy == 0
     assert found["b"].accuracy == found["b"].accuracy_release > 0
 

@@ -34,7 +34,8 @@ from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
 from calfat_plugin.judging.attacks import DLR, Noise, ProbabilityMargin
 from calfat_plugin.judging.battery import AutoAttackCheck, DeadUnits, Surrogate, battery
-from calfat_plugin.judging.dead_units import IN_BATCHES, STEPS, worst_plans
+from calfat_plugin.judging.climbing import STEPS
+from calfat_plugin.judging.dead_units import IN_BATCHES, worst_plans
 from calfat_plugin.judging.findings import Findings
 from calfat_plugin.judging.record import Record
 from calfat_plugin.judging.surrogate import network, trained_surrogate
@@ -47,11 +48,18 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from tests.cli import runner
 from tests.evaluators.stored import run_of
+from tests.evaluators.tasks import trial_of
 from tests.evaluators.trust_models import QUICK, Planted, PlantedBehind, PlantedTogether, narrowed, weak_battery
 from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
 
 call = partial(runner.calfat, "trust")
+
+
+def on_trial(model: nn.Module, examples: int, **changes: Any) -> Trial:
+    values = {"threat": ThreatModel(eps="0.15", step_size="0.05"), "batch_size": 10, **changes}  # type: ignore[arg-type]
+    return trial_of(model, load_digits().test.subset(range(examples)), **values)
+
 
 HERE = Path(__file__).parent
 RECIPE = """\
@@ -582,19 +590,6 @@ def test_directions_of_the_losses_do_not_depend_on_the_scale_of_the_logits(attac
     wanted = directions[1]
     for found in directions[:1] + ([] if attack is CW else directions[2:]):  # beyond kappa, CW stops on purpose
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def on_trial(model: nn.Module, examples: int, **changes: Any) -> Trial:
-    values: dict[str, Any] = {
-        "num_classes": 10,
-        "threat": ThreatModel(eps="0.15", step_size="0.05"),  # type: ignore[arg-type]
-        "batch_size": 10,
-        "device": torch.device("cpu"),
-        "seed": 0,
-        "surrogates": {},
-        "fresh": lambda: model,
-    }
-    return Trial(model, load_digits().test.subset(range(examples)), **{**values, **changes})
 
 
 class StoppedError(Exception):

@@ -277,6 +277,31 @@ def test_no_number_is_usable_of_a_model_whose_answer_depends_on_more_than_the_im
     snapshot(found.sentence)
 
 
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        # Randomised, and no better than guessing.
+        ({"facts": {"changed": 0.4}, "attacks": {"pgd20": 0.1}}, "Robustness within linf 0.1 (300 test images) is not"),
+        # No better than guessing, and others break still more.
+        ({"attacks": {"pgd20": 0.1, "cw20": 0.0}}, "The model is not robust: it has 10.0 %"),
+        # Others break more, and a symptom.
+        (
+            {"attacks": {"cw20": 0.3}, "zero": 100},
+            "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) over",
+        ),
+        # A symptom, and checks that are left.
+        (
+            {"zero": 100, "until": "strength"},
+            "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) are not",
+        ),
+    ],
+)
+def test_where_several_conditions_hold_the_first_of_the_table_gives_the_verdict(
+    changes: dict[str, Any], begins: str
+) -> None:
+    assert verdict(**changes).sentence.startswith(begins)
+
+
 def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once(snapshot: TextSnapshot) -> None:
     found = verdict(attacks={"pgd20": 0.11, "fgsm": 0.3}, until="noise")
     assert (found.word, found.clear, found.causes) == ("not robust", True, ())
@@ -353,8 +378,9 @@ def test_the_step_grows_and_shrinks_with_the_budget() -> None:
     """A step that stayed would be four balls wide in the smallest, and too short to cross the largest."""
     attacked: list[ThreatModel] = []
     trial: Any = SimpleNamespace(
-        threat=ThreatModel(eps="0.1", step_size="0.025"),
-        data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)),
+        task=SimpleNamespace(
+            threat=ThreatModel(eps="0.1", step_size="0.025"), data=SimpleNamespace(x=torch.empty(2, 1, 8, 8))
+        ),
         attack=lambda label, evaluator, threat: attacked.append(threat) or Row(label, "", 0.0, None, 2, 0.0),
     )
     list(BudgetCurve().rows(trial))
@@ -372,7 +398,8 @@ def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks
         return Row(label, str(threat.eps), 0.5, None, 300, 0.0)
 
     threat = ThreatModel(eps=eps, step_size="eps/4")  # type: ignore[arg-type]
-    trial: Any = SimpleNamespace(threat=threat, data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)), attack=attack)
+    task = SimpleNamespace(threat=threat, data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)))
+    trial: Any = SimpleNamespace(task=task, attack=attack)
     list(BudgetCurve().rows(trial))
     assert attacked == attacks
     rows = [Row(CLAIM, "0.25", 0.5, None, 300, 0.0)]

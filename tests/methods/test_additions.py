@@ -276,13 +276,13 @@ def test_clients_train_as_without_it() -> None:
 
 def test_the_average_is_what_is_measured_and_given_to_evaluators_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    own = Measurements._measured
+    own = Measurements._measuring
 
-    def measured(self: Measurements, state: Any, *given: Any, **more: Any) -> Any:
+    def measuring(self: Measurements, state: Any, *given: Any, **more: Any) -> Any:
         seen.append(state)
         return own(self, state, *given, **more)
 
-    monkeypatch.setattr(Measurements, "_measured", measured)
+    monkeypatch.setattr(Measurements, "_measuring", measuring)
     run = experiment("fedpgd", calfat__ema={}, calfat__monitor__every=1, calfat__evaluators=["personalised"])
     federation = Federation(run)
     for _ in range(2):

@@ -78,7 +78,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """
     monkeypatch.setattr(loop, "INSPECTED", 0)
     watched = Watch()
-    attacked, add = loop._attacked, LossMeter.add
+    attacked, add = loop.attacked, LossMeter.add
 
     def starting(*arguments: Any, moving: bool) -> TrainBatch:
         watched.on = True
@@ -88,7 +88,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         watched.on = False
         add(meter, *arguments)
 
-    monkeypatch.setattr(loop, "_attacked", starting)
+    monkeypatch.setattr(loop, "attacked", starting)
     monkeypatch.setattr(LossMeter, "add", over)
     with watched:
         yield watched
@@ -158,7 +158,7 @@ def test_no_step_of_an_evaluation_waits(name: str, norm: str, monkeypatch: pytes
 
     monkeypatch.setattr(gradient.PGD, "_climb", watching)
     threat = ThreatModel(norm=norm, eps="0.1", step_size="0.04", steps=3)  # type: ignore[arg-type]
-    task = EvaluationTask(TinyNet().eval(), data, 4, threat, 4, CPU, 0, 0, torch.ones(len(data), dtype=torch.bool))
+    task = EvaluationTask(TinyNet().eval(), data, 4, threat, 4, CPU, 0, 0, data.y.clone())
     with watched:
         assert entry.load()(entry.config()).evaluate(task, name).num_examples == len(data)
         watched.on = True

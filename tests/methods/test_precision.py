@@ -17,16 +17,15 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.judging.battery import Slopes
-from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.request import Request
-from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from tests.evaluators.tasks import task_of, trial_of
 from tests.methods.helpers import (
     CPU,
     SETTINGS,
@@ -156,7 +155,7 @@ def test_evaluation_is_in_fp32_whatever_training_is_in() -> None:
     model = TinyNet().eval()
     model.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
     attack = [("pgd", PGD(PGDOptions(steps=2)))]
-    measure(model, tiny_data(), attack, num_classes=4, threat=ThreatModel(), batch_size=5, device=CPU, seed=0)
+    measure(task_of(model, tiny_data(), num_classes=4, batch_size=5), attack)
     assert types == {torch.float32}
 
 
@@ -177,8 +176,7 @@ def test_every_look_at_a_model_on_trial_is_in_full_float32(monkeypatch: pytest.M
     outside: list[int] = []
     model = TinyNet().eval()
     model.register_forward_hook(lambda *arguments: None if inside else outside.append(1))
-    settings: Any = {"num_classes": 4, "batch_size": 5, "device": CPU, "seed": 0, "surrogates": {}}
-    trial = Trial(model, tiny_data(), threat=ThreatModel(), fresh=lambda: model, **settings)
+    trial = trial_of(model, tiny_data(), num_classes=4, batch_size=5)
     trial.asked_anew(tiny_data().x, "images")
     Slopes().run(trial)
     trial.nearest_to_an_error(1)

@@ -84,10 +84,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     measure = measurements.measure
 
-    def noting(model: Any, data: Any, evaluators: Any, **task: Any) -> Any:
+    def noting(task: Any, evaluators: Any, **how: Any) -> Any:
         ready = list(evaluators)
         found.extend(label for label, _ in ready)
-        return measure(model, data, ready, **task)
+        return measure(task, ready, **how)
 
     def training(*arguments: Any) -> None:
         raise AssertionError("a client trains")

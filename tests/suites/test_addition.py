@@ -65,11 +65,11 @@ def computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_figures: None) 
     found: list[tuple[str, ...]] = []
     measure, fit = measurements.measure, Worker.fit
 
-    def measuring(model: Any, data: Any, evaluators: Any, **task: Any) -> Any:
+    def measuring(task: Any, evaluators: Any, **how: Any) -> Any:
         ready = list(evaluators)
-        if task["collector"] is not None:
+        if how.get("collector") is not None:
             found.append(tuple(label for label, _ in ready))
-        return measure(model, data, ready, **task)
+        return measure(task, ready, **how)
 
     def training(worker: Worker, client: int, *arguments: Any) -> Any:
         found.append(("trained", str(client)))

@@ -115,54 +115,67 @@ class AutoAttack(Evaluator):
         task = narrowed(task, self.options)
         threat = self.options.threat(task.threat)
         names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
-        settings = {
-            **budget_as_json(threat),
-            "attack": "autoattack",
-            "version": self.options.version,
-            "sub_attacks": list(names),
-            "iterations": self.options.iterations,
-            "queries": self.options.queries,
-            "target_classes": min(PUBLISHED["targets"], task.num_classes - 1),
-            "seed": task.seed if self.options.seed is None else self.options.seed,
-            "batch_size": task.batch_size,
-            "counting": _COUNTING,
-        }
+        settings = self._settings(task, threat, names)
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
         # Within eps 0 nothing needs to run: the clean image is the only point, so clean accuracy is the number.
         if not names and threat.eps > 0:
             why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()).removeprefix(f"{label}: ")
             return EvaluationResult.without_number(label, why, settings=settings, implementation=implementation)
-        digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
-        path = task.scratch and task.scratch / f"autoattack-{digest[:16]}.json"  # the file holds the whole digest
-        state = AttackState.load(path, digest, task.clean_correct.cpu())
-        devices = range(torch.cuda.device_count()) if task.device.type == "cuda" else ()
+        path = None
+        digest = ""
+        if task.scratch is not None:
+            digest = fingerprint(task, {**settings, "by": implementation})
+            path = task.scratch / f"autoattack-{digest[:16]}.json"  # the file holds the whole digest
+        state = AttackState.load(path, digest, task.clean_correct)
+        devices = range(0)
+        if task.device.type == "cuda":
+            devices = range(torch.cuda.device_count())
         # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
         with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
             _Run(task, label, threat, settings, state, lambda: state.save(path, digest)).finish()
+        details: dict[str, Any] = {"sub_attacks": state.finished}
+        if left_out:
+            details["not_run"] = left_out
+        details["warnings"] = [*_warnings(settings, left_out, task.num_classes), *state.warnings]
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, state.robust, task.num_classes),
             label=label,
             settings=settings,
             implementation=implementation,
             seconds=state.seconds,
-            details={
-                "sub_attacks": state.finished,
-                **({"not_run": left_out} if left_out else {}),
-                "warnings": [*_warnings(settings, left_out, task.num_classes), *state.warnings],
-            },
+            details=details,
         )
+
+    def _settings(self, task: EvaluationTask, threat: ThreatModel, names: tuple[str, ...]) -> dict[str, Any]:
+        """For the result, and for ``SubAttacks``."""
+        options = self.options
+        return {
+            **budget_as_json(threat),
+            "attack": "autoattack",
+            "version": options.version,
+            "sub_attacks": list(names),
+            "iterations": options.iterations,
+            "queries": options.queries,
+            "target_classes": min(PUBLISHED["targets"], task.num_classes - 1),
+            "seed": task.seed if options.seed is None else options.seed,
+            "batch_size": task.batch_size,
+            "counting": _COUNTING,
+        }
 
 
 def _warnings(settings: Mapping[str, Any], left_out: Mapping[str, str], num_classes: int) -> Iterator[dict[str, str]]:
     """Findings that need no attack to be known."""
-    other = [name for name in ("iterations", "queries") if settings[name] != PUBLISHED[name]]
-    if other:
-        each = ", ".join(f"{settings[name]} {name} instead of {PUBLISHED[name]}" for name in other)
-        yield finding("not-published", f"{each}: this is not the published attack.")
+    differences = []
+    for name in ("iterations", "queries"):
+        if settings[name] != PUBLISHED[name]:
+            differences.append(f"{settings[name]} {name} instead of {PUBLISHED[name]}")
+    if differences:
+        yield finding("not-published", f"{', '.join(differences)}: this is not the published attack.")
     if left_out:
-        each = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        yield finding(NOT_RUN, f"some sub-attacks were left out, so this is not the published attack. {each}.")
-    targets, published = settings["target_classes"], PUBLISHED["targets"]
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        yield finding(NOT_RUN, f"some sub-attacks were left out, so this is not the published attack. {reasons}.")
+    targets = settings["target_classes"]
+    published = PUBLISHED["targets"]
     if targets < published and set(settings["sub_attacks"]) & set(subattacks.TARGETED):
         text = f"with {num_classes} classes the targeted sub-attacks aim at {targets} classes instead of {published}."
         yield finding("few-classes", text)
@@ -180,7 +193,11 @@ class _Run:
         state: AttackState,
         save: Callable[[], None],
     ) -> None:
-        self.task, self.label, self.threat, self.state, self.save = task, label, threat, state, save
+        self.task = task
+        self.label = label
+        self.threat = threat
+        self.state = state
+        self.save = save
         self.names: list[str] = settings["sub_attacks"]
         self.attacks = SubAttacks(task, threat, settings, self._on_call)
         self.started = time.perf_counter() - state.seconds
@@ -210,16 +227,26 @@ class _Run:
         self._expected_calls = self.attacks.forward_passes(name)
         for batch in range(state.batch, len(batches)):
             self._attack(name, batches[batch])
-            state.batch, state.seconds = batch + 1, time.perf_counter() - self.started
+            state.batch = batch + 1
+            state.seconds = time.perf_counter() - self.started
             state.zero_gradients += self.attacks.log.zero_gradients()
             self.save()
             self._report(state.position, state.batch * self._batch_share)
         spent = time.perf_counter() - self.started - sum(row["seconds"] for row in state.finished)
-        row = {"name": name, "accuracy": share(state.robust), "attacked": len(where)}
-        state.finished.append({**row, "restarts": self.attacks.restarts, "seconds": spent})
+        state.finished.append(
+            {
+                "name": name,
+                "accuracy": share(state.robust),
+                "attacked": len(where),
+                "restarts": self.attacks.restarts,
+                "seconds": spent,
+            }
+        )
         if name == self.names[-1]:
             state.warnings += self._last_warnings()
-        state.position, state.batch, state.attacked = state.position + 1, 0, state.robust.clone()
+        state.position += 1
+        state.batch = 0
+        state.attacked = state.robust.clone()
         self.save()
 
     def _attack(self, name: str, where: Tensor) -> None:
@@ -227,28 +254,31 @@ class _Run:
         x, y = self._images(where.to(self.task.data.x.device))
         x_adv = self.attacks.perturb(x, y)
         self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
-        broken = (finite(self.task.model(x_adv), f"images of '{self.label}' ({name})").max(dim=1)[1] != y).cpu()
+        logits = finite(self.task.model(x_adv), f"images of '{self.label}' ({name})")
+        broken = (logits.max(dim=1)[1] != y).cpu()
         self.state.robust[where[broken]] = False
         if broken.any():
             self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
-        x, y = (whole[where].clone().to(self.task.device) for whole in (self.task.data.x, self.task.data.y))
+        data = self.task.data
+        x = data.x[where].clone().to(self.task.device)
+        y = data.y[where].clone().to(self.task.device)
         return pixels(x), y
 
     def _last_warnings(self) -> list[dict[str, str]]:
         """Findings that show only when everything has run."""
-        after = {
-            "clean": share(self.task.clean_correct),
-            **{row["name"]: row["accuracy"] for row in self.state.finished},
-        }
-        text = (
-            "starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks cannot move. "
-            "Trust Square more than the others here."
-        )
-        count = self.state.zero_gradients
-        zero = [finding("zero-gradients", f"{count} {text}")] if count else []
-        return [*zero, *self.attacks.check_square(after)]
+        warnings = []
+        if self.state.zero_gradients:
+            text = (
+                f"{self.state.zero_gradients} starts of APGD's DLR loss had a gradient of exactly zero, from which "
+                "gradient attacks cannot move. Trust Square more than the others here."
+            )
+            warnings.append(finding("zero-gradients", text))
+        accuracies = {"clean": share(self.task.clean_correct)}
+        for row in self.state.finished:
+            accuracies[row["name"]] = row["accuracy"]
+        return [*warnings, *self.attacks.check_square(accuracies)]
 
     def _on_call(self, calls: int) -> None:
         within = min(1.0, calls / self._expected_calls)

@@ -70,7 +70,10 @@ class SubAttacks:
         from pyautoattack import AutoAttack
 
         self.log = WarningLog()
-        self._task, self._on_call, self._settings, self._calls = task, on_call, settings, 0
+        self._task = task
+        self._on_call = on_call
+        self._settings = settings
+        self._calls = 0
         self._whole = AutoAttack(
             self._forward,
             attacks=settings["sub_attacks"] if settings["version"] == "custom" else None,
@@ -110,7 +113,8 @@ class SubAttacks:
     def perturb(self, x: Tensor, y: Tensor) -> Tensor:
         """Adversarial examples of the current sub-attack; x itself, (N, C, H, W), where it found none."""
         # Also taken by pyautoattack from its global stream; the caller keeps that stream out of everything else.
-        self._current.seed, self._calls = self._settings["seed"], 0
+        self._current.seed = self._settings["seed"]
+        self._calls = 0
         x_adv: Tensor = self._current.perturb(x, y)
         return x_adv
 
@@ -121,10 +125,13 @@ class SubAttacks:
 
     def forward_passes(self, name: str) -> int:
         """About how often the current sub-attack, called ``name``, calls the model in one batch; for progress."""
-        attack, iterations = self._current, self._settings["iterations"]
-        targets = attack.n_target_classes if name in TARGETED else 1
+        attack = self._current
+        iterations = self._settings["iterations"]
         if name == "square":
             return int(attack.n_queries) + 3
+        targets = 1
+        if name in TARGETED:
+            targets = attack.n_target_classes
         if name in ("fab", "fab-t"):
             return int(1 + targets * attack.n_restarts * (3 + 2 * iterations))
         return int(1 + targets * attack.n_restarts * (1 + (iterations + 1) * attack.eot_iter))
@@ -133,12 +140,14 @@ class SubAttacks:
         """pyautoattack's checks on a first batch, as findings: code and text."""
         from pyautoattack import checks
 
-        found = []
+        findings = []
         if self._settings["version"] != "rand":
             checks.check_randomized(self._forward, x, y, bs=len(x), logger=self.log)
-            found += [RANDOMISED] if self.log.take() else []
+            if self.log.take():
+                findings.append(RANDOMISED)
         checks.check_range_output(self._forward, x, logger=self.log)
-        found += [PROBABILITIES] if self.log.take() else []
+        if self.log.take():
+            findings.append(PROBABILITIES)
         # The last check counts calls in a module's global that it never resets, and removes any tracer (a debugger).
         tracer = sys.gettrace()
         checks.funcs.update(dict.fromkeys(checks.funcs, 0))
@@ -146,14 +155,18 @@ class SubAttacks:
             checks.check_dynamic(self._forward, x, False, logger=self.log)
         finally:
             sys.settrace(tracer)
-        return found + ([DYNAMIC] if self.log.take() else [])
+        if self.log.take():
+            findings.append(DYNAMIC)
+        return findings
 
     def check_square(self, accuracies: Mapping[str, float]) -> list[dict[str, str]]:
         """pyautoattack's check after Square: ``clean`` and each sub-attack to the accuracy after it."""
         from pyautoattack import checks
 
         checks.check_square_sr(dict(accuracies), logger=self.log)
-        return [SQUARE] if self.log.take() else []
+        if self.log.take():
+            return [SQUARE]
+        return []
 
 
 class WarningLog:
@@ -168,13 +181,17 @@ class WarningLog:
 
     def take(self) -> list[str]:
         """The messages since the last call."""
-        messages, self._messages = self._messages, []
+        messages = self._messages
+        self._messages = []
         return messages
 
     def zero_gradients(self) -> int:
         """Like :meth:`take`, for warnings of APGD about points with zero gradient: their number."""
-        found = [re.search(r"there are (\d+) points", message) for message in self.take()]
-        return sum(1 if match is None else int(match[1]) for match in found)
+        points = 0
+        for message in self.take():
+            match = re.search(r"there are (\d+) points", message)
+            points += 1 if match is None else int(match[1])
+        return points
 
 
 def finding(code: str, text: str) -> dict[str, str]:
