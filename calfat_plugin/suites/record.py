@@ -64,14 +64,13 @@ class Recorded:
         """
         if not labels:
             return self
-        gone = {*labels, WORST_CASE}
-        values = {metric: value for metric, value in self.values.items() if _evaluator(metric) not in gone}
+        without_number = {*labels, WORST_CASE}
+        values = {}
+        for metric, value in self.values.items():
+            evaluator, _, _ = evaluator_of(metric).partition("/")  # pgd20 of pgd20:tail and of pgd20/ece
+            if evaluator not in without_number:
+                values[metric] = value
         return replace(self, values=values)
-
-
-def _evaluator(metric: str) -> str:
-    """``pgd20`` of ``pgd20:tail`` and of ``pgd20/ece``."""
-    return evaluator_of(metric).partition("/")[0]
 
 
 def digest(experiment: Experiment) -> str:
@@ -88,17 +87,21 @@ class Digests:
     """The digest of a recipe, and those that it had before evaluators were added to it."""
 
     names: Mapping[str, Any]  # the plugins that it picks (:func:`_names`)
-    said: Mapping[str, Any]  # dotted key to each value that is not the default
+    not_default: Mapping[str, Any]  # dotted key to each value that is not the default
 
     @classmethod
     def of(cls, experiment: Experiment) -> Digests:
         names = _names(experiment)
-        run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
+        settings = _settings(experiment.as_run())
+        defaults = _defaults(names, experiment.registry)
         for plugin in experiment.picked:
             for name in plugin.entry.idle(plugin.options):
-                run.pop(dotted((*plugin.path, name)), None)
-        said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
-        return cls(json.loads(names), said)
+                settings.pop(dotted((*plugin.path, name)), None)
+        not_default = {}
+        for key, value in settings.items():
+            if key not in defaults or defaults[key] != value:
+                not_default[key] = value
+        return cls(json.loads(names), not_default)
 
     @property
     def now(self) -> str:
@@ -111,25 +114,28 @@ class Digests:
         A digest does not say which evaluators there were, so all that may have been added are tried, few before many.
         """
         labels = [_label(pick) for pick in self.names["calfat"]["evaluators"]]
-        choices = (added for number in range(len(labels) + 1) for added in itertools.combinations(labels, number))
-        for added in itertools.islice(choices, _MOST_TRIED):
+        of_each_number = (itertools.combinations(labels, number) for number in range(len(labels) + 1))
+        for added in itertools.islice(itertools.chain.from_iterable(of_each_number), _MOST_TRIED):
             if self._without(added) == then:
                 return added
         return None
 
     def _evaluator_of_key(self, key: str) -> str:
         """The label of the evaluator that a dotted key is about; empty for other keys. Labels may have dots, too."""
-        labels = [_label(pick) for pick in self.names["calfat"]["evaluators"]]
-        about = [label for label in labels if key.startswith(f"calfat.evaluators.{label}.")]
-        return max(about, key=len, default="")
+        longest = ""
+        for pick in self.names["calfat"]["evaluators"]:
+            label = _label(pick)
+            if key.startswith(f"calfat.evaluators.{label}.") and len(label) > len(longest):
+                longest = label
+        return longest
 
     def _without(self, labels: Collection[str]) -> str:
         """The digest of the recipe without these evaluators."""
         section = self.names["calfat"]
         picks = [pick for pick in section["evaluators"] if _label(pick) not in labels]
         names = {**self.names, "calfat": {**section, "evaluators": picks}}
-        said = {key: value for key, value in self.said.items() if self._evaluator_of_key(key) not in labels}
-        text = json.dumps([json.dumps(names, sort_keys=True), said], sort_keys=True, default=str)
+        values = {key: value for key, value in self.not_default.items() if self._evaluator_of_key(key) not in labels}
+        text = json.dumps([json.dumps(names, sort_keys=True), values], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -150,32 +156,39 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
 def _names(experiment: Experiment) -> str:
     """A recipe, as JSON, that picks the same plugins and says nothing else but the options that have no default."""
     recipe = experiment.as_run()
-    section, data = recipe["calfat"], recipe["data_args"]
-
-    def needed(plugin: Plugin[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        return {info.name: given[info.name] for info in describe_options(plugin.entry.config) if info.required}
-
-    def named(plugin: Plugin[Any], pick: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: pick[key] for key in ("name", "label") if key in pick} | needed(plugin, pick)
-
-    loss = section["trainer"].get("loss")
-    monitor = zip(experiment.monitor.evaluators, section["monitor"]["evaluators"], strict=True)
+    section = recipe["calfat"]
+    data = recipe["data_args"]
+    monitored = zip(experiment.monitor.evaluators, section["monitor"]["evaluators"], strict=True)
     picks: dict[str, Any] = {
-        "trainer": named(experiment.trainer, section["trainer"])
-        | ({} if loss is None else {"loss": named(experiment.modifier, loss)}),
-        "aggregator": named(experiment.aggregator, section["aggregator"]),
-        "evaluators": list(starmap(named, zip(experiment.evaluators, section["evaluators"], strict=True))),
-        "monitor": {"evaluators": list(starmap(named, monitor))},
+        "trainer": _named(experiment.trainer, section["trainer"]),
+        "aggregator": _named(experiment.aggregator, section["aggregator"]),
+        "evaluators": list(starmap(_named, zip(experiment.evaluators, section["evaluators"], strict=True))),
+        "monitor": {"evaluators": list(starmap(_named, monitored))},
     }
+    loss = section["trainer"].get("loss")
+    if loss is not None:
+        picks["trainer"]["loss"] = _named(experiment.modifier, loss)
     for kind in ("dataset", "partition", "model"):
-        if options := needed(getattr(experiment, kind), section[kind]):
+        options = _without_default(getattr(experiment, kind), section[kind])
+        if options:
             picks[kind] = options
-    written = {
-        "data_args": {key: data[key] for key in ("dataset", "partition_method")},
+    names = {
+        "data_args": {"dataset": data["dataset"], "partition_method": data["partition_method"]},
         "model_args": {"model": recipe["model_args"]["model"]},
         "calfat": picks,
     }
-    return json.dumps(written, sort_keys=True)
+    return json.dumps(names, sort_keys=True)
+
+
+def _named(plugin: Plugin[Any], pick: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a pick, its name, its label, and the options that have no default."""
+    names = {key: pick[key] for key in ("name", "label") if key in pick}
+    return names | _without_default(plugin, pick)
+
+
+def _without_default(plugin: Plugin[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a plugin's options, those that a recipe has to give."""
+    return {info.name: options[info.name] for info in describe_options(plugin.entry.config) if info.required}
 
 
 @lru_cache(maxsize=256)
@@ -198,19 +211,23 @@ def verdict_of(directory: Path, experiment: Experiment) -> str | None:
     None: what it says is about another budget, or another model than that of the last round. A run may have been judged
     before it was given more rounds, or by its checkpoint of the best round.
     """
-    content, threat = read_trust(directory), experiment.threat
+    content = read_trust(directory)
     if not content:
         return ""
-    asked, model = content["threat"], (Path(content.get("checkpoint") or "").name, content.get("round"))
     run = RunDirectory(directory)
     rounds = read_json(run.results).get("rounds", experiment.num_rounds)  # fewer where training stopped early
-    last = run.last_checkpoint.name, rounds
-    if model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
+    judged_model = (Path(content.get("checkpoint") or "").name, content.get("round"))
+    judged_budget = (content["threat"]["norm"], content["threat"]["eps"])
+    budget = (experiment.threat.norm, exact_text(experiment.threat.eps))
+    if judged_model != (run.last_checkpoint.name, rounds) or judged_budget != budget:
         return None
     if not content.get("finished"):
         return ""
     verdict = content["verdict"]
-    return f"{verdict['text']}{'' if verdict.get('usable', True) else ', no usable number'}"
+    text: str = verdict["text"]
+    if not verdict.get("usable", True):
+        text += ", no usable number"
+    return text
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:
@@ -220,7 +237,7 @@ def read_record(path: Path) -> dict[Key, Recorded]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: cannot be read ({reason}). Restore it from a copy.") from None
     return dict(_parsed(path, text))
 
@@ -236,15 +253,18 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
                 f"{','.join(_HEAD[:_FIRST])}. It is not overwritten: name another file with --record."
             )
         for row in reader:
-            if (number := int(row["format"])) != RESULTS_FORMAT:
+            number = int(row["format"])
+            if number != RESULTS_FORMAT:
                 raise RunError(
                     f"{path}:{reader.line_num}: its format is {number}, and this version's is {RESULTS_FORMAT}, so its "
                     "numbers cannot stand in one table with new ones. Move the file away, and run the suite again."
                 )
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
-            if rest["state"] not in ("finished", "lost") or key in rows:
-                raise ValueError("a second row of its run" if key in rows else f"the state '{rest['state']}'")
+            if key in rows:
+                raise ValueError("a second row of its run")
+            if rest["state"] not in ("finished", "lost"):
+                raise ValueError(f"the state '{rest['state']}'")
             values = {name: float(text) for name, text in row.items() if text}
             if not all(map(math.isfinite, values.values())):
                 raise ValueError("a value that is not finite")
@@ -263,15 +283,21 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.parent):
             before = read_record(path)
-            after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
+            after = {**before, **rows}
+            for key in gone:
+                after.pop(key, None)
             if after != before:
                 write_text(path, _as_csv(after), TRY_AGAIN)
 
 
 def _as_csv(rows: Mapping[Key, Recorded]) -> str:
-    metrics = dict.fromkeys(name for row in rows.values() for name in row.values)
+    metrics: dict[str, None] = {}  # each once, in order
+    for row in rows.values():
+        metrics.update(dict.fromkeys(row.values))
     lines: list[list[Any]] = [[*_HEAD, *metrics]]
     for key, row in sorted(rows.items()):
-        values = ("" if name not in row.values else repr(row.values[name]) for name in metrics)
-        lines.append([*key, *(getattr(row, name) for name in _HEAD[3:]), *values])
+        line = [*key, *(getattr(row, name) for name in _HEAD[3:])]
+        for metric in metrics:
+            line.append(repr(row.values[metric]) if metric in row.values else "")
+        lines.append(line)
     return csv_text(lines)
