@@ -24,7 +24,7 @@ from benchmarks.measuring import Report, Spread, alternated_quantities, command,
 from benchmarks.round_overhead import run
 from benchmarks.scaling import EACH, RECIPE, write_images
 from calfat_plugin.compat import num_cores
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 
@@ -74,7 +74,7 @@ class Hosts:
             self._first = self._first or model
             if any(not torch.equal(tensor, self._first[name]) for name, tensor in model.items()):
                 raise SystemExit(f"{directory.path}: other bits than in the first run; is torch the same in both?")
-            first, *later = (float(row["seconds"]) for row in read_rounds(directory.rounds))
+            first, *later = (record.seconds for record in read_rounds(directory.rounds))
             return {
                 "seconds of the first round": first,
                 "seconds a later round": Spread(tuple(later)).median,

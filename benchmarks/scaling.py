@@ -23,7 +23,7 @@ from benchmarks.loops import images, network
 from benchmarks.measuring import Report, Spread, alternated_quantities, command, machine, numbers, words
 from benchmarks.round_overhead import run
 from benchmarks.work import work_of
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
 
 SHAPE = (1, 28, 28)
 RECIPE = """\
@@ -77,9 +77,9 @@ class Axis:
         recipe = RECIPE.format(**{**values, **more})
 
         def measure() -> dict[str, float]:
-            rows = read_rounds(run(self.folder, recipe, *options) / "rounds.csv")
-            peaks = [float(row["peak_memory_mb"]) for row in rows if row["peak_memory_mb"]]
-            seconds = Spread(tuple(float(row["seconds"]) for row in rows[1:]))
+            rounds = read_rounds(run(self.folder, recipe, *options) / "rounds.jsonl")
+            peaks = [record.peak_memory_mb for record in rounds if record.peak_memory_mb is not None]
+            seconds = Spread(tuple(record.seconds for record in rounds[1:]))
             return {_SECONDS: seconds.median, _PEAK: max(peaks, default=float("nan"))}
 
         return measure

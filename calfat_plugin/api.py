@@ -39,7 +39,6 @@ from calfat_plugin.report.evaluations import shows_release
 from calfat_plugin.report.numbers import accuracy_text
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json, evaluation_from_json
-from calfat_plugin.rounds_csv import read_rounds, text_columns
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, find_checkpoint, recipe_of
@@ -75,20 +74,12 @@ class Run:
 
     @property
     def rounds(self) -> Any:
-        """``rounds.csv`` as it is now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each round.
+        """The rounds that are finished now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each.
 
-        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan). Of more than
-        ten clients, a mapping has only those of its round (from ``clients.csv``).
+        It has the columns of ``rounds.csv``. Accuracies are fractions in [0, 1]; what was not measured in a round is
+        None (in a DataFrame: nan). Of more than ten clients, a mapping has only those of its round.
         """
-
-        def value(name: str, text: str) -> str | float | None:
-            if name in words:
-                return text
-            return None if text == "" else int(text) if text.isdigit() else float(text)
-
-        words = text_columns()
-        rounds = read_rounds(self.directory / "rounds.csv")
-        rows = [{name: value(name, text) for name, text in row.items()} for row in rounds]
+        rows = read_run(self.directory).table_of_rounds()
         try:
             import pandas
         except ImportError:

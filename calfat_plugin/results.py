@@ -188,7 +188,7 @@ class EarlyStop:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One finished round: a row of ``rounds.csv``.
+    """One finished round: a line of ``rounds.jsonl``, and a row of ``rounds.csv``.
 
     Attributes:
         round: 1-based number of the round.

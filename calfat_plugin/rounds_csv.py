@@ -1,8 +1,10 @@
-"""``rounds.csv``, a row a round: its columns, each declared once, how rows are written, and how they are read.
+"""The numbers of a round by name, each declared once, and ``rounds.csv``, which has them for people and pandas.
 
-Of many clients, their columns are in ``clients.csv`` beside it, a value a row; whoever reads rows finds them there.
-What is added to :data:`COLUMNS` is written and read, and refused as a label of an evaluator; it is on the page, and
-given to loggers and suites, as its declaration says. ``python tests/runs/columns.py`` adds it to docs/run_directory.md.
+Of many clients, their columns are in ``clients.csv`` beside it, a value a row. This package reads neither: it reads
+``rounds.jsonl`` (``rounds.py``).
+
+What is added to :data:`COLUMNS` is written, and refused as a label of an evaluator. It is on the page, and given to
+loggers and suites, as its declaration says. ``python tests/runs/columns.py`` adds it to docs/run_directory.md.
 """
 
 from __future__ import annotations
@@ -11,23 +13,18 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import read_whole, reporting_disk_errors, write_text
-from calfat_plugin.errors import RunError
+from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.results import OVERFITTED_ATTACK, EvaluationResult, RoundRecord
 
 LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
 MOST_IN_COLUMNS = 10  #: clients that have columns of their own in ``rounds.csv``
 _CLIENTS_HEADER = ("round", "client", "column", "value")
-_LARGEST = 500_000_000  # bytes: a thousand clients in ten thousand rounds have some 300 MB in clients.csv
-_LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
-_LONGEST_ROUND = 1e10  # seconds: three hundred years
-_REMEDY = "Restore the file from a copy, or start the run again in another directory."
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,15 @@ class Column:
         named = {field: getattr(self, field).replace(self.place, str(key)) for field in ("name", "page", "logged")}
         return dataclasses.replace(self, key=key, **named)
 
-    def found(self, record: RoundRecord) -> Any:
+    def value_in(self, record: RoundRecord) -> Any:
         """Its value in a round; None where nothing was measured."""
         value = getattr(record, self.name) if self.value is None else self.value(record)
         return value if self.key is None else value.get(self.key)
+
+    def text_in(self, record: RoundRecord) -> str:
+        """The same as a file has it; empty where nothing was measured."""
+        value = self.value_in(record)
+        return "" if value is None else self.written(value)
 
 
 def _of_each(number: Callable[[EvaluationResult], Any]) -> Callable[[RoundRecord], dict[str, Any]]:
@@ -101,7 +103,7 @@ COLUMNS: tuple[Column, ...] = (
         "refused",
         "clients whose updates were not used, each with the reason: `3: reason; 5: reason`",
         kind="text",
-        # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
+        # On one line, whatever a client or a plugin wrote: people count lines.
         written=lambda refused: " ".join("; ".join(f"{who}: {why}" for who, why in refused.items()).split()),
         logged="refused",
     ),
@@ -244,19 +246,16 @@ COST_COLUMNS = tuple(column.name for column in COLUMNS if column.is_cost)
 def columns_of(labels: Iterable[str], clients: Iterable[int] = (), metrics: Iterable[str] = ()) -> list[Column]:
     """The columns of a run, in the order of the file, with these monitored evaluators, clients and plugins' metrics."""
     keys: dict[str, list[Any]] = {LABEL: list(labels), CLIENT: list(clients), METRIC: list(metrics)}
-    found: list[Column] = []
-    for _, group in groupby(COLUMNS, key=lambda column: column.place == LABEL or column.name):
-        together = list(group)
-        if place := together[0].place:
-            found += [column.of(key) for key in keys[place] for column in together]
+    columns: list[Column] = []
+    # Neighbours of a label are one block, which each label repeats.
+    for _, block in groupby(COLUMNS, key=lambda column: column.place == LABEL or column.name):
+        declared = list(block)
+        place = declared[0].place
+        if place:
+            columns += [column.of(key) for key in keys[place] for column in declared]
         else:
-            found += together
-    return found
-
-
-def text_columns() -> set[str]:
-    """Names of the columns that hold no numbers."""
-    return {column.name for column in COLUMNS if column.kind == "text"}
+            columns += declared
+    return columns
 
 
 def owner_of(label: str, labels: Collection[str]) -> str:
@@ -271,155 +270,79 @@ def owner_of(label: str, labels: Collection[str]) -> str:
     return "of every run" if re.fullmatch(pattern, label) else ""
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+class RoundTables:
+    """Writes ``rounds.csv``, and of many clients ``clients.csv``, in a run directory.
 
+    Args:
+        folder: the run directory.
+        labels: of the monitored evaluators.
+        num_clients: in total.
+        metrics: names of what plugins measure.
+    """
 
-class RoundsFile:
-    """Appends the rows of a run with these monitored evaluators, clients in total, and plugins' metrics."""
-
-    def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
-        self.path, self.labels, self._metrics = path, tuple(labels), tuple(metrics)
-        wide = num_clients <= MOST_IN_COLUMNS
-        self.paths = [path] if wide else [clients_csv(path), path]  # what a round is written to
-        columns = columns_of(labels, range(num_clients) if wide else (), metrics)
-        self.columns = [column.name for column in columns]  # the header
-        of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
+    def __init__(self, folder: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
+        self.rounds = folder / "rounds.csv"
+        self.clients: Path | None = None
+        clients = range(num_clients)
+        if num_clients > MOST_IN_COLUMNS:
+            self.clients = folder / "clients.csv"
+            clients = range(0)
+        self._columns = columns_of(labels, clients, metrics)
         self._sizes: dict[Path, int] = {}  # of the files as this process has left them
-        found = (column for column in columns if column.in_results)
-        self.in_results = [column for column in found if not column.name.startswith(of_evaluators)]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.rounds] if self.clients is None else [self.clients, self.rounds]
+
+    @property
+    def header(self) -> list[str]:
+        return [column.name for column in self._columns]
+
+    def write(self, records: Sequence[RoundRecord]) -> None:
+        """Write the files anew; without a round, remove them."""
+        for path in self.paths:
+            if records:
+                write_text(path, self._text(path, records, header=True))
+                self._sizes[path] = path.stat().st_size
+            else:
+                path.unlink(missing_ok=True)
+                self._sizes.pop(path, None)
 
     def append(self, record: RoundRecord) -> None:
-        """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not."""
-        columns = columns_of(self.labels, record.clients, self._metrics)
-        found = ((column, column.found(record)) for column in columns)
-        row = {column.name: "" if value is None else column.written(value) for column, value in found}
+        """Add one round to files that :attr:`are_as_left`."""
         for path in self.paths:
-            self._refuse_change(path)
-            text = self._text(path, [row], header=not path.exists())
+            text = self._text(path, [record], header=not path.exists())
             with reporting_disk_errors(path), path.open("a", encoding="utf-8") as file:
                 file.write(text)
             self._sizes[path] = path.stat().st_size
 
-    def keep_until(self, last_round: int) -> None:
-        """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row."""
-        kept = _whole_lines(self.path)[: last_round + 1]
-        rounds = [line.partition(",")[0] for line in kept]
-        has_all = rounds == ["round", *map(str, range(1, last_round + 1))]
-        rows = _rows_of(self.path, kept) if has_all else []
-        if not has_all or any(not row.get(f"loss_{client}") for row in rows for client in row["clients"].split()):
-            path = self.paths[0] if has_all else self.path
-            raise RunError(
-                f"{path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
-                "there; the file was changed by hand. Start the run again without --resume."
-            )
-        for path in self.paths:
-            write_text(path, self._text(path, rows))
-            self._sizes[path] = path.stat().st_size
+    @property
+    def are_as_left(self) -> bool:
+        """Whether nobody has removed or changed a file since this process wrote it."""
+        return all(path.exists() and path.stat().st_size == size for path, size in self._sizes.items())
 
-    def _refuse_change(self, path: Path) -> None:
-        """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
-        size = path.stat().st_size if path.exists() else 0
-        if self._sizes.get(path, size) != size:
-            raise RunError(
-                f"{path}: was removed or changed while the run writes it: it has {size} bytes, and had "
-                f"{self._sizes[path]} after the last round. {_REMEDY}"
-            )
-
-    def _text(self, path: Path, rows: Sequence[Mapping[str, str]], *, header: bool = True) -> str:
-        """What one of the files says of rounds."""
-        lines: list[Sequence[str]]
-        if path == self.path:
-            lines = [self.columns, *([row.get(name, "") for name in self.columns] for row in rows)]
+    def _text(self, path: Path, records: Sequence[RoundRecord], *, header: bool) -> str:
+        rows: list[Sequence[str]] = []
+        if path == self.rounds:
+            rows += [self.header] if header else []
+            rows += [[column.text_in(record) for column in self._columns] for record in records]
         else:
-            names = [column.name.removesuffix(CLIENT) for column in COLUMNS if column.place == CLIENT]
-            of_clients = ((row, client, name) for row in rows for client in row["clients"].split() for name in names)
-            lines = [
-                _CLIENTS_HEADER,
-                *(
-                    (row["round"], client, name.removesuffix("_"), value)
-                    for row, client, name in of_clients
-                    if (value := row.get(name + client))
-                ),
-            ]
+            rows += [_CLIENTS_HEADER] if header else []
+            for record in records:
+                rows += _rows_of_clients(record)
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines if header else lines[1:])
+        csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def read_rounds(path: Path) -> list[dict[str, str]]:
-    """The rows as text, in order, none without a file; empty fields are rounds without that measurement."""
-    return _rows_of(path, _whole_lines(path))
-
-
-def number_of_rows(path: Path) -> int:
-    """How many rounds the file has; 0 without one. What is in the rows does not matter."""
-    return max(0, len(_whole_lines(path)) - 1)  # less the header
-
-
-def seconds_of(path: Path) -> float:
-    """Wall-clock seconds of all rounds in the file together; 0 without one."""
-    return sum(float(row["seconds"]) for row in read_rounds(path))
-
-
-def last_used(path: Path) -> dict[int, int]:
-    """Client to the last round in which its update was used; without clients whose updates never were."""
-    return {int(client): int(row["round"]) for row in read_rounds(path) for client in row["clients"].split()}
-
-
-def clients_csv(path: Path) -> Path:
-    """The file of the clients of a ``rounds.csv``; it is there where they are more than :data:`MOST_IN_COLUMNS`."""
-    return path.with_name("clients.csv")
-
-
-def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of the file's lines, each with as many values as there are columns, and numbers where they belong."""
-    rows: list[dict[str, str]] = []
-    texts, limit = text_columns(), csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        reader = csv.DictReader(lines, strict=True)
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"expected {len(reader.fieldnames or ())} values")
-            int(row["round"]), [int(client) for client in row["clients"].split()]
-            for name in row.keys() - texts:
-                float(row[name] or 0)
-            if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
-                raise ValueError(f"seconds is {row['seconds']}")
-            rows.append(row)
-    except (ValueError, KeyError, csv.Error) as error:
-        reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
-    finally:
-        csv.field_size_limit(limit)
-    if rows and "loss_0" not in rows[0]:
-        _add_clients(rows, clients_csv(path))
+def _rows_of_clients(record: RoundRecord) -> list[Sequence[str]]:
+    """What ``clients.csv`` has of a round: a row for each number of each client whose update was used."""
+    declared = [column for column in COLUMNS if column.place == CLIENT]
+    rows: list[Sequence[str]] = []
+    for client in record.clients:
+        for column in declared:
+            text = column.of(client).text_in(record)
+            if text:
+                name = column.name.removesuffix(f"_{CLIENT}")
+                rows.append((str(record.round), str(client), name, text))
     return rows
-
-
-def _add_clients(rows: Sequence[dict[str, str]], path: Path) -> None:
-    """Give rows what ``clients.csv`` has of their rounds, as the columns of clients; it may have more rounds."""
-    by_round = {row["round"]: row for row in rows}
-    for number, line in enumerate(_whole_lines(path)):
-        round, *fields = line.rstrip("\n").split(",")
-        if round in by_round:
-            try:
-                client, column, value = fields
-                int(client), float(value)
-            except ValueError as error:
-                raise RunError(f"{path}: row {number} is damaged ({error}). {_REMEDY}") from None
-            by_round[round][f"{column}_{client}"] = value
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
-    try:
-        text = read_whole(path, _LARGEST).decode()
-    except FileNotFoundError:  # before the first round is finished
-        return []
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

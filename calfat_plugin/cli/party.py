@@ -11,7 +11,7 @@ from calfat_plugin.cli.local import run_all
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
 from calfat_plugin.host.runtimes import Runtime
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.directory import RunDirectory, new_path
 from calfat_plugin.runs.request import Request
 from calfat_plugin.shipped import located

@@ -30,19 +30,20 @@ class SuiteProgress(SuiteObserver):
         console.patience -= 5  # a run's own lines come as seldom, and none of them shall come just too early
         self._ended = 0
         self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work, done and in all
+        self._paces: dict[str, Pace] = {}  # of each run at work, from the rounds that it began with
         self._data_findings: set[str] = set()  # texts; most runs of a suite have the same data
 
-    def run_started(self, run: SuiteRun) -> None:
+    def run_started(self, run: SuiteRun, rounds: int) -> None:
+        self._paces[run.name] = Pace(rounds)
         doing = {"unfinished": "resuming", "unmeasured": f"measuring {', '.join(run.lacks)} of"}
         self._console.say(f"{doing.get(run.state, 'running')} {run.name} in {run.directory}", unless_drawn=True)
         self._console.at(run.name, 0, None, lambda: "starting")
 
-    def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:
-        self._rounds[run.name] = round, num_rounds
-        text = f"round {round}/{num_rounds}"
-        if eta:
-            text += f"  ETA {eta}"
-        self.run_said(run, text)
+    def run_progress(self, run: SuiteRun, rounds: int) -> None:
+        total, pace = run.experiment.num_rounds, self._paces[run.name]
+        self._rounds[run.name] = rounds, total
+        pace.reached(rounds)
+        self.run_said(run, f"round {rounds}/{total}  {pace.eta(total)}")
         self._show_whole()
 
     def run_said(self, run: SuiteRun, line: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.results import EarlyStop
+from calfat_plugin.results import EarlyStop, RoundRecord
 
 
 class Patience:
@@ -15,7 +15,7 @@ class Patience:
     ``calfat.monitor.every`` divides count. The last round is evaluated in any case, but a run that goes further from
     there would not have had this evaluation, and it must end in the same round.
 
-    Everything follows from the recipe and from ``rounds.csv``, so a resumed run stops in the same round.
+    Everything follows from the recipe and from the finished rounds, so a resumed run stops in the same round.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -28,11 +28,10 @@ class Patience:
         self._in_vain = 0  # evaluations since the best one
         self.stop: EarlyStop | None = None  #: why and after which round training ends; None while it goes on
 
-    def read(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
-        for row in rows:
-            text = row.get(self._label or "")
-            self.add(int(row["round"]), float(text) if text else None)
+    def read(self, records: Iterable[RoundRecord]) -> None:
+        """Take in the rounds that a resumed run has behind it."""
+        for record in records:
+            self.add(record.round, record.accuracy(self._label or ""))
 
     def add(self, round: int, accuracy: float | None) -> None:
         """Take in a round with the accuracy that was monitored after it; None: there was no evaluation.
@@ -58,10 +57,10 @@ class Patience:
         return self._patience is not None and round % self._every == 0 and self._in_vain + 1 >= self._patience
 
 
-def early_stop(experiment: Experiment, rows: Iterable[Mapping[str, str]]) -> EarlyStop | None:
-    """Why a run with these rows of ``rounds.csv`` has no further round to do; None: it has, or did all that it has."""
+def early_stop(experiment: Experiment, records: Iterable[RoundRecord]) -> EarlyStop | None:
+    """Why a run with these rounds behind it has no further one to do; None: it has, or did all that it has."""
     patience = Patience(experiment)
-    patience.read(rows)
+    patience.read(records)
     return patience.stop
 
 

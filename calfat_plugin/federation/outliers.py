@@ -9,7 +9,6 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +18,7 @@ from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.maths.averaging import Drift
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.results import NOT_RUN, OVERFITTED_ATTACK, EvaluationResult
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.results import NOT_RUN, OVERFITTED_ATTACK, EvaluationResult, RoundRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,16 +111,10 @@ class UpdateHistory:
         self._medians: list[float] = []
         self.named: set[int] = set()  # clients that a finding has named so far
 
-    def read(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
-        for row in rows:
-            clients = [int(client) for client in row["clients"].split()]
-            columns = ("update_norm_", "update_cosine_", "num_examples_")
-            norms, cosines, examples = (
-                {client: float(row[name + str(client)]) for client in clients if row.get(name + str(client))}
-                for name in columns
-            )
-            self.add(norms, cosines, examples)
+    def read(self, records: Iterable[RoundRecord]) -> None:
+        """Take in the rounds that a resumed run has behind it."""
+        for record in records:
+            self.add(record.update_norms, record.update_cosines, record.num_examples)
 
     def add(
         self, norms: Mapping[int, float], cosines: Mapping[int, float], num_examples: Mapping[int, float]
@@ -308,11 +300,10 @@ class Alignments:
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=ALIGNED_ROUNDS))
 
-    def read(self, rows: Iterable[Mapping[str, str]]) -> None:
-        """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
-        for row in rows:
-            said = {int(client): row.get(f"alignment_{client}") for client in row["clients"].split()}
-            self.add({client: float(value) for client, value in said.items() if value})
+    def read(self, records: Iterable[RoundRecord]) -> None:
+        """Take in the rounds that a resumed run has behind it."""
+        for record in records:
+            self.add(record.alignments)
 
     def add(self, alignments: Mapping[int, float]) -> tuple[str, ...]:
         """A sentence for each client whose last rounds, this one included, have a mean below :data:`OVERFITTED`."""
@@ -377,30 +368,23 @@ def not_run_alarms(evaluations: Mapping[str, EvaluationResult]) -> tuple[str, ..
     return tuple(alarms)
 
 
-def why_not_run(row: Mapping[str, str], label: str) -> str:
-    """Why a monitored attack did not run in a round, of its row of ``rounds.csv``; empty where it ran."""
-    before = f"{NOT_RUN}: {label} did not run: "
-    findings = row.get("alarms", "").split("; ")
-    return next((finding.removeprefix(before) for finding in findings if finding.startswith(before)), "")
-
-
-def alarms_of(path: Path) -> tuple[Alarm, ...]:
-    """The findings of all rounds in a ``rounds.csv``, an alarm for each kind; none without any.
+def alarms_of(records: Iterable[RoundRecord]) -> tuple[Alarm, ...]:
+    """The findings of all rounds, an alarm for each kind; none without any.
 
     What is found of the same clients, or of the same attack, in several rounds is quoted once, as of the last of them.
     """
-    found: dict[str, dict[str, list[tuple[str, str]]]] = {code: {} for code in _ADVICE}  # code to clients to findings
-    for row in read_rounds(path):
-        for finding in filter(None, row.get("alarms", "").split("; ")):
+    by_code: dict[str, dict[str, list[tuple[int, str]]]] = {code: {} for code in _ADVICE}  # to clients to findings
+    for record in records:
+        for finding in record.alarms:
             code, _, text = finding.partition(": ")
             whose = _CLIENTS.search(text)
             about = whose[0] if whose else ""
             if code == NOT_RUN:
                 about = text  # an attack and why, which are no clients
-            if code in found:  # else the file was changed by hand
-                found[code].setdefault(about, []).append((row["round"], text))
+            if code in by_code:  # else the file was changed by hand
+                by_code[code].setdefault(about, []).append((record.round, text))
     alarms = []
-    for code, of_clients in found.items():
+    for code, of_clients in by_code.items():
         quoted = []
         for findings in of_clients.values():
             round, text = findings[-1]

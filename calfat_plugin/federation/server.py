@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -142,11 +142,12 @@ class Server:
         moved(self._model, device).eval()
 
     def begin(
-        self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = (), earlier: Evidence | None = None
+        self, snapshot: Snapshot | None, records: Sequence[RoundRecord] = (), earlier: Evidence | None = None
     ) -> None:
         """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show.
 
-        ``earlier`` is the evidence of a finished run, to whose final evaluation evaluators are added.
+        ``records`` are the rounds that a resumed run has behind it; ``earlier`` is the evidence of a finished run, to
+        whose final evaluation evaluators are added.
         """
         self._earlier_evidence = earlier
         self._measurements.set_up()
@@ -157,8 +158,7 @@ class Server:
         for state in (trained, snapshot.global_state, *snapshot.client_models.values()):
             check_update(state, self.state, who="checkpoint")
         self.round = snapshot.round
-        rows = list(rows)
-        self._patience.read(rows)
+        self._patience.read(records)
         if self.is_over and self._measurements.final_uses_clients and not snapshot.client_models:
             raise RunError(
                 f"the final evaluation measures the clients of round {snapshot.round}, whose models the checkpoint "
@@ -172,8 +172,8 @@ class Server:
         self.server_state = snapshot.server_state
         self.broadcast = snapshot.broadcast
         self._client_models = snapshot.client_models
-        self._updates.read(rows)
-        self._alignments.read(rows)
+        self._updates.read(records)
+        self._alignments.read(records)
 
     def _try_evaluators(self) -> None:
         """Try the evaluators on the initial model; honest clients of the first round stand in for those of a round."""

@@ -30,10 +30,8 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     clients = sorted({*record.losses, *record.update_norms})
     numbers = {"loss/mean": record.loss}
     for column in columns_of(record.evaluations, clients, record.metrics):
-        if not column.logged:
-            continue
-        value = column.found(record)
-        if value is None:
+        value = column.value_in(record)
+        if not column.logged or value is None:
             continue
         if column.kind == "text":  # loggers get numbers: of a text the number of its entries
             value = len(value)

@@ -10,7 +10,6 @@ import base64
 import io
 import logging
 import os
-import re
 import sys
 import tempfile
 import textwrap
@@ -191,16 +190,16 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and a band from the lowest to the highest."""
-    clients = dict.fromkeys(column for row in run.rounds for column in row if re.fullmatch(r"loss_\d+", column))
-    by_round: dict[int, dict[str, float]] = {}
-    for column in clients:
-        for number, loss in run.curve(column):
-            by_round.setdefault(number, {})[column] = loss
-    kept = {number: losses for number in sorted(by_round) if (losses := plausible_losses(by_round[number]))}
-    if not kept:
+    clients: set[int] = set()
+    mean, band = [], []
+    for record in run.rounds:
+        clients.update(record.losses)
+        plausible = plausible_losses(record.losses).values()
+        if plausible:
+            mean.append((record.round, sum(plausible) / len(plausible)))
+            band.append((record.round, min(plausible), max(plausible)))
+    if not mean:
         return None
-    mean = [(number, sum(losses.values()) / len(losses)) for number, losses in kept.items()]
-    band = [(number, min(losses.values()), max(losses.values())) for number, losses in kept.items()]
     caption = (
         f"Mean over clients; the band is from the lowest to the highest of {counted(len(clients), 'client')}. The "
         f"losses of different methods are different functions and do not compare. Last round: {mean[-1][1]:.3g}."

@@ -16,8 +16,9 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT, EarlyStop, examples_of, measured, why_not_run
-from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
+from calfat_plugin.results import RESULTS_FORMAT, EarlyStop, RoundRecord, examples_of, measured, why_not_run
+from calfat_plugin.rounds import read_rounds
+from calfat_plugin.rounds_csv import MOST_IN_COLUMNS, Column, columns_of
 
 RECIPE = "recipe.yaml"
 ATTACKS = "attacks"
@@ -36,14 +37,13 @@ class RunFiles:
 
     path: Path
     recipe: Experiment  # as run; a plugin of it that is not installed has untyped options
-    rounds: Sequence[Mapping[str, float | None]]  # a row a round: column to number; None where nothing was measured
+    rounds: Sequence[RoundRecord]
     results: Mapping[str, Any]  # ``results.json``; empty while the run is not finished
     environment: Mapping[str, Any]
     partition: Mapping[str, Any]
     profile: Mapping[str, Any]  # ``profile.json``, made by ``calfat run --profile``
     trust: Mapping[str, Any] = field(default_factory=dict)  # ``trust.json``, made by ``calfat trust``
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    refused: int = 0  # in how many rounds an update was refused
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -84,15 +84,42 @@ class RunFiles:
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        labels = (plugin.label for plugin in self.recipe.monitor.evaluators)
-        return tuple(label for label in labels if self.curve(label))
+        return tuple(label for label in self._monitored_labels if self.curve(label))
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """Name to column, of all numbers that its rounds may have."""
+        clients = {client for record in self.rounds for client in record.clients}
+        columns = columns_of(self._monitored_labels, sorted(clients), self._metric_columns)
+        return {column.name: column for column in columns if column.kind != "text"}
+
+    def table_of_rounds(self) -> list[dict[str, Any]]:
+        """A mapping a round, from column to value; None where nothing was measured. Texts are as in ``rounds.csv``.
+
+        Of more than ten clients, a mapping has only those of its round.
+        """
+        rows = []
+        for record in self.rounds:
+            clients: Sequence[int] = range(self.recipe.num_clients)
+            if len(clients) > MOST_IN_COLUMNS:
+                clients = record.clients
+            row: dict[str, Any] = {}
+            for column in columns_of(self._monitored_labels, clients, self._metric_columns):
+                row[column.name] = column.text_in(record) if column.kind == "text" else column.value_in(record)
+            rows.append(row)
+        return rows
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """Columns of what plugins measured beside: ``train/margin``, ``pgd20/ece``; those that hold numbers."""
-        accuracies = {column.name for column in columns_of(self.monitored)}
-        columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
-        return tuple(column for column in columns if column not in accuracies and self.curve(column))
+    def _monitored_labels(self) -> list[str]:
+        return [plugin.label for plugin in self.recipe.monitor.evaluators]
+
+    @cached_property
+    def _metric_columns(self) -> list[str]:
+        """What plugins measure beside: those that the recipe declares, and those of a plugin that is not installed."""
+        names = dict.fromkeys(self.recipe.metric_columns)
+        for record in self.rounds:
+            names.update(dict.fromkeys(record.metrics))
+        return list(names)
 
     def value(self, metric: str) -> float | None:
         """What the final evaluation measured, a metric as suites name it."""
@@ -105,10 +132,17 @@ class RunFiles:
         """Why the attack of a metric did not run; empty where it ran."""
         return why_not_run(self.results, metric)
 
-    def curve(self, column: str) -> list[tuple[int, float]]:
-        """(round, number) for every round that has one in ``column``."""
-        points = ((row.get("round"), row.get(column)) for row in self.rounds)
-        return [(int(number), value) for number, value in points if number is not None and value is not None]
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(round, number) for every round that has a finite one in the column of this name."""
+        column = self.columns.get(name)
+        if column is None:
+            return []
+        points = []
+        for record in self.rounds:
+            value = column.value_in(record)
+            if value is not None and math.isfinite(value):
+                points.append((record.round, value))
+        return points
 
 
 @cache
@@ -120,12 +154,10 @@ def read_run(path: Path) -> RunFiles:
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
     recipe = assemble(read_document(path / RECIPE), _installed(), finished=True)
-    rows, texts = read_rounds(path / "rounds.csv"), text_columns()
     run = RunFiles(
         path=path,
         recipe=recipe,
-        rounds=[{name: _number(text) for name, text in row.items() if name not in texts} for row in rows],
-        refused=sum(bool(row.get("refused")) for row in rows),
+        rounds=read_rounds(path / "rounds.jsonl"),
         results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
@@ -250,9 +282,3 @@ def read_results(path: Path) -> Mapping[str, Any]:
             "calfat-plugin wrote it: update yours."
         )
     return found
-
-
-def _number(text: str) -> float | None:
-    """Nothing is measured where the text is empty, and what is not finite has no place in a curve."""
-    number = float(text or math.nan)
-    return number if math.isfinite(number) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,8 +40,8 @@ from calfat_plugin.report.page import alarms_of, citations, environment, render_
 from calfat_plugin.report.profile_table import spending
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.table import Table
-from calfat_plugin.results import EVIDENCE, NATURAL
-from calfat_plugin.rounds_csv import Column, columns_of
+from calfat_plugin.results import EVIDENCE, NATURAL, RoundRecord
+from calfat_plugin.rounds_csv import Column
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -145,21 +146,32 @@ def _how(evaluation: Mapping[str, Any]) -> str:
 
 
 def _rounds(run: RunFiles) -> Table:
-    columns = [column for column in columns_of(run.monitored, metrics=run.metrics) if column.page]
-    columns = [column for column in columns if run.curve(column.name)]
-    columns.sort(key=lambda column: 0 if column.kind == "share" else 1 if column.key is None else 2)
-
-    def shown(column: Column, value: float | None) -> str:
-        return bare_percent(value) if value is None or column.kind == "share" else figure(value)
-
-    spent = duration(sum(seconds for _, seconds in run.curve("seconds")))
+    accuracies, others, of_plugins = [], [], []
+    for column in run.columns.values():
+        if not column.page or not run.curve(column.name):
+            continue
+        if column.kind == "share":
+            accuracies.append(column)
+        elif column.key is None:
+            others.append(column)
+        else:
+            of_plugins.append(column)
+    columns = [*accuracies, *others, *of_plugins]
+    rows = [[str(record.round), *(_number(column, record) for column in columns)] for record in run.rounds]
+    spent = duration(sum(record.seconds for record in run.rounds))
     name = f"Every round in numbers: {counted(len(run.rounds), 'round')} in {spent}"
-    name += f", updates refused in {run.refused}" if run.refused else ""
-    rows = [
-        [f"{row.get('round') or 0:.0f}", *(shown(column, row.get(column.name)) for column in columns)]
-        for row in run.rounds
-    ]
+    refused_in = sum(bool(record.refused) for record in run.rounds)
+    if refused_in:
+        name += f", updates refused in {refused_in}"
     return Table(name, ["round", *(column.page for column in columns)], rows)
+
+
+def _number(column: Column, record: RoundRecord) -> str:
+    """A number of a round; a dash where nothing was measured, or nothing finite."""
+    value = column.value_in(record)
+    if value is None or not math.isfinite(value):
+        return bare_percent(None)
+    return bare_percent(value) if column.kind == "share" else figure(value)
 
 
 def _counts(run: RunFiles) -> Table:

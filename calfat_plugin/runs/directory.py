@@ -6,7 +6,8 @@
         recipe.yaml       as run, every default and derived value written out
         environment.json  versions, device, threads, commit
         partition.json    training examples per client and class (simulations only)
-        rounds.csv        a row a round; of many clients, their values are in clients.csv
+        rounds.jsonl      a finished round a line; the record that this package reads
+        rounds.csv        the same as a table for people; of many clients, their values are in clients.csv
         results.json      the final evaluation; its presence says that the run is finished
         evidence.safetensors  adversarial images of the final evaluation
         checkpoints/      last, best-natural, best-robust; clients/ has what each client keeps (simulations)
@@ -37,7 +38,8 @@ from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
 from calfat_plugin.results import EVIDENCE
-from calfat_plugin.rounds_csv import RoundsFile, clients_csv, number_of_rows
+from calfat_plugin.rounds import RoundsFile, number_of_rounds
+from calfat_plugin.rounds_csv import RoundTables
 from calfat_plugin.runs.request import Request
 
 D = TypeVar("D", bound="RunDirectory")
@@ -65,7 +67,7 @@ class RunDirectory:
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.partition = path / "partition.json"
-        self.rounds = path / "rounds.csv"
+        self.rounds = path / "rounds.jsonl"
         self.results = path / self.results_name
         self.evaluation = path / "evaluation"
         self.evidence = path / EVIDENCE
@@ -80,9 +82,10 @@ class RunDirectory:
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
-        """``rounds.csv`` with the columns of this experiment."""
+        """What appends rounds, with the columns of this experiment."""
         labels = [pick.label for pick in experiment.monitor.evaluators]
-        return RoundsFile(self.rounds, labels, experiment.num_clients, experiment.metric_columns)
+        tables = RoundTables(self.path, labels, experiment.num_clients, experiment.metric_columns)
+        return RoundsFile(self.rounds, tables)
 
     @property
     def finished(self) -> bool:
@@ -253,23 +256,23 @@ class RunDirectory:
 
     def check_finished(self, checkpoint: Path, round: int) -> None:
         """Refuse a checkpoint of a round that this run has not finished."""
-        rows = number_of_rows(self.rounds)
-        if 0 < rows < round:  # who was given a model alone has no rows at all
+        rounds = number_of_rounds(self.rounds)
+        if 0 < rounds < round:  # who was given a model alone has no rounds at all
             raise RunError(
-                f"{checkpoint}: is of round {round}, but {self.rounds} has {rows} rounds. Restore both from one copy."
+                f"{checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds. Restore both from one copy."
             )
 
     def check_latest(self, round: int) -> None:
         """Refuse to continue after a round that is neither the last of this run nor the one before it.
 
-        A crash leaves at most one row without its checkpoint. Any earlier round was changed, or is of an older copy.
-        Whether all rows up to the round are there, :meth:`begin` finds.
+        A crash leaves at most one round without its checkpoint. Any earlier one was changed, or is of an older copy.
+        Whether all rounds up to this one are there, :meth:`begin` finds.
         """
-        rows = number_of_rows(self.rounds)
-        if rows > round + 1:
+        rounds = number_of_rounds(self.rounds)
+        if rounds > round + 1:
             raise RunError(
-                f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rows} rounds; expected {round}, "
-                f"or {round + 1} after a crash. Restore both from one copy, or start the run again in another "
+                f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds; expected "
+                f"{round}, or {round + 1} after a crash. Restore both from one copy, or start the run again in another "
                 "directory."
             )
 
@@ -292,11 +295,7 @@ class RunDirectory:
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it."""
-        if last_round > 0:
-            self.rounds_file(experiment).keep_until(last_round)
-        else:
-            for path in (self.rounds, clients_csv(self.rounds)):
-                path.unlink(missing_ok=True)
+        self.rounds_file(experiment).keep_until(last_round)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
 
@@ -368,7 +367,7 @@ class RunDirectory:
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        rounds = [self.rounds, clients_csv(self.rounds)]
+        rounds = [self.rounds, self.path / "rounds.csv", self.path / "clients.csv"]
         measured = [self.results, self.evidence, self.profile]
         return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
 

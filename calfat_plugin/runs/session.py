@@ -31,7 +31,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import EarlyStop, RoundRecord, RunInfo, RunResult
-from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
+from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.addition import Addition
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
@@ -91,7 +91,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
         if snapshot is not None:
             directory.check_data(data)
         directory.begin(info.start_round - 1, experiment)
-        earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
+        behind = read_rounds(directory.rounds)  # what earlier processes finished
+        earlier = sum(record.seconds for record in behind)
         if not directory.finished:
             directory.reopen(experiment)
         try:
@@ -135,8 +136,10 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, runtim
                 measuring = experiment if addition is None else addition.experiment
                 server = Server(measuring, dataset, device, observer, worker if shards else None, loading)
                 evidence = None if addition is None else addition.evidence
-                server.begin(snapshot, read_rounds(directory.rounds), evidence)
-                used = last_used(directory.rounds)
+                server.begin(snapshot, behind, evidence)
+                used: dict[int, int] = {}  # client to the last round in which its update was used
+                for record in behind:
+                    used.update(dict.fromkeys(record.clients, record.round))
                 scratch = directory.evaluation if addition is None else addition.scratch
                 task = ServerTask(
                     server, on_round, shards, states, used, scratch, crew, start, warn, run_name=directory.path.name
@@ -171,7 +174,7 @@ def _restore(
     """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
         rounds = len(read_rounds(directory.rounds))
-        if rounds > 1 or directory.finished:  # the first round may have left its row, no more
+        if rounds > 1 or directory.finished:  # the first round may have left its record, no more
             raise RunError(
                 f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
                 "Restore it from a copy, or start the run again in another directory."
@@ -206,8 +209,8 @@ def _restore(
 
 def _stop_of(directory: RunDirectory, experiment: Experiment, done: int) -> EarlyStop | None:
     """Why no round is left after those that are done, where it is not that they are all."""
-    rows = read_rounds(directory.rounds)
-    return early_stop(experiment, [row for row in rows if int(row["round"]) <= done])  # a crash may leave one too many
+    behind = read_rounds(directory.rounds)[:done]  # a crash may leave one too many
+    return early_stop(experiment, behind)
 
 
 def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str, Any]:

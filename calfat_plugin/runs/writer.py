@@ -18,7 +18,8 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
+from calfat_plugin.rounds_csv import columns_of
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RECIPE, RunDirectory
 from calfat_plugin.version import __version__
@@ -45,7 +46,7 @@ class RunWriter:
     ) -> None:
         self.directory, self.experiment = directory, experiment
         self._rounds = directory.rounds_file(experiment)
-        labels = self._rounds.labels
+        labels = [pick.label for pick in experiment.monitor.evaluators]
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
         if experiment.selecting_label not in (None, NATURAL):
             self._selectors["best-robust"] = experiment.selecting_label
@@ -66,7 +67,7 @@ class RunWriter:
             self.settle()
 
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
-        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
+        """Record first, ``last`` checkpoint last: after a crash the record of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
@@ -108,12 +109,19 @@ class RunWriter:
 
     def _metrics(self) -> dict[str, float | None]:
         """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
-        rows, found = read_rounds(self.directory.rounds), {}
-        for column in self._rounds.in_results:
-            texts = [row.get(column.name) or "" for row in (rows if column.in_results == "sum" else rows[-1:])]
-            if texts and all(texts):  # rounds of an earlier version may be without
-                found[column.name] = sum(map(float, texts))
-        return {name: number if math.isfinite(number) else None for name, number in found.items()}
+        records = read_rounds(self.directory.rounds)
+        labels = [pick.label for pick in self.experiment.monitor.evaluators]
+        of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
+        metrics: dict[str, float | None] = {}
+        for column in columns_of(labels, metrics=self.experiment.metric_columns):
+            if not column.in_results or column.name.startswith(of_evaluators):
+                continue
+            counting = records if column.in_results == "sum" else records[-1:]
+            values = [column.value_in(record) for record in counting]
+            if values and None not in values:  # an aggregator of a plugin need not say
+                total = float(sum(values))
+                metrics[column.name] = total if math.isfinite(total) else None
+        return metrics
 
     def run_finished(self, result: RunResult, scratch: Path | None = None) -> None:
         """Write ``results.json``; its presence says that the run is finished.
@@ -130,7 +138,7 @@ class RunWriter:
         if result.stop is not None:
             model = f"{model}, with which training stopped early: round {result.stop.round}"
             stopped = {"stopped_early": dataclasses.asdict(result.stop)}
-        alarms = [*find_alarms(result.evaluations, class_names), *alarms_of(self.directory.rounds)]
+        alarms = [*find_alarms(result.evaluations, class_names), *alarms_of(read_rounds(self.directory.rounds))]
         if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
             text = (
                 f"Aggregator '{experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "

@@ -18,7 +18,7 @@ from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import BESIDE, FREQUENCY, WORST_CASE, evaluator_of
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import number_of_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
@@ -268,7 +268,7 @@ def seconds_left(plan: SuitePlan) -> float | None:
         return None
     rounds = 0
     for run in (*choosing.left, *plan.left):
-        rounds += run.experiment.num_rounds - len(read_rounds(RunDirectory(run.directory).rounds))
+        rounds += run.experiment.num_rounds - number_of_rounds(RunDirectory(run.directory).rounds)
     for cell in plan.cells:
         if cell.experiment is not None and cell.name in plan.selected.intersection(plan.waiting):
             rounds += len(plan.seeds) * cell.experiment.num_rounds

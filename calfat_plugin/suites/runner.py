@@ -21,6 +21,7 @@ from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import release_of
+from calfat_plugin.rounds import number_of_rounds
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
@@ -35,8 +36,6 @@ from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
 ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
-_ROUND = re.compile(r"round +(\d+)/(\d+)\b")
-_ETA = re.compile(r"ETA (\S+)$")
 _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
 _BAD_INPUT, _INTERRUPTED = 2, 130  # exit codes
 _POLL_SECONDS = 0.05
@@ -45,11 +44,11 @@ _POLL_SECONDS = 0.05
 class SuiteObserver:
     """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
 
-    def run_started(self, run: SuiteRun) -> None:
-        """A process was started."""
+    def run_started(self, run: SuiteRun, rounds: int) -> None:
+        """A process was started; earlier ones have finished so many rounds of the run."""
 
-    def run_progress(self, run: SuiteRun, round: int, num_rounds: int, eta: str) -> None:
-        """A round is done; ``eta`` as the run says it, such as ``1:15``."""
+    def run_progress(self, run: SuiteRun, rounds: int) -> None:
+        """The run has finished so many rounds, those of earlier processes included."""
 
     def run_said(self, run: SuiteRun, line: str) -> None:
         """The run printed another line, such as how far a long evaluation is."""
@@ -116,7 +115,8 @@ class _Child:
     process: ForkServerProcess
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
-    rounds: int = 0  # finished since it was started; a resumed one may have more
+    rounds: int = 0  # that its directory has; a resumed run begins with some
+    has_moved: bool = False  # whether it has finished a round since it was started
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
 
@@ -187,11 +187,11 @@ class _Pool:
                 words.append("--idle")
             process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
-        child = _Child(run, self.free.pop(0), process)
+        child = _Child(run, self.free.pop(0), process, rounds=number_of_rounds(RunDirectory(run.directory).rounds))
         child.reader = threading.Thread(target=self._read, args=(child, output, kept), daemon=True)
         self.children.append(child)
         child.reader.start()
-        self.observer.run_started(run)
+        self.observer.run_started(run, child.rounds)
 
     def wait(self) -> None:
         event = self._events.get()
@@ -202,12 +202,13 @@ class _Pool:
             self._ended(child)
             return
         child.lines.append(line)
-        if match := _ROUND.match(line):
-            child.rounds += 1
-            eta = _ETA.search(line)
-            self.observer.run_progress(child.run, int(match[1]), int(match[2]), eta[1] if eta else "")
-        else:
+        # A run prints a line after each round, so its rounds are counted whenever it prints one.
+        rounds = number_of_rounds(RunDirectory(child.run.directory).rounds)
+        if rounds == child.rounds:
             self.observer.run_said(child.run, line)
+            return
+        child.rounds, child.has_moved = rounds, True
+        self.observer.run_progress(child.run, rounds)
 
     def stop(self) -> None:
         """Ask every child to stop, kill those that do not, and report them."""
@@ -270,7 +271,7 @@ class _Pool:
                 state = "lost"
                 mark_lost(child.run, message)
             elif not (
-                child.rounds or child.run.cell.tried or RunDirectory(child.run.directory).last_checkpoint.exists()
+                child.has_moved or child.run.cell.tried or RunDirectory(child.run.directory).last_checkpoint.exists()
             ):
                 self._hopeless.setdefault(child.run.cell.name, child.run)
         self._end(child.run.ended(state, message, time.perf_counter() - child.started))

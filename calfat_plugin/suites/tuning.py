@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.experiment import Experiment, same_but_rounds
-from calfat_plugin.federation.outliers import why_not_run
 from calfat_plugin.options import yaml_text
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.registry import Registry
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Grid, Setting, Suite
@@ -301,30 +300,28 @@ def value_of_try(run: SuiteRun, choose: Choose) -> float | None:
     if run.recorded is not None:
         return run.recorded.values[CHOICE]
     path = RunDirectory(run.directory).rounds
-    rows = read_rounds(path)
-    last: Mapping[str, str] = {}
-    if rows:
-        last = rows[-1]
-    for label in choose.metric:
-        if why := why_not_run(last, label):
-            raise RunError(
-                f"{path}: {label} did not run ({why}), so nothing can be chosen by it. Name another attack in the "
-                f"suite's choose.metric, and move {run.directory} away."
-            )
-    try:
-        value = math.fsum(float(last[label]) for label in choose.metric) / len(choose.metric)
-    except (KeyError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
+    accuracies = []
+    for record in read_rounds(path)[-1:]:
+        for label in choose.metric:
+            result = record.evaluations.get(label)
+            if result is not None and result.not_run:
+                raise RunError(
+                    f"{path}: {label} did not run ({result.not_run}), so nothing can be chosen by it. Name "
+                    f"another attack in the suite's choose.metric, and move {run.directory} away."
+                )
+            accuracy = record.accuracy(label)
+            if accuracy is not None and math.isfinite(accuracy):
+                accuracies.append(accuracy)
+    if len(accuracies) < len(choose.metric):
         what = f"there is no value of {' and '.join(choose.metric)} in it"
         raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.")
-    return value
+    return math.fsum(accuracies) / len(accuracies)
 
 
 def guess_of_try(run: SuiteRun, choose: Choose) -> float | None:
     """What one answer to all images would have by the metric; None where it is not known.
 
-    An earlier version did not write it, and an evaluator of a plugin need not say it.
+    An evaluator of a plugin need not say it.
     """
     if run.state != "finished":
         return None
@@ -333,10 +330,10 @@ def guess_of_try(run: SuiteRun, choose: Choose) -> float | None:
     last = read_rounds(RunDirectory(run.directory).rounds)[-1]
     guesses = []
     for label in choose.metric:
-        text = last.get(f"{label}_guess")
-        if not text:
+        guess = last.evaluations[label].guess
+        if guess is None:
             return None
-        guesses.append(float(text))
+        guesses.append(guess)
     return math.fsum(guesses) / len(guesses)
 
 

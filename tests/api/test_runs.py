@@ -72,13 +72,13 @@ def test_rounds_are_numbers_with_none_where_nothing_was_measured(done: calfat.Ru
     frame = done.rounds
     assert list(frame["round"]) == [1, 2]
     assert frame["natural"].dtype == float
-    csv = done.directory / "rounds.csv"
-    text = csv.read_text()
+    file = done.directory / "rounds.jsonl"
+    text = file.read_text()
     try:
-        csv.write_text(text.replace(f"2,{second['natural']!r},", "2,,"))
+        file.write_text(text.replace(f'"accuracy": {second["natural"]!r},', '"accuracy": null,'))
         assert rows(done)[1]["natural"] is None
     finally:
-        csv.write_text(text)
+        file.write_text(text)
 
 
 def test_a_run_shows_its_results(done: calfat.Run) -> None:

@@ -22,13 +22,14 @@ FLOORS = (
     (
         "basics",
         "version, errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers, memory layouts",
-        "version errors compat exact l1_ball threat seeds options disk peer_text profiling endings layouts",
+        "version errors compat exact l1_ball threat seeds options disk typed_json peer_text profiling endings layouts",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (
         "contract",
         "what a recipe may say, and what plugins provide",
-        "shipped recipe entries results rounds_csv returned plugin_errors observer hookspecs interfaces datasets",
+        "shipped recipe entries results rounds rounds_csv returned plugin_errors observer hookspecs interfaces "
+        "datasets",
     ),
     (
         "built-ins",

@@ -40,13 +40,13 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import AggregationTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import calfat
 from tests.contract import plugin_mistakes
 from tests.contract.plugin_mistakes import evaluator, experiment, inner, trainer
 from tests.methods import helpers
 from tests.methods.helpers import RECIPE, Federation
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 
@@ -422,4 +422,4 @@ def calfat_inner_attacks():
         error = next(line for line in ended.err.splitlines() if line.startswith("error: "))
         snapshot(re.sub("sha256:[0-9a-f]+", "sha256", error))
         assert "Traceback" not in ended.err
-        assert [row["round"] for row in read_rounds(Path("run/rounds.csv"))] == ["1"]
+        assert [row["round"] for row in read_rows(Path("run/rounds.csv"))] == ["1"]

@@ -18,9 +18,9 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attackers import Attackers, build_attacker
 from calfat_plugin.interfaces import State
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.rounds_csv import read_rounds
 from tests.cli.runner import calfat
 from tests.recipes import assembled
+from tests.runs.remains import read_rows
 
 
 def attacked_by(attacker: dict[str, Any]) -> Experiment:
@@ -139,7 +139,7 @@ def test_whom_a_run_serves_worst_and_its_rare_classes_are_of_those_who_do_not_at
     assert done.code == 0, done.err
     partition = json.loads(Path("run/partition.json").read_text())
     (honest,) = set(range(5)) - set(partition["attackers"])
-    (values,) = read_rounds(Path("run/rounds.csv"))
+    (values,) = read_rows(Path("run/rounds.csv"))
     assert values["group/others/update_norm"] == values[f"update_norm_{honest}"]
     (evaluation,) = json.loads(Path("run/results.json").read_text())["evaluations"]
     assert evaluation["worst_clients"]["ids"] == [honest]

@@ -1,4 +1,4 @@
-"""An update out of proportion is used, and reported: in the log, on the console, in ``rounds.csv`` and on the page."""
+"""An update out of proportion is used, and reported: in the log, on the console, in the record and on the page."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from calfat_plugin.maths.averaging import Drift, drift, update_norm
 from calfat_plugin.progress import Lines, ShownProgress, scores_of
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
-from calfat_plugin.rounds_csv import RoundsFile, read_rounds
+from calfat_plugin.rounds import RoundsFile, read_rounds
+from calfat_plugin.rounds_csv import RoundTables
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation
 from tests.report.made import evaluation, record
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 
@@ -145,13 +147,13 @@ def test_what_is_usual_falls_with_the_learning_rate() -> None:
     assert named(rounds(seen, 1, [0.02, 0.021, 0.019, 0.022, 0.2]), "large-update") == [4]
 
 
-def test_a_resumed_run_knows_what_was_usual(tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_was_usual() -> None:
     run = experiment(train_args__client_num_in_total=5)
-    file = RoundsFile(tmp_path / "rounds.csv", [], 5)
+    behind = []
     moved = [0.2, 0.21, 0.19, 0.22, 0.2]
     for number in range(1, 5):
         norms = dict(enumerate(moved))
-        file.append(
+        behind.append(
             dataclasses.replace(
                 record(number, {}),
                 clients=(0, 1, 2, 3, 4),
@@ -161,7 +163,7 @@ def test_a_resumed_run_knows_what_was_usual(tmp_path: Path) -> None:
             )
         )
     resumed = UpdateHistory(run, {})
-    resumed.read(read_rounds(file.path))
+    resumed.read(behind)
     late = [0.001, 0.0011, 0.0009, 0.0012, 0.02]
     assert rounds(resumed, 1, late) == ()
     assert named(rounds(UpdateHistory(run, {}), 1, late), "large-update") == [4]
@@ -286,12 +288,12 @@ def test_shares_of_attackers_and_of_others_that_were_named() -> None:
     assert history(clients=3).named_share(attackers=True) is None
 
 
-def test_a_resumed_run_has_the_history_of_its_rows(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_history_of_its_rounds() -> None:
     run = experiment(train_args__client_num_in_total=6)
-    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 6)
+    behind = []
     norms, cosines = dict(enumerate([*ALIKE, 2.2])), dict(enumerate([0.5, 0.52, 0.48, 0.51, 0.49, 0.1]))
     for number in range(1, 10):
-        file.append(
+        behind.append(
             dataclasses.replace(
                 record(number, {}, clients=6),
                 update_norms=norms,
@@ -300,7 +302,7 @@ def test_a_resumed_run_has_the_history_of_its_rows(tmp_path: Path) -> None:
             )
         )
     after = UpdateHistory(run, {})
-    after.read(read_rounds(file.path))
+    after.read(behind)
     found = after.add(norms, cosines, dict.fromkeys(range(6), 30))
     assert [text.partition(":")[0] for text in found] == ["large-update", "contrary-update"]
 
@@ -371,13 +373,14 @@ def test_what_a_client_claims_is_recorded_and_found(tmp_path: Path, snapshot: Te
     assert record.loss == (record.losses[0] + record.losses[2]) / 2
     assert record.metrics["group/group1/loss"] == record.losses[0]
 
-    file = RoundsFile(tmp_path / "rounds.csv", tuple(record.evaluations), 3)
+    file = RoundsFile(tmp_path / "rounds.jsonl", RoundTables(tmp_path, tuple(record.evaluations), 3))
     file.append(record)
-    (row,) = read_rounds(file.path)
+    (row,) = read_rows(tmp_path / "rounds.csv")
     assert [row[f"num_examples_{client}"] for client in range(3)] == ["30", "9007199254740992", "30"]
     assert [float(row[f"weight_{client}"]) for client in range(3)] == list(record.weights.values())
-    assert [alarm.code for alarm in alarms_of(file.path)] == ["dominant-client", "implausible-loss"]
-    snapshot("\n".join(alarm.text for alarm in alarms_of(file.path)))
+    alarms = alarms_of(read_rounds(file.path))
+    assert [alarm.code for alarm in alarms] == ["dominant-client", "implausible-loss"]
+    snapshot("\n".join(alarm.text for alarm in alarms))
 
 
 def scaled_round(run: Experiment, factor: float) -> Any:
@@ -414,7 +417,7 @@ def test_an_update_scaled_by_100_is_used_and_reported_everywhere(
     directory = RunDirectory.create(run, tmp_path / "run")
     writer = RunWriter(directory, run)
     writer.round_finished(record, snapshot)
-    assert [row["alarms"] for row in read_rounds(directory.rounds)] == [alarm]
+    assert [found.alarms for found in read_rounds(directory.rounds)] == [(alarm,)]
     for number in range(2, 9):
         alarms = (alarm,) if number > 2 else ()
         writer.round_finished(dataclasses.replace(record, round=number, alarms=alarms), snapshot)
@@ -444,7 +447,7 @@ def test_a_servers_optimiser_takes_steps_of_its_own_length() -> None:
 def test_a_page_leaves_out_a_loss_that_no_client_can_have(tmp_path: Path) -> None:
     run = experiment(train_args__client_num_in_total=3)
     directory = RunDirectory.create(run, tmp_path / "run")
-    file = RoundsFile(directory.rounds, (), 3)
+    file = directory.rounds_file(run)
     for number in (1, 2):
         losses = {0: 1.5, 1: -1e17 if number == 2 else 1.0, 2: 0.5}
         file.append(RoundRecord(number, (0, 1, 2), {}, losses, {}, 0.0, {}, 1.0, 0, 0))

@@ -10,7 +10,7 @@ import pytest
 
 from calfat_plugin import registry
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.rounds_csv import RoundsFile
+from calfat_plugin.rounds_csv import RoundTables
 from calfat_plugin.runs.directory import RunDirectory
 from tests.cli.runner import COMMAND, REPORTING, Ended, calfat, python, refused
 from tests.recipe.tables import GOOD, SAID_OF_GOOD, Row, edited, rows
@@ -120,7 +120,7 @@ def test_as_a_process_of_its_own_it_imports_nothing_heavy(content: str | bytes, 
     assert ended.err.endswith("\nimported:\n")
 
 
-COLUMNS = set(RoundsFile(Path("rounds.csv"), ("natural",), num_clients=2).columns) - {"natural"}
+COLUMNS = set(RoundTables(Path(), ("natural",), num_clients=2).header) - {"natural"}
 
 
 @pytest.mark.parametrize("column", sorted(COLUMNS))

@@ -220,7 +220,7 @@ def test_a_run_that_is_not_finished_says_so(tmp_path: Path) -> None:
 
 def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a")
-    for name in ("rounds.csv", "environment.json", "partition.json"):
+    for name in ("rounds.jsonl", "rounds.csv", "environment.json", "partition.json"):
         (path / name).unlink()
     page = Page.read(write_run_report(path))
     assert page.errors == []

@@ -42,22 +42,18 @@ def test_rounds_without_an_evaluation_are_left_out_of_a_curve(tmp_path: Path) ->
 
 def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a")
-    rows = (path / "rounds.csv").read_text().splitlines()
-    cells = rows[2].split(",")
-    cells[rows[0].split(",").index("heterogeneity")] = "nan"
-    cells[rows[0].split(",").index("refused")] = "1: not finite"
-    (path / "rounds.csv").write_text("\n".join([*rows[:2], ",".join(cells), *rows[3:]]) + "\n")
+    rounds = path / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().replace('"heterogeneity": 0.25,', '"heterogeneity": NaN,'))
     run = read_run(path)
     assert [number for number, _ in run.curve("heterogeneity")] == [1, 3, 4]
-    assert (len(run.rounds), run.refused) == (4, 1)
+    assert len(run.rounds) == 4
 
 
 def test_clients_of_a_file_of_their_own_are_columns(tmp_path: Path) -> None:
     """Client 10 is not in the first round."""
     path = made_run(tmp_path / "a", "train_args.client_num_in_total=11", counts=COUNTS * 5 + COUNTS[:1])
-    for name in ("rounds.csv", "clients.csv"):
-        text = (path / name).read_text().replace("1,10,loss,11.0\n", "").replace(" 10,", ",", 1)
-        (path / name).write_text(text)
+    rounds = path / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().replace(', "10": 11.0', "", 1).replace("9, 10]", "9]", 1))
     run = read_run(path)
     assert run.curve("loss_10") == [(2, 10.5), (3, 10 + 1 / 3), (4, 10.25)]
     frame = load_run(path).rounds
@@ -96,7 +92,7 @@ def test_a_suite_lists_its_runs_also_those_it_shares(tmp_path: Path, monkeypatch
 
 def test_a_path_without_runs(tmp_path: Path, snapshot: TextSnapshot) -> None:
     run = made_run(tmp_path / "run")
-    for name in ("empty/", "no", "run/rounds.csv", "notes"):
+    for name in ("empty/", "no", "run/rounds.jsonl", "notes"):
         (tmp_path / name).mkdir() if name.endswith("/") else None
         (tmp_path / name).touch() if name == "notes" else None
         with snapshot.raises(RunError, tmp_path / name):
@@ -117,8 +113,8 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
     with snapshot.raises(RunError):
         read_run(path)
     (path / "results.json").unlink()
-    (path / "rounds.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec"):
+    (path / "rounds.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunError, match=r"rounds\.jsonl: cannot be read \('utf-8' codec"):
         read_run(path)
 
 
@@ -232,7 +228,7 @@ def test_a_run_whose_plugins_are_not_installed_still_has_its_page(tmp_path: Path
 
 
 def test_large_numbers_of_rounds_are_whole(tmp_path: Path) -> None:
-    rounds = made_run(tmp_path / "run") / "rounds.csv"
+    rounds = made_run(tmp_path / "run") / "rounds.jsonl"
     rounds.write_text(rounds.read_text().replace("812.5", "12345.6"))
     table = _rounds(read_run(tmp_path / "run"))
     shown = dict(zip(table.head, table.rows[0], strict=True))

@@ -131,12 +131,12 @@ def test_runs_that_have_not_begun_are_left_out_with_a_word(
 ) -> None:
     for seed in (0, 1):
         made_run(tmp_path / str(seed), f"common_args.random_seed={seed}", final=FINAL)
-    (tmp_path / "1" / "results.json").unlink()
-    (tmp_path / "1" / "rounds.csv").unlink()
+    for name in ("results.json", "rounds.jsonl", "rounds.csv"):
+        (tmp_path / "1" / name).unlink()
     page = write_comparison([tmp_path]).read_text()
     assert "1 of 2 runs have not finished a round and are left out." in page
-    (tmp_path / "0" / "results.json").unlink()
-    (tmp_path / "0" / "rounds.csv").unlink()
+    for name in ("results.json", "rounds.jsonl", "rounds.csv"):
+        (tmp_path / "0" / name).unlink()
     with snapshot.raises(RunError):
         write_comparison([tmp_path])
 

@@ -82,7 +82,7 @@ def cut_short(path: Path) -> None:
 
 
 def misspelt(path: Path) -> None:
-    path.write_text(path.read_text().replace(",natural,", ",natural,x", 1).replace("\n2,", "\n2,x"))
+    path.write_text(path.read_text().replace('{"round": 2, "clients": [', '{"round": 2, "clients": ["x", '))
 
 
 def deeply_nested(path: Path) -> None:
@@ -105,12 +105,13 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the file is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
-    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 55 values). {FILE_AGAIN}\n"),
-    (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
-    (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
-    (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
-    *((RESUME, "rounds.csv", how, "the rows of rounds 1 to 3, which the checkpoint continues from, are not all there")
-      for how in (emptied, Path.unlink, cut_short)),
+    (RESUME, "rounds.jsonl", shortened, "line 3 is damaged (Expecting ',' delimiter: "),
+    (RESUME, "rounds.jsonl", misspelt, "line 2 is damaged (clients[0] is 'x' (text), expected a whole number). Res"),
+    (RESUME, "rounds.jsonl", flipped, "cannot be read ('utf-8' codec can't decode byte "),
+    (RESUME, "rounds.jsonl", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
+    (RESUME, "rounds.jsonl", Path.unlink, "no such file, but there is rounds.csv. This version needs rounds.jsonl,"),
+    *((RESUME, "rounds.jsonl", how, "the lines of rounds 1 to 3, which the checkpoint continues from, are not all")
+      for how in (emptied, cut_short)),
     (RESUME, "partition.json", truncated, "cannot be read ("),
     (RESUME, "partition.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
     (RESUME, "environment.json", replaced, "cannot be written (Is a directory). Make room, or choose another --run-"),
@@ -173,8 +174,8 @@ OTHER = "is of another run: it was made with another recipe or seed than run/rec
         (RESUME, {"notes": {"recipe": "0" * 64}}, OTHER),
         (ATTACK, {"notes": {"recipe": "0" * 64}}, OTHER),
         (ATTACK, {"notes": {}}, OTHER),
-        (RESUME, {"round": 1}, "is of round 1, but run/rounds.csv has 3 rounds; expected 1, or 2 after a crash"),
-        (ATTACK, {"round": 4}, "is of round 4, but run/rounds.csv has 3 rounds"),
+        (RESUME, {"round": 1}, "is of round 1, but run/rounds.jsonl has 3 rounds; expected 1, or 2 after a crash"),
+        (ATTACK, {"round": 4}, "is of round 4, but run/rounds.jsonl has 3 rounds"),
         (RESUME, {"round": 0}, "the checkpoint cannot be read (it is of round 0, and the first round is 1)"),
         (RESUME, {"round": True}, "the checkpoint cannot be read (True is no number of a round or a client)"),
         (RESUME, {"notes": []}, "the checkpoint cannot be read (its notes are [], expected a mapping)"),

@@ -16,7 +16,7 @@ from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.plugin_files import PluginFile
-from calfat_plugin.rounds_csv import number_of_rows, read_rounds
+from calfat_plugin.rounds import number_of_rounds, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.logs import log_to
@@ -91,7 +91,7 @@ def test_no_reader_of_a_run_directory_waits_for_what_is_no_file(tmp_path: Path, 
     readers: list[Callable[[Path], object]] = [
         disk.read_json,
         read_rounds,
-        number_of_rows,
+        number_of_rounds,
         read_record,
         load_checkpoint,
         read_evidence,

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import calfat_plugin
 from calfat_plugin.errors import OptionError
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.testing.tiny import TinyModel, tiny_images
 from tests.runs.processes import RECIPE, WarmServer, sabotage
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 INSIDE = (
@@ -30,7 +30,7 @@ def found(directory: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     evaluations = json.loads((directory / "results.json").read_text())["evaluations"]
     for evaluation in evaluations:
         evaluation.pop("seconds")
-    rows = read_rounds(directory / "rounds.csv")
+    rows = read_rows(directory / "rounds.csv")
     return evaluations, [{name: row[name] for name in row if name.startswith("personalised")} for row in rows]
 
 
@@ -47,7 +47,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_run_says(whole: Path) -> None:
     """Metrics are columns and in results.json; details name the round's clients; the report was drawn of them."""
     (_, internal, personalised, _), rows = found(whole)
-    clients = [int(client) for client in read_rounds(whole / "rounds.csv")[-1]["clients"].split()]
+    clients = [int(client) for client in read_rows(whole / "rounds.csv")[-1]["clients"].split()]
     assert internal["details"]["clients"] == clients
     assert len(internal["details"]["matrix"]) == len(clients)
     assert internal["metrics"].keys() == {"worst", "mean"}

@@ -21,7 +21,6 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs import session
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
@@ -30,6 +29,7 @@ from calfat_plugin.runs.session import run
 from tests.report.made import record
 from tests.runs.mortals import FailOnWarning
 from tests.runs.processes import SABOTEUR, TIMEOUT
+from tests.runs.remains import read_rows
 
 
 class Listener:
@@ -46,7 +46,7 @@ class Listener:
     @hookimpl
     def calfat_round_finished(self, run: RunInfo, record: RoundRecord) -> None:
         assert run is self.run
-        rows = len(read_rounds(run.directory / "rounds.csv"))
+        rows = len(read_rows(run.directory / "rounds.csv"))
         snapshot, _ = load_checkpoint(run.directory / "checkpoints" / "last.safetensors")
         self.heard.append(("round", (record.round, rows, snapshot.round)))
 
@@ -110,7 +110,7 @@ def test_a_plugin_that_goes_elsewhere_takes_no_run_with_it(
     request = Request(build(Wanderer()), Path("run"), False, [])
     run(request, RunDirectory.open(request), FailOnWarning())
     assert (recipe.parent / "run" / "results.json").exists()
-    assert len(read_rounds(Path("run/rounds.csv"))) == 2
+    assert len(read_rows(Path("run/rounds.csv"))) == 2
     assert Path.cwd() == recipe.parent
 
 

@@ -14,7 +14,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RunResult, measured
-from calfat_plugin.rounds_csv import COLUMNS, Column, read_rounds
+from calfat_plugin.rounds_csv import COLUMNS, Column
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from calfat_plugin.suites import load_suite
@@ -22,6 +22,7 @@ from calfat_plugin.suites.plan import make_plan
 from tests.report.made import experiment, made_run, record
 from tests.report.pages import Page
 from tests.runs import columns
+from tests.runs.remains import read_rows
 from tests.suites.files import SUITE, write_suite
 
 USED = Column(
@@ -44,7 +45,7 @@ def test_it_is_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     run = made_run(tmp_path / "run", final={"natural": 0.5})
     number = len(record(1, {}).clients)
-    assert read_rounds(run / "rounds.csv")[-1]["used"] == str(number)
+    assert read_rows(run / "rounds.csv")[-1]["used"] == str(number)
     assert load_run(run).rounds["used"].iloc[-1] == number
     assert round_scalars(record(1, {}))["clients/used"] == float(number)
     assert "clients used" in Page.read(write_run_report(run)).text
@@ -62,7 +63,7 @@ def test_no_evaluator_can_be_called_like_it() -> None:
 
 
 def test_a_sum_needs_every_round(tmp_path: Path) -> None:
-    """The rounds of a run that an earlier version began did not count passes: what is left is no sum of all."""
+    """A client of a plugin need not count passes in each round: what is left is no sum of all."""
     run = experiment()
     with RunWriter(RunDirectory.create(run, tmp_path / "run"), run) as writer:
         for number, passes in ((1, None), (2, 70.0)):

@@ -22,10 +22,10 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.compute import commit_of
 from tests.cli.runner import Ended
 from tests.runs.processes import RECIPE, SABOTEUR, WarmServer, sabotage
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 ARGUMENTS = (
@@ -70,7 +70,7 @@ def experiment_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
 def test_rounds_csv(run: Path, snapshot: TextSnapshot) -> None:
     header, *_ = (run / "rounds.csv").read_text().splitlines()
     snapshot(header)
-    rows = read_rounds(run / "rounds.csv")
+    rows = read_rows(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
     monitored = [
         [bool(row[column]) for column in ("natural", "natural_release", "fgsm", "fgsm_release")] for row in rows
@@ -101,7 +101,7 @@ def test_rounds_csv(run: Path, snapshot: TextSnapshot) -> None:
 
 def test_results_json(run: Path) -> None:
     results = strict_json(run / "results.json")
-    last = read_rounds(run / "rounds.csv")[-1]
+    last = read_rows(run / "rounds.csv")[-1]
     assert [results[key] for key in ("recipe", "seed", "trainer", "aggregator", "rounds")] == [
         *("tiny", 5, "calfat", "fedavg", 3)
     ]
@@ -129,7 +129,7 @@ def test_results_json(run: Path) -> None:
 def test_whom_the_model_fails(run: Path) -> None:
     """By hand, from the accuracy of each class and the labels of each client."""
     counts = strict_json(run / "partition.json")["class_counts"]
-    last = read_rounds(run / "rounds.csv")[-1]
+    last = read_rows(run / "rounds.csv")[-1]
     for evaluation in strict_json(run / "results.json")["evaluations"]:
         label, per_class = evaluation["label"], evaluation["per_class"]
         lowest = min(per_class)
@@ -235,7 +235,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
 def test_the_run_directory_holds_nothing_else(run: Path) -> None:
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert {name for name in names if not name.startswith("figures")} == {
-        *("recipe.yaml", "environment.json", "partition.json", "rounds.csv", "results.json", "report.html", "log.txt"),
-        "evidence.safetensors",
+        *("recipe.yaml", "environment.json", "partition.json", "rounds.jsonl", "rounds.csv", "results.json"),
+        *("report.html", "log.txt", "evidence.safetensors"),
         *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust")),
     }

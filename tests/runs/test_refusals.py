@@ -16,7 +16,8 @@ import pytest
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.rounds_csv import RoundsFile
+from calfat_plugin.rounds import RoundsFile
+from calfat_plugin.rounds_csv import RoundTables
 from calfat_plugin.runs.directory import RunDirectory
 from tests.cli.runner import Ended
 from tests.report.made import experiment, made_run
@@ -104,7 +105,7 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     )
 
 
-@pytest.mark.parametrize("left", ["checkpoints", "rounds.csv", "results.json"])
+@pytest.mark.parametrize("left", ["checkpoints", "rounds.jsonl", "results.json"])
 def test_what_is_left_of_a_run_is_not_taken_for_the_next_one(warm: WarmServer, folder: Path, left: str) -> None:
     """Without its recipe nobody knows what it is: a new run would go on from its model, or replace what it measured."""
     (folder / "run" / "results.json").write_text("{}")
@@ -265,6 +266,6 @@ def test_a_full_disk_is_reported_and_no_bug() -> None:
         pytest.skip("no /dev/full here")
     record = RoundRecord(1, (0,), {}, {0: 1.0}, {0: 1.0}, 0.0, {}, 1.0, 0, 0)
     with pytest.raises(RunError) as raised:
-        RoundsFile(full, ["natural"], 1).append(record)
+        RoundsFile(full, RoundTables(full.parent, ["natural"], 1)).append(record)
     told = "/dev/full: cannot be written (No space left on device). Make room, or choose another --run-dir."
     assert str(raised.value) == told

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds import read_rounds
 from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, cold, environment, sabotage
-from tests.runs.remains import everything, rows
+from tests.runs.remains import everything, read_rows, rows
 
 ALL = ("--set", "train_args.client_num_per_round=5")
 SOME = ("--set", "train_args.client_num_per_round=3")
@@ -125,12 +125,12 @@ def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) 
     run = recipe.parent / "run"
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
-    rows = read_rounds(run / "rounds.csv")
-    kept = (run / "rounds.csv").read_text()
-    (run / "rounds.csv").write_text(kept.replace(f",{rows[0]['seconds']},", ",5000.5,", 1))
+    first, second, *_ = read_rounds(run / "rounds.jsonl")
+    kept = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(kept.replace(f'"seconds": {first.seconds},', '"seconds": 5000.5,', 1))
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     seconds = json.loads((run / "results.json").read_text())["seconds"]
-    assert 5000.5 + float(rows[1]["seconds"]) < seconds < 5000.5 + TIMEOUT
+    assert 5000.5 + second.seconds < seconds < 5000.5 + TIMEOUT
 
 
 def test_more_rounds_than_before_extend_a_finished_run(
@@ -180,7 +180,7 @@ def test_a_resumed_run_names_clients_by_the_rounds_behind_it(warm: WarmServer, r
     words = ("run", "tiny.yaml", "--set", groups, "--set", split, "--run-dir", "run", "--set")
     assert warm.run(*words, "train_args.comm_round=9", cwd=recipe.parent).code == 0
     assert warm.run(*words, "train_args.comm_round=10", "--resume", cwd=recipe.parent).code == 0
-    *before, last = read_rounds(recipe.parent / "run" / "rounds.csv")
+    *before, last = read_rows(recipe.parent / "run" / "rounds.csv")
     assert not any("client 0" in row["alarms"] for row in before)
     assert "update of client 0 has the norm" in last["alarms"]
     assert (before[-1]["attackers_named"], last["attackers_named"]) == ("0.0", "1.0")

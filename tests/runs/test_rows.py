@@ -1,8 +1,9 @@
-"""``rounds.csv``, written and read in this process: whole texts, for people's spreadsheets hold on to them."""
+"""``rounds.jsonl`` and the tables beside it, written and read in this process."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import locale
 import math
 from collections.abc import Callable, Iterator
@@ -13,9 +14,11 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.federation.outliers import alarms_of
-from calfat_plugin.results import RoundRecord
-from calfat_plugin.rounds_csv import RoundsFile, last_used, number_of_rows, read_rounds, seconds_of
-from tests.report.made import evaluation, record
+from calfat_plugin.results import EarlyStop, RoundRecord
+from calfat_plugin.rounds import RoundsFile, number_of_rounds, read_rounds
+from calfat_plugin.rounds_csv import RoundTables
+from tests.report.made import evaluation, idle, record
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
@@ -50,104 +53,164 @@ def of_three_clients(round: int, **changed: object) -> RoundRecord:
     return dataclasses.replace(record(round, {"natural": 0.5}), **found)  # type: ignore[arg-type]
 
 
+def rounds_file(path: Path, *metrics: str, clients: int = 3) -> RoundsFile:
+    return RoundsFile(path / "rounds.jsonl", RoundTables(path, ["natural"], clients, metrics))
+
+
 def written(path: Path, *records: RoundRecord) -> RoundsFile:
-    file = RoundsFile(path / "rounds.csv", ["natural"], 3)
+    file = rounds_file(path)
     for one in records:
         file.append(one)
     return file
 
 
+FULL = of_three_clients(
+    1,
+    peak_memory_mb=812.5,
+    learning_rate=0.05,
+    evaluations={"natural": OF_TWO_CLASSES, "pgd20": idle("pgd20")},
+    num_examples={0: 30, 2: 20},
+    weights={0: 0.6, 2: 0.4},
+    update_cosines={0: 0.75, 2: -0.5},
+    losses={0: math.inf, 2: -1e300},
+    metrics={"train/margin": 3.0, "pgd20/ece": 1 / 3},
+    stop=EarlyStop(1, 2, "natural", 1, 0.5),
+)
+
+
+@pytest.mark.usefixtures("plain_locale")
+def test_a_round_is_read_back_as_the_record_that_it_was(tmp_path: Path) -> None:
+    second = of_three_clients(2, evaluations={}, refused={}, alarms=())
+    file = written(tmp_path, FULL, second)
+    assert read_rounds(file.path) == [FULL, second]
+    with file.path.open("a") as end:
+        end.write('{"round": 3, "cli')  # half a line, of a round that no checkpoint has
+    assert read_rounds(file.path) == [FULL, second]
+    assert number_of_rounds(file.path) == 2
+    for last in (2, 1, 0):
+        file.keep_until(last)
+        assert read_rounds(file.path) == [FULL, second][:last]
+
+
+def test_a_number_that_is_none_is_read_back(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1, heterogeneity=math.nan))
+    assert math.isnan(read_rounds(file.path)[0].heterogeneity)
+
+
+def test_a_round_of_a_newer_version_is_read(tmp_path: Path) -> None:
+    """It has numbers that this version does not know, and lacks those that are new here."""
+    file = written(tmp_path, of_three_clients(1))
+    content = json.loads(file.path.read_text())
+    del content["passes"], content["weights"]
+    file.path.write_text(json.dumps({**content, "warmth": 0.5}) + "\n")
+    assert read_rounds(file.path) == [of_three_clients(1)]
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_what_it_needs(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    (tmp_path / "rounds.csv").write_text("round,natural\n1,0.5\n")
+    with snapshot.raises(RunError):
+        read_rounds(tmp_path / "rounds.jsonl")
+    (tmp_path / "environment.json").write_text('{"versions": {"calfat-plugin": "0.1.0"}}')
+    with snapshot.raises(RunError):
+        read_rounds(tmp_path / "rounds.jsonl")
+
+
 @pytest.mark.usefixtures("plain_locale")
 def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    file = written(
-        tmp_path,
-        of_three_clients(
-            1,
-            peak_memory_mb=812.5,
-            learning_rate=0.05,
-            evaluations={"natural": OF_TWO_CLASSES},
-            num_examples={0: 30, 2: 20},
-            weights={0: 0.6, 2: 0.4},
-            update_cosines={0: 0.75, 2: -0.5},
-        ),
-        of_three_clients(2, evaluations={}, refused={}, alarms=()),
-    )
-    snapshot(file.path.read_bytes().decode())
-    first, second = read_rounds(file.path)
-    assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
-    assert (seconds_of(file.path), last_used(file.path)) == (4.5, {0: 2, 2: 2})
-    with file.path.open("a") as end:
-        end.write("3,0.")  # half a row, of a round that no checkpoint has
-    assert len(read_rounds(file.path)) == 2
-    for kept in (2, 1, 0):
-        file.keep_until(kept)
-        assert [row["round"] for row in read_rounds(file.path)] == ["1", "2"][:kept]
+    natural_alone = {"natural": OF_TWO_CLASSES}
+    losses = {0: 0.5, 2: 1 / 3}
+    first = dataclasses.replace(FULL, evaluations=natural_alone, losses=losses, metrics={}, stop=None)
+    written(tmp_path, first, of_three_clients(2, evaluations={}, refused={}, alarms=()))
+    table = tmp_path / "rounds.csv"
+    snapshot(table.read_bytes().decode())
+    one, other = read_rows(table)
+    assert (one["refused"], one["natural"], other["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 38 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 38 values"),
-        (",2.250,", ",nan,", "seconds is nan"),
-        (",2.250,", ",-1,", "seconds is -1"),
-        (",2.250,", ",1e308,", "seconds is 1e308"),
-        (",2.250,", ",2.2s,", "could not convert string to float: '2.2s'"),
-        (",0.25,", ",a quarter,", "could not convert string to float: 'a quarter'"),
-        (",0 2,", ",0 two,", "invalid literal for int() with base 10: 'two'"),
-        ("\n2,", "\n2.0,", "invalid literal for int() with base 10: '2.0'"),
-        (",long; ", ',"long"; ', "',' expected after '\"'"),
+        ('"seconds": 2.25', '"seconds": NaN', "seconds is nan"),
+        ('"seconds": 2.25', '"seconds": -1', "seconds is -1"),
+        ('"seconds": 2.25', '"seconds": 1e308', "seconds is 1e+308"),
+        ('"seconds": 2.25', '"seconds": "2.2s"', "seconds is '2.2s' (text), expected a number"),
+        ('"seconds": 2.25, ', "", "the file has no 'seconds'"),
+        ('"update_norms": {"0": 0.25', '"update_norms": {"0": true', "update_norms.0 is true (true/false), expected a"),
+        ('"update_norms": {"0": 0.25', '"update_norms": {"zero": 0.25', "update_norms.zero is named by a text, expec"),
+        ('"clients": [0, 2]', '"clients": [0, "two"]', "clients[1] is 'two' (text), expected a whole number"),
+        ('"clients": [0, 2]', '"clients": 2', "clients is 2 (int), expected a list"),
+        (
+            '"accuracy": 0.5,',
+            '"accuracy": "half",',
+            "evaluations.natural.accuracy is 'half' (text), expected a number",
+        ),
+        ('{"round": 2', '{"round": 2.5', "round is 2.5 (float), expected a whole number"),
+        ('{"round": 2', '["round"', "Expecting ',' delimiter"),
     ],
 )
-def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    file = written(tmp_path, of_three_clients(1), of_three_clients(2), of_three_clients(3))
-    first, second = file.path.read_text(encoding="utf-8").split("\n2,")
-    assert old in f"\n2,{second}"
-    file.path.write_text(first + f"\n2,{second}".replace(old, new, 1), encoding="utf-8")
+def test_a_damaged_line_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    file = written(tmp_path, *(of_three_clients(number) for number in (1, 2, 3)))
+    first, second, third = file.path.read_text().splitlines(keepends=True)
+    assert old in second
+    file.path.write_text(first + second.replace(old, new, 1) + third)
     with pytest.raises(RunError) as error:
         read_rounds(file.path)
-    assert str(error.value) == f"{file.path}: row 2 is damaged ({reason}). {AGAIN}"
-    with pytest.raises(RunError, match=r"row 2 is damaged|rows of rounds 1 to 3"):
+    assert str(error.value).startswith(f"{file.path}: line 2 is damaged ({reason}")
+    assert str(error.value).endswith(AGAIN)
+    with pytest.raises(RunError, match="line 2 is damaged"):
         file.keep_until(3)
 
 
-def test_a_resumed_file_has_the_columns_of_today_whatever_it_had(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_its_tables_anew(tmp_path: Path) -> None:
+    """Whatever columns they had, and whether or not they are there."""
     file = written(tmp_path, of_three_clients(1))
-    before = file.path.read_text(encoding="utf-8")
-    file.path.write_text(before.replace("loss_1", "x" * 200_000).replace("num_examples_0", "other"), encoding="utf-8")
+    table = tmp_path / "rounds.csv"
+    before = table.read_text(encoding="utf-8")
+    table.write_text(before.replace("loss_1", "other"), encoding="utf-8")
     file.keep_until(1)
-    assert file.path.read_text(encoding="utf-8") == before
+    assert table.read_text(encoding="utf-8") == before
+    table.unlink()
+    rounds_file(tmp_path).keep_until(1)
+    assert table.read_text(encoding="utf-8") == before
 
 
-@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("round\n")], ids=["removed", "cut"])
-def test_no_row_is_added_to_a_file_without_the_rows_before_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_a_table_that_somebody_changed_is_written_anew(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1))
+    table = tmp_path / "rounds.csv"
+    for number, change in ((2, Path.unlink), (3, lambda path: path.write_text("mine"))):
+        change(table)
+        file.append(of_three_clients(number))
+        assert [row["round"] for row in read_rows(table)] == [str(round) for round in range(1, number + 1)]
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("{}\n")], ids=["removed", "cut"])
+def test_no_round_is_added_to_a_file_without_the_rounds_before_it(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     """Somebody may tidy up while a run lasts; its first rounds would be missing, and nobody would know."""
     file = written(tmp_path, of_three_clients(1))
     file.append(of_three_clients(2))
-    assert number_of_rows(file.path) == 2
+    assert number_of_rounds(file.path) == 2
     change(file.path)
-    assert number_of_rows(file.path) == 0
+    assert number_of_rounds(file.path) < 2
     with pytest.raises(
-        RunError, match=r"rounds\.csv: was removed or changed while the run writes it: it has [06] bytes"
+        RunError, match=r"rounds\.jsonl: was removed or changed while the run writes it: it has [03] bytes"
     ):
         file.append(of_three_clients(3))
 
 
 def test_what_plugins_measure_has_its_columns(tmp_path: Path) -> None:
-    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 3, ["distance", "kept"])
+    file = rounds_file(tmp_path, "distance", "kept")
     file.append(of_three_clients(1, metrics={"distance": 1 / 3, "kept": 2.0}))
     file.append(of_three_clients(2))
-    rows = read_rounds(file.path)
+    rows = read_rows(tmp_path / "rounds.csv")
     assert [(row["distance"], row["kept"]) for row in rows] == [("0.3333333333333333", "2.0"), ("", "")]
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = written(tmp_path, of_three_clients(1)).path
-    path.write_text(path.read_text(encoding="utf-8").replace("seconds", "hours"), encoding="utf-8")
-    with snapshot.raises(RunError):
-        read_rounds(path)
     path.write_bytes(b"round,\xff\n")
-    with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec can't decode byte 0xff"):
+    with pytest.raises(RunError, match=r"rounds\.jsonl: cannot be read \('utf-8' codec can't decode byte 0xff"):
         read_rounds(path)
     path.unlink()
     path.mkdir()
@@ -155,28 +218,27 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, snapshot: TextSnaps
         read_rounds(path)
 
 
-def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:
-    nothing = tmp_path / "rounds.csv"
-    assert (alarms_of(nothing), seconds_of(nothing), last_used(nothing), read_rounds(nothing)) == ((), 0, {}, [])
+def test_alarms_of_all_rounds_are_one_finding() -> None:
+    assert alarms_of([]) == ()
     advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
-    file = written(tmp_path, of_three_clients(1, alarms=()))
-    assert alarms_of(file.path) == ()
-    file.append(
-        of_three_clients(2, alarms=("large-update: that of client 1 is 2", "large-update: that of client 12 is 3"))
-    )
-    file.append(of_three_clients(3, alarms=("large-update: that of client 1 is 4",)))
+    rounds = [of_three_clients(1, alarms=())]
+    assert alarms_of(rounds) == ()
+    rounds += [
+        of_three_clients(2, alarms=("large-update: that of client 1 is 2", "large-update: that of client 12 is 3")),
+        of_three_clients(3, alarms=("large-update: that of client 1 is 4",)),
+    ]
     quoted = "2 rounds, the last of them 3: that of client 1 is 4; round 2: that of client 12 is 3"
-    assert alarms_of(file.path) == (Alarm("large-update", f"{quoted}. {advice}", ()),)
-    file.append(of_three_clients(4, alarms=tuple(f"large-update: that of client {who} is 5" for who in range(2, 7))))
-    (alarm,) = alarms_of(file.path)
+    assert alarms_of(rounds) == (Alarm("large-update", f"{quoted}. {advice}", ()),)
+    rounds.append(of_three_clients(4, alarms=tuple(f"large-update: that of client {who} is 5" for who in range(2, 7))))
+    (alarm,) = alarms_of(rounds)
     assert alarm.text.startswith(f"{quoted}; round 4: that of client 2 is 5; ")
     assert alarm.text.endswith(f"round 4: that of client 4 is 5 (and 2 more in rounds.csv). {advice}")
 
 
-def test_alarms_of_each_kind_are_one_finding(tmp_path: Path) -> None:
+def test_alarms_of_each_kind_are_one_finding() -> None:
     large, dominant = "large-update: the update of client 1", "dominant-client: client 1 has all"
-    file = written(tmp_path, of_three_clients(1, alarms=(large, dominant)), of_three_clients(2, alarms=(dominant,)))
-    assert [(alarm.code, alarm.text.partition(". ")[0]) for alarm in alarms_of(file.path)] == [
+    rounds = [of_three_clients(1, alarms=(large, dominant)), of_three_clients(2, alarms=(dominant,))]
+    assert [(alarm.code, alarm.text.partition(". ")[0]) for alarm in alarms_of(rounds)] == [
         ("large-update", "round 1: the update of client 1"),
         ("dominant-client", "2 rounds, the last of them 2: client 1 has all"),
     ]
@@ -187,7 +249,7 @@ def test_alarms_of_each_kind_are_one_finding(tmp_path: Path) -> None:
 
 def of_many(path: Path, *, clients: int = 11) -> RoundsFile:
     """Three rounds of clients 0 and 10, but the second, of client 2."""
-    file = RoundsFile(path / "rounds.csv", ["natural"], clients)
+    file = rounds_file(path, clients=clients)
     both = {0: 0.5, 10: 1 / 3}
     some = {"losses": both, "update_norms": both, "clients": (0, 10), "refused": {}, "alarms": ()}
     file.append(of_three_clients(1, **some, num_examples={0: 30, 10: 7}, weights={10: 1.0}))
@@ -198,19 +260,8 @@ def of_many(path: Path, *, clients: int = 11) -> RoundsFile:
 
 def test_many_clients_have_a_file_of_their_own(tmp_path: Path, snapshot: TextSnapshot) -> None:
     file = of_many(tmp_path)
-    assert file.paths == [tmp_path / "clients.csv", tmp_path / "rounds.csv"]
-    snapshot("".join(path.read_text() for path in file.paths))
-
-
-def test_whoever_reads_rows_finds_clients_wherever_they_are(tmp_path: Path) -> None:
-    """The wide form has empty fields beside."""
-    (tmp_path / "wide").mkdir()
-    (tmp_path / "wide" / "clients.csv").write_text("1,of somebody else\n")
-    long, wide = (read_rounds(of_many(path, clients=n).path) for path, n in ((tmp_path, 11), (tmp_path / "wide", 10)))
-    assert [row["loss_0"] for row in long if "loss_0" in row] == ["0.5", "0.5"]
-    for one, other in zip(long, wide, strict=True):
-        columns = {name for name in other if not name.endswith("_10")}  # of ten clients, the last is 9
-        assert {name: one.get(name, "") for name in columns} == {name: other[name] for name in columns}
+    assert file.paths == [tmp_path / name for name in ("rounds.jsonl", "clients.csv", "rounds.csv")]
+    snapshot("".join(path.read_text() for path in file.tables.paths))
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
@@ -218,49 +269,15 @@ def test_whoever_reads_rows_finds_clients_wherever_they_are(tmp_path: Path) -> N
 def test_the_file_of_clients_ends_with_the_round_of_the_checkpoint(tmp_path: Path, last: int, torn: str) -> None:
     """A crash before the row leaves what its clients have, or half of it."""
     file = of_many(tmp_path)
-    clients, _ = file.paths
+    clients, _ = file.tables.paths
     whole = clients.read_text()
     with clients.open("a") as end:
         end.write(torn)
-    assert "loss_0" not in read_rounds(file.path)[1]
     file.keep_until(last)
     assert clients.read_text() == "".join(
         line for line in whole.splitlines(True) if not line[0].isdigit() or int(line[0]) <= last
     )
-    assert len(read_rounds(file.path)) == last
-    file.keep_until(last)
+    assert number_of_rounds(file.path) == last
     file.append(of_three_clients(last + 1))
-    found = read_rounds(file.path)[last]
-    assert (found["round"], found["loss_0"], found["loss_2"]) == (str(last + 1), "0.5", "0.3333333333333333")
-
-
-def test_a_file_of_clients_that_lacks_some_is_not_continued(tmp_path: Path, snapshot: TextSnapshot) -> None:
-    file = of_many(tmp_path)
-    clients, _ = file.paths
-    text = clients.read_text()
-    clients.write_text(text.replace("1,10,loss,", "x,10,loss,"))
-    with snapshot.raises(RunError):
-        file.keep_until(3)
-    clients.unlink()
-    assert [row["natural"] for row in read_rounds(file.path)] == ["0.5"] * 3  # a page needs no clients
-    with pytest.raises(RunError, match=r"clients\.csv: the rows of rounds 1 to 1"):
-        file.keep_until(1)
-
-
-@pytest.mark.parametrize(
-    ("new", "reason"),
-    [
-        ("1,10,loss\n", "not enough values to unpack (expected 3, got 2)"),
-        ("1,10,loss,a,b\n", "too many values to unpack (expected 3)"),
-        ("1,ten,loss,0.5\n", "invalid literal for int() with base 10: 'ten'"),
-        ("1,10,loss,half\n", "could not convert string to float: 'half'"),
-    ],
-)
-def test_a_damaged_value_of_a_client_is_named(tmp_path: Path, new: str, reason: str) -> None:
-    file = of_many(tmp_path)
-    clients, _ = file.paths
-    header, *lines = clients.read_text().splitlines(keepends=True)
-    clients.write_text("".join([header, lines[0], new, *lines[1:]]))
-    with pytest.raises(RunError) as error:
-        read_rounds(file.path)
-    assert str(error.value) == f"{clients}: row 2 is damaged ({reason}). {AGAIN}"
+    row = read_rows(tmp_path / "rounds.csv")[last]
+    assert (row["round"], row["loss_0"], row["loss_2"]) == (str(last + 1), "0.5", "0.3333333333333333")

@@ -10,9 +10,9 @@ import pytest
 from calfat_plugin.entries import AggregatorEntry
 from calfat_plugin.federation.outliers import why_not_run
 from calfat_plugin.report import write_run_report
-from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.report.made import made_run
+from tests.runs.remains import read_rows
 
 # The best rounds are 2 by natural accuracy, 1 by FGSM, 3 by PGD-20; round 4 equals round 3.
 ROUNDS = [
@@ -97,7 +97,7 @@ def test_without_a_number_no_round_is_the_best_and_the_results_say_so(tmp_path: 
             "labels": [],
         }
     ]
-    rows = read_rounds(run / "rounds.csv")
+    rows = read_rows(run / "rounds.csv")
     assert [(row["natural"], row["apgd-t"], row["apgd-t_release"]) for row in rows] == [
         ("0.5", "", ""),
         ("0.4", "", ""),

@@ -13,9 +13,9 @@ from calfat_plugin.entries import DatasetEntry, TrainerEntry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.rounds_csv import read_rounds
 from tests.inputs import on_disk
 from tests.runs.processes import ROOT, WarmServer
+from tests.runs.remains import read_rows
 
 REGISTRY = Registry.load(entry_points=False)
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -55,7 +55,7 @@ def run_one_round(warm: WarmServer, experiment: Experiment, folder: Path, *chang
     done = warm.run("run", experiment.document.file, "--run-dir", "run", *words, cwd=folder)
     assert done.code == 0, done.err
     assert set(done.err.splitlines()) <= {NO_GPU}
-    (row,) = read_rounds(folder / "run" / "rounds.csv")
+    (row,) = read_rows(folder / "run" / "rounds.csv")
     assert (row["clients"], row["refused"]) == ("0 1", "")
     results = json.loads((folder / "run" / "results.json").read_text())
     assert results["trainer"] == experiment.trainer.name

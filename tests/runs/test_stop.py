@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.rounds_csv import read_rounds
 from tests.cli.runner import Ended
 from tests.runs.processes import TIMEOUT, WarmServer, environment, sabotage
+from tests.runs.remains import read_rows
 from tests.snapshot import TextSnapshot
 
 
@@ -49,11 +49,11 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
         "  calfat run tiny.yaml --set train_args.comm_round=3 --set calfat.threat.steps=3 --seed 3 "
         f"--resume --run-dir {shown}\n"
     )
-    assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1"]
+    assert [row["round"] for row in read_rows(run / "rounds.csv")] == ["1"]
 
     resumed = warm.run(*resume_command(stopped.err), cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
-    assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
+    assert [row["round"] for row in read_rows(run / "rounds.csv")] == ["1", "2", "3"]
 
 
 def from_a_pipe(warm: WarmServer, recipe: Path, name: str, *words: str, **env: str) -> Ended:
@@ -117,7 +117,7 @@ def test_a_closed_pipe_ends_the_run_with_a_hint(warm: WarmServer, recipe: Path) 
         "stopped. Finished rounds are kept in run. Resume with:\n"
         "  calfat run tiny.yaml --set train_args.comm_round=200 --resume --run-dir run\n"
     )
-    rounds = len(read_rounds(recipe.parent / "run" / "rounds.csv"))
+    rounds = len(read_rows(recipe.parent / "run" / "rounds.csv"))
     more = ("--set", f"train_args.comm_round={rounds + 1}", "--resume")
     assert warm.run(*arguments, *more, cwd=recipe.parent).code == 0
 
@@ -278,10 +278,10 @@ def test_ctrl_c_on_a_terminal(warm: WarmServer, recipe: Path) -> None:
     command = f"{sys.executable} -m calfat_plugin.cli.main run tiny.yaml --set train_args.comm_round=2000"
     assert words.endswith(f"{command} --resume --run-dir 'my run'")
 
-    rounds = len(read_rounds(recipe.parent / "my run" / "rounds.csv"))
+    rounds = len(read_rows(recipe.parent / "my run" / "rounds.csv"))
     again = warm.run(
         *("run", "tiny.yaml", "--set", f"train_args.comm_round={rounds + 1}", "--resume", "--run-dir", "my run"),
         cwd=recipe.parent,
     )
     assert (again.code, again.err) == (0, "")
-    assert len(read_rounds(recipe.parent / "my run" / "rounds.csv")) == rounds + 1
+    assert len(read_rows(recipe.parent / "my run" / "rounds.csv")) == rounds + 1

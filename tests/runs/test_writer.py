@@ -87,7 +87,7 @@ def test_the_values_of_many_clients_are_on_disk_before_the_checkpoint(directory:
     with RunWriter(directory, many) as run:
         play(run, 1)
     together, *_ = disk.events
-    assert {"clients.csv", "rounds.csv"} <= set(together)
+    assert {"rounds.jsonl", "clients.csv", "rounds.csv"} <= set(together)
 
 
 def test_a_round_ends_in_the_order_that_a_crash_survives(directory: RunDirectory, disk: Disk) -> None:
@@ -95,7 +95,8 @@ def test_a_round_ends_in_the_order_that_a_crash_survives(directory: RunDirectory
     best, last = ["best-natural.safetensors", "best-robust.safetensors"], "last.safetensors"
 
     def of_round(number: int, *names: str) -> list[list[str] | str]:
-        first = [f"client-0-round-{number}.safetensors", "clients", "rounds.csv", "run", *(f"{n}.tmp" for n in names)]
+        rounds = ["rounds.jsonl", "rounds.csv"]
+        first = [f"client-0-round-{number}.safetensors", "clients", *rounds, "run", *(f"{n}.tmp" for n in names)]
         return [sorted(first), *names, ["checkpoints"]]
 
     with RunWriter(directory, experiment()) as run:
@@ -149,7 +150,7 @@ def test_the_next_round_trains_while_one_goes_to_disk_and_no_second_one_does(
         later.join(0.2)
         assert later.is_alive()
         assert on_disk(directory) == 1
-        assert len(directory.rounds.read_text().splitlines()) == 1 + 2  # nothing of the third is written
+        assert len(directory.rounds.read_text().splitlines()) == 2  # nothing of the third is written
         disk.open.set()
         later.join(TIMEOUT)
     assert [on_disk(directory, name) for name in ("last", "best-natural")] == [3, 2]
@@ -193,4 +194,4 @@ def test_a_disk_that_refuses_a_round_is_reported_with_the_next_one_or_at_the_end
     with snapshot.raises(RunError):
         three_rounds()
     assert on_disk(directory) == 1
-    assert len(directory.rounds.read_text().splitlines()) == 1 + 2
+    assert len(directory.rounds.read_text().splitlines()) == 2

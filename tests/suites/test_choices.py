@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_suite
 from calfat_plugin.report.scores import INTERVALS
+from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import mark_lost
@@ -23,18 +25,19 @@ from calfat_plugin.suites.record import read_record
 from calfat_plugin.suites.runner import command, record_runs
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown, write_tables
+from tests.suites.fake_run import finished_round
 from tests.suites.files import CHOOSING, begun
 
 CALFAT = ("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
 
 
-def finish(run, *rows: dict[str, float], seconds: float = 4.0) -> None:
-    """Leave what a choice run with these monitored rounds leaves."""
+def finish(run, *rows: dict[str, float], seconds: float = 4.0, guess: float | None = None) -> None:
+    """Leave what a choice run with these monitored rounds leaves; ``guess``: what one answer to all images has."""
     directory = begun(run)
-    labels = list(rows[0])
-    lines = [f"round,{','.join(labels)},clients,refused,seconds"]
-    lines += [f"{number},{','.join(map(repr, row.values()))},0 1,,2.0" for number, row in enumerate(rows, 1)]
-    directory.rounds.write_text("\n".join(lines) + "\n")
+    file = directory.rounds_file(run.experiment)
+    file.keep_until(0)
+    for number, row in enumerate(rows, 1):
+        file.append(finished_round(number, row, guess))
     directory.results.write_text(json.dumps({"seconds": seconds, "evaluations": []}))
 
 
@@ -235,9 +238,9 @@ def test_tables_with_the_same_cell_share_its_choice_runs(plan_of):
 def test_a_finished_choice_run_without_its_metric_is_reported(plan_of, snapshot):
     run = plan_of().choosing.runs[0]
     finish(run, {"pgd20": 0.5})
-    rounds = Path(run.directory, "rounds.csv")
+    rounds = Path(run.directory, "rounds.jsonl")
     written = rounds.read_text()
-    for damaged in (written.replace("pgd20", "other"), written.replace(",0.5,", ",nan,")):
+    for damaged in (written.replace("pgd20", "other"), written.replace('"accuracy": 0.5,', '"accuracy": NaN,')):
         assert damaged != written
         rounds.write_text(damaged)
         with snapshot.raises(RunError):
@@ -297,7 +300,7 @@ def at_chance(plan: SuitePlan, *values: float, guess: float | None = 0.612) -> N
     """Finish all choice runs, of the three values that are tried; what one answer to all images has."""
     for run in plan.choosing.runs:
         value = dict(zip((0.02, 0.05, 0.1), values, strict=True))[run.experiment.train.learning_rate]
-        finish(run, {"pgd20": value} if guess is None else {"pgd20": value, "pgd20_guess": guess})
+        finish(run, {"pgd20": value}, guess=guess)
 
 
 CHANCE = (
@@ -388,10 +391,9 @@ def test_the_page_has_the_remarks_of_a_choice(plan_of, tmp_path):
 
 def test_nothing_is_chosen_by_an_attack_that_did_not_run(plan_of):
     run = plan_of().choosing.runs[0]
-    finish(run, {"pgd20": 0.5})
-    rounds = Path(run.directory, "rounds.csv")
-    rounds.write_text(
-        "round,pgd20,clients,refused,seconds,alarms\n1,,0 1,,2.0,not-run: pgd20 did not run: it wants more classes\n"
-    )
-    with pytest.raises(RunError, match=r"rounds\.csv: pgd20 did not run \(it wants more classes\), so nothing can be"):
+    idle = EvaluationResult.without_number("pgd20", "it wants more classes", settings={}, implementation="nobody")
+    file = begun(run).rounds_file(run.experiment)
+    file.append(dataclasses.replace(finished_round(1, {}), evaluations={"pgd20": idle}))
+    Path(run.directory, "results.json").write_text(json.dumps({"seconds": 4.0, "evaluations": []}))
+    with pytest.raises(RunError, match=r"rounds\.jsonl: pgd20 did not run \(it wants more classes\), so nothing"):
         plan_of()

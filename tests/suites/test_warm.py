@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_is_missed_by_one_run_alone(suite, monkeypatch:
     plan, forked = suite
 
     class Killer(SuiteObserver):
-        def run_progress(self, run, round, num_rounds, eta):
+        def run_progress(self, run, rounds):
             if len(forked) == 1:
                 os.kill(server(), signal.SIGKILL)
                 forked[0][0].kill()

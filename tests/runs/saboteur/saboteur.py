@@ -72,7 +72,7 @@ class Saboteur:
 
     def arm_row(self) -> None:
         """When the round's row is on disk and its checkpoint is not."""
-        from calfat_plugin.rounds_csv import RoundsFile
+        from calfat_plugin.rounds import RoundsFile
 
         _after(RoundsFile, "append", lambda file, record: record.round == self.round and self.strike())
 

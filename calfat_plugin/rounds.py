@@ -1,0 +1,112 @@
+"""``rounds.jsonl``: a finished round a line, written once and read back as the record that it was.
+
+It is the one file of rounds that this package reads. ``rounds.csv`` is written beside it (``rounds_csv.py``), and made
+anew from it where somebody has changed it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from calfat_plugin.disk import read_json, read_whole, reporting_disk_errors, write_text
+from calfat_plugin.errors import RunError
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.rounds_csv import RoundTables
+from calfat_plugin.typed_json import as_json, from_json
+
+_LARGEST = 2_000_000_000  # bytes: a thousand clients in ten thousand rounds have 1.3 GB
+_LONGEST_ROUND = 1e10  # seconds: three hundred years
+_REMEDY = "Restore the file from a copy, or start the run again in another directory."
+
+
+class RoundsFile:
+    """Appends the rounds of a run to ``rounds.jsonl``, and to the tables beside it."""
+
+    def __init__(self, path: Path, tables: RoundTables) -> None:
+        self.path, self.tables = path, tables
+        self.paths = [path, *tables.paths]  # what a round is written to
+        self._size: int | None = None  # of the file as this process has left it; None: it has not written yet
+
+    def append(self, record: RoundRecord) -> None:
+        """Add one round. A crash of this process keeps it, one of the system may not."""
+        self._refuse_change()
+        with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+        self._size = self.path.stat().st_size
+        if self.tables.are_as_left:
+            self.tables.append(record)
+        else:
+            self.tables.write(read_rounds(self.path))
+
+    def keep_until(self, last_round: int) -> None:
+        """Drop the rounds after ``last_round``: a crash before the checkpoint leaves one too many, or half a line."""
+        records = read_rounds(self.path)[:last_round]
+        if [record.round for record in records] != list(range(1, last_round + 1)):
+            raise RunError(
+                f"{self.path}: the lines of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
+                "there; the file was changed by hand. Start the run again without --resume."
+            )
+        if records:
+            write_text(self.path, "".join(map(_line, records)))
+            self._size = self.path.stat().st_size
+        else:
+            self.path.unlink(missing_ok=True)
+        self.tables.write(records)
+
+    def _refuse_change(self) -> None:
+        """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._size not in (None, size):
+            raise RunError(
+                f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
+                f"{self._size} after the last round. {_REMEDY}"
+            )
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """The rounds of a ``rounds.jsonl``, in order; none without a file.
+
+    Raises:
+        RunError: a line is damaged, or the run is of an earlier version, which wrote ``rounds.csv`` alone.
+    """
+    table = path.with_name("rounds.csv")
+    if table.exists() and not path.exists():
+        versions = read_json(path.with_name("environment.json")).get("versions") or {}
+        raise RunError(
+            f"{path}: no such file, but there is {table.name}. This version needs {path.name}, and calfat-plugin "
+            f"{versions.get('calfat-plugin') or 'of an unknown version'} wrote this run. Read it with that version, "
+            "restore the file from a copy, or start the run again in another directory."
+        )
+    return [_record(path, number, line) for number, line in enumerate(_whole_lines(path), start=1)]
+
+
+def number_of_rounds(path: Path) -> int:
+    """How many rounds the file has; 0 without one. What is in its lines does not matter."""
+    return len(_whole_lines(path))
+
+
+def _line(record: RoundRecord) -> str:
+    return json.dumps(as_json(record)) + "\n"
+
+
+def _record(path: Path, number: int, line: str) -> RoundRecord:
+    try:
+        record = from_json(RoundRecord, json.loads(line))
+        if not 0 <= record.seconds <= _LONGEST_ROUND:  # their sum would not fit into results.json
+            raise ValueError(f"seconds is {record.seconds}")
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: line {number} is damaged ({error}). {_REMEDY}") from None
+    return record
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
+    try:
+        text = read_whole(path, _LARGEST).decode()
+    except FileNotFoundError:  # before the first round is finished
+        return []
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
+    return text.split("\n")[:-1]
