@@ -1,1 +1,1 @@
-"""Built-in aggregators: thin classes over ``averaging``."""
+"""Built-in aggregators: how a server combines the updates of a round's clients."""

@@ -196,12 +196,11 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str], outco
             mean = sum(moves[1:], start=moves[0]) / len(moves)
             spread += math.fsum(_square(move - mean) for move in moves)
     length_of_median = math.sqrt(math.fsum(squares_of_median))
-    return Drift(
-        norms=[client.norm() for client in clients],
-        cosines=[client.cosine(length_of_median) for client in clients],
-        heterogeneity=spread / max(1, len(states) - 1),
-        step=(server.norm(), server.cosine(length_of_median)),
-    )
+    norms = [client.norm() for client in clients]
+    cosines = [client.cosine(length_of_median) for client in clients]
+    heterogeneity = spread / max(1, len(states) - 1)
+    step = (server.norm(), server.cosine(length_of_median))
+    return Drift(norms, cosines, heterogeneity, step)
 
 
 def median_of(rows: Tensor) -> Tensor:
