@@ -373,24 +373,35 @@ def alarms_of(records: Iterable[RoundRecord]) -> tuple[Alarm, ...]:
 
     What is found of the same clients, or of the same attack, in several rounds is quoted once, as of the last of them.
     """
-    by_code: dict[str, dict[str, list[tuple[int, str]]]] = {code: {} for code in _ADVICE}  # to clients to findings
+    findings: dict[str, dict[str, list[tuple[int, str]]]] = {}  # code to subject to (round, text)
     for record in records:
         for finding in record.alarms:
             code, _, text = finding.partition(": ")
-            whose = _CLIENTS.search(text)
-            about = whose[0] if whose else ""
-            if code == NOT_RUN:
-                about = text  # an attack and why, which are no clients
-            if code in by_code:  # else the file was changed by hand
-                by_code[code].setdefault(about, []).append((record.round, text))
+            findings.setdefault(code, {}).setdefault(_subject(code, text), []).append((record.round, text))
     alarms = []
-    for code, of_clients in by_code.items():
-        quoted = []
-        for findings in of_clients.values():
-            round, text = findings[-1]
-            rounds = f"round {round}" if len(findings) == 1 else f"{len(findings)} rounds, the last of them {round}"
-            quoted.append(f"{rounds}: {text}")
-        more = f" (and {len(quoted) - _QUOTED} more in rounds.csv)" if len(quoted) > _QUOTED else ""
-        if quoted:
-            alarms.append(Alarm(code, f"{'; '.join(quoted[:_QUOTED])}{more}. {_ADVICE[code]}", ()))
+    for code, advice in _ADVICE.items():  # a code without advice is in a file that somebody has changed by hand
+        if code in findings:
+            quotes = [_quote(of_subject) for of_subject in findings[code].values()]
+            text = "; ".join(quotes[:_QUOTED])
+            if len(quotes) > _QUOTED:
+                text += f" (and {len(quotes) - _QUOTED} more in rounds.csv)"
+            alarms.append(Alarm(code, f"{text}. {advice}", ()))
     return tuple(alarms)
+
+
+def _subject(code: str, text: str) -> str:
+    """Whom or what a finding is about: clients, or an attack and why it did not run."""
+    if code == NOT_RUN:
+        return text
+    clients = _CLIENTS.search(text)
+    if clients is None:
+        return ""
+    return clients[0]
+
+
+def _quote(findings: list[tuple[int, str]]) -> str:
+    """The last one of the findings of one subject, with its round and how many there are."""
+    round, text = findings[-1]
+    if len(findings) == 1:
+        return f"round {round}: {text}"
+    return f"{len(findings)} rounds, the last of them {round}: {text}"
