@@ -125,6 +125,11 @@ class Experiment(Recipe):
         assert isinstance(group.recipe, Experiment)
         return group.recipe
 
+    @property
+    def everyone(self) -> tuple[Experiment, ...]:
+        """What the clients of no group train by, then what those of each group train by."""
+        return (self, *map(self.trained_by, self.clients))
+
     def train_settings(self, round: int) -> TrainSettings:
         """The local trainer's share of ``train_args`` in a round, counted from 1."""
         train = self.train

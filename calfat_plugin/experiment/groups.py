@@ -45,9 +45,8 @@ def _read_group(experiment: Recipe, reader: RecipeReader, index: int, written: M
     """A group from what the recipe says about it."""
     document = experiment.document
     path: KeyPath = (*CLIENTS, index)
-    options = document.options(
-        path, GroupOptions, {key: value for key, value in written.items() if key not in BESIDE}, also=tuple(BESIDE)
-    )
+    of_options = {key: value for key, value in written.items() if key not in BESIDE}
+    options = document.options(path, GroupOptions, of_options, also=tuple(BESIDE))
     recipe = _recipe_of_group(experiment, reader, path, written)
     ids = _chosen_ids(document, path, written, options, recipe.num_clients)
     changed = [key for key in ("trainer", "threat") if written.get(key) is not None]

@@ -103,11 +103,6 @@ def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> I
         yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}"
 
 
-def _everyone(experiment: Experiment) -> list[Experiment]:
-    """What the clients of no group train by, then what those of each group train by."""
-    return [experiment, *map(experiment.trained_by, experiment.clients)]
-
-
 def _other_optimizer(experiment: Experiment) -> Iterator[str]:
     asked, chosen = experiment.train.federated_optimizer, experiment.aggregator.name
     if asked.lower() not in ("fedavg", chosen.lower()):
@@ -125,7 +120,7 @@ def _unused_alpha(experiment: Experiment, written: Document) -> Iterator[str]:
 def _unused_attack(experiment: Experiment, written: Document) -> Iterator[str]:
     """The inner attack where no method attacks, its steps where it has steps of its own, and likewise its start."""
     threat = experiment.threat
-    attacks = [trained.threat for trained in _everyone(experiment) if trained.trains_attacked]
+    attacks = [trained.threat for trained in experiment.everyone if trained.trains_attacked]
     inner: KeyPath = ("calfat", "threat", "inner")
     # A recipe as run has every key, so who asked for a value is known only where it is not the usual one.
     asked_steps = threat.own_steps is not None and threat.steps not in (threat.own_steps, ThreatModel.steps)
@@ -164,16 +159,15 @@ def _idle_options(experiment: Experiment, written: Document) -> Iterator[str]:
 def _unused_additions(experiment: Experiment, written: Document) -> Iterator[str]:
     """What is added to a method or to the threat, and comes too late or has nothing to act on."""
     awp, rounds, by_class = experiment.additions.awp, experiment.num_rounds, experiment.threat.by_class
-    everyone = _everyone(experiment)
     at: KeyPath = ("calfat", "threat", "by_class")
-    if by_class is not None and not any(trained.trains_attacked for trained in everyone):
+    if by_class is not None and not any(trained.trains_attacked for trained in experiment.everyone):
         yield from _useless(written, at, at, f"the local trainer '{experiment.trainer.name}' does not attack.")
     elif by_class is not None and by_class.warmup and rounds == 1:
         yield _at(experiment, at, "its warm-up begins with eps 0, and there is one round: no attack. Set warmup: 0.")
     if awp is not None and awp.warmup >= rounds:
         at = (*experiment.trainer.path, "awp")
         yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds.")
-    for trained in everyone:
+    for trained in experiment.everyone:
         if trained.additions.clean_rounds and not trained.trains_attacked:
             at = (*trained.trainer.path, "clean_rounds")
             why = f"the local trainer '{trained.trainer.name}' does not attack in any round."

@@ -29,7 +29,7 @@ def check_together(experiment: Experiment, finished: bool) -> None:
     _check_patience(experiment)
     _check_plugins(experiment)
     _check_aggregator(experiment)
-    for trained in (experiment, *map(experiment.trained_by, experiment.clients)):
+    for trained in experiment.everyone:
         trained.check_method(trained.trainer.entry.build)
         _check_clean_rounds(trained)
     _refuse_twin_columns(experiment)
@@ -69,8 +69,8 @@ def _check_plugins(experiment: Experiment) -> None:
 def _check_aggregator(experiment: Experiment) -> None:
     """Refuse an aggregator and a local trainer, the run's or a group's, of which one says that they do not fit."""
     aggregator = experiment.aggregator.entry
-    trainers = [recipe.trainer.entry for recipe in (experiment, *(group.recipe for group in experiment.clients))]
-    # Some conflict with an aggregator only where all clients train by them.
+    trainers = [trained.trainer.entry for trained in experiment.everyone]
+    # A trainer that the aggregator takes beside others is refused only where no client trains by another one.
     are_alone = all(trainer.name in aggregator.beside_others for trainer in trainers)
     for trainer in trainers:
         reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)

@@ -54,7 +54,7 @@ def reasons_to_keep() -> Mapping[str, str]:
     return {key: fixed_because(field) for key, field in _all_keys() if fixed_because(field)}
 
 
-@functools.cache
+@functools.cache  # a suite asks for each key of thousands of recipes
 def _pattern(keys: tuple[str, ...]) -> re.Pattern[str]:
     """What matches one of these keys, or a key below it."""
     choices = (re.escape(key).replace(r"\*", r"[^.]+") for key in keys)
@@ -73,10 +73,12 @@ def has_tag(key: str, tag: Tag) -> bool:
 
 def without(recipe: Mapping[str, Any], tag: Tag, above: str = "") -> dict[str, Any]:
     """A copy of a recipe without the keys that have ``tag``; ``above``: the key of ``recipe``, of a section."""
-    kept: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
     for name, value in recipe.items():
         key = f"{above}.{name}".removeprefix(".")
         if has_tag(key, tag):
             continue
-        kept[name] = without(value, tag, key) if isinstance(value, Mapping) else value
-    return kept
+        rest[name] = value
+        if isinstance(value, Mapping):
+            rest[name] = without(value, tag, key)
+    return rest
