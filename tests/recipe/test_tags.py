@@ -28,6 +28,7 @@ from calfat_plugin.recipe.tagged_keys import has_tag, keys_with, reasons_to_keep
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.comparability import problem_of, settings_of
 from calfat_plugin.suites.record import digest
+from tests.report.made import experiment
 
 REGISTRY = Registry.load(entry_points=False)
 
@@ -199,6 +200,25 @@ def test_a_new_key_that_may_not_change_gives_its_reason(declared: Callable[[Tag]
     assert why_not(different) == "It is a remark. "
 
 
+@pytest.mark.parametrize(
+    ("keys", "may_grow"),
+    [
+        ((), True),
+        (("train_args.lr_schedule=cosine",), False),
+        (("calfat.threat.by_class={}",), False),
+        (("calfat.threat.by_class={warmup: 0}",), True),
+        (("calfat.threat.inner={name: atas, reset: 2}",), False),
+        (("calfat.threat.inner={name: atas, reset: 3}",), True),
+        (("calfat.clients=[{ids: 0, threat: {inner: {name: atas, reset: 2}}}]",), False),
+    ],
+)
+def test_a_run_may_have_more_rounds_where_none_of_them_counts_the_rounds(keys: tuple[str, ...], may_grow: bool) -> None:
+    run, longer = (experiment(*keys, f"train_args.comm_round={rounds}").as_run() for rounds in (4, 7))
+    different = [] if may_grow else ["train_args.comm_round"]
+    assert same_but_rounds(run, longer) == same_but_rounds(longer, run) == different
+    assert (unchanging_digest(run) == unchanging_digest(longer)) == may_grow
+
+
 #: Two keys of the section ``calfat``, of which one says how a run is carried out and the other one makes the model.
 ADDED = """\
     note: str = tagged(Tag.FREE | Tag.OF_A_PARTY, option("none", help="a remark for the reader"))
@@ -214,6 +234,7 @@ from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.suites.record import digest
+from tests.report.made import experiment
 
 REGISTRY = Registry.load(entry_points=False)
 
