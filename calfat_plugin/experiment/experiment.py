@@ -77,17 +77,17 @@ class Experiment(Recipe):
 
     @property
     def trains_attacked(self) -> bool:
-        """Whether its method has an attack; so one that is imported only when a run starts."""
+        """Whether the method attacks; assumed of a method that is imported only when a run starts."""
         return bool(getattr(self.trainer.entry.build, "attacks", True))
 
     @property
     def metric_columns(self) -> tuple[str, ...]:
-        """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
+        """The columns of ``rounds.csv`` with metrics of plugins: ``train/margin``, ``pgd20/ece``."""
         return self._metrics(self.monitor.evaluators)
 
     @property
     def final_metrics(self) -> tuple[str, ...]:
-        """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
+        """The metrics of a finished run beside accuracies: of the last round, and of the final evaluators."""
         columns = [column.name for column in columns_of(()) if column.in_results]
         return (*columns, *self._metrics(self.evaluators))
 
@@ -105,7 +105,7 @@ class Experiment(Recipe):
         return tuple(dict.fromkeys(columns))
 
     def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
-        """Client id to its group, of those in one; by the (N,) training labels some are the smallest or the largest."""
+        """Client id to group, for all clients in a group. Groups by size need the (N,) training labels."""
         sizes: list[int] = []
         if some_choose_by_size(self):
             sizes = [len(part) for part in self.split(labels)]
@@ -113,7 +113,7 @@ class Experiment(Recipe):
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """What results call the groups and the clients of none; empty without groups."""
+        """The names of the groups in results, and that of all other clients; empty without groups."""
         if not self.clients:
             return ()
         return (*(group.name for group in self.clients), OTHERS)

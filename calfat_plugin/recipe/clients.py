@@ -1,4 +1,4 @@
-"""Groups of clients (``calfat.clients``): what a recipe may say about one."""
+"""The keys of a group of clients (``calfat.clients``)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from calfat_plugin.options import Tag, describe, option, tagged, tags_of
 from calfat_plugin.recipe.document import KeyPath
 
 CLIENTS: KeyPath = ("calfat", "clients")
-TRAINED = ("epochs", "local_steps", "batch_size", "learning_rate")  #: of a group's options: keys of ``train_args``
+TRAINED = (
+    "epochs",
+    "local_steps",
+    "batch_size",
+    "learning_rate",
+)  #: a group may replace these of ``train_args``
 _EXPECTED_IDS = "client ids such as 3, 2-4 or [0, 1, 5-7]"
 OTHERS = "others"  #: what results call the clients of no group
-GROUPED = ("loss", "update_norm", "update_cosine")  #: of what ``rounds.csv`` has each group's mean
+GROUPED = ("loss", "update_norm", "update_cosine")  #: ``rounds.csv`` has the mean of these over each group
 CHOOSING = ("ids", "share", "smallest", "largest")
 
-_IDS = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")  # no longer than numbers that Python reads
+_IDS = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")  # Python reads no number of 5,000 digits
 
 
 class KeyBeside(NamedTuple):
-    """A key of a group that is no option: what it holds, and what for."""
+    """A key of a group that is not an option: a list of ids, a section or a plugin."""
 
-    holds: str
+    holds: str  # the valid values in words
     help: str
     tags: Tag = Tag(0)
 

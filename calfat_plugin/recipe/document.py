@@ -27,7 +27,7 @@ KeyPath = tuple[str | int, ...]
 NORM: KeyPath = ("calfat", "threat", "norm")
 EPS: KeyPath = ("calfat", "threat", "eps")
 
-# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
+# A recipe is a page of text. A file beyond these limits is of another kind, or its YAML aliases multiply.
 _MAX_BYTES = 256_000
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
@@ -83,7 +83,7 @@ class Document:
     def mistaken_for(self, kind: str, command: str) -> RecipeError:
         """An error that says what the file is instead of what was expected, and which command runs such a file."""
         file = self.file
-        if not Path(file).is_file():  # a pipe gives its text once, and sections from Python are no file
+        if not Path(file).is_file():  # a pipe, which can be read only once, or sections from Python
             file = "FILE"
         return RecipeError(f"{self.file}: this is a {kind}. Run it with: {shlex.join(['calfat', command, file])}")
 
@@ -91,7 +91,7 @@ class Document:
         """The value at ``path``; None where there is none."""
         value: Any = self.data
         for step in path:
-            if isinstance(value, str):  # which has places, too
+            if isinstance(value, str):  # a text can be indexed, too
                 return None
             try:
                 value = value[step]

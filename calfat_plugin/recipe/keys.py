@@ -23,12 +23,12 @@ class Plugin(Generic[E]):
     """A plugin that a recipe names: its entry and its typed options."""
 
     entry: E
-    options: Any  #: raw in the recipe of a finished run whose plugin is not installed
+    options: Any  #: typed; a mapping in the recipe of a finished run whose plugin is not installed
     name: str  #: as the recipe spells it: ``pgd20``
     label: str  #: what its results are called
     path: KeyPath
-    loss: Plugin[entries.ModifierEntry] | None = None  #: of a local trainer
-    additions: Any = None  #: likewise, ``Additions``
+    loss: Plugin[entries.ModifierEntry] | None = None  #: the loss modifier of a local trainer; None: not a trainer
+    additions: Any = None  #: ``Additions`` of a local trainer; None: not a trainer
 
     def as_run(self) -> dict[str, Any]:
         """The plugin as a recipe writes it in full."""
@@ -57,7 +57,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Section(Key):
-    """A section with the keys of an options class; ``may_lack``: it is None where the recipe has none."""
+    """A section with the keys of the class ``config``; with ``may_lack``, it is None where the recipe leaves it out."""
 
     config: type = object
     may_lack: bool = False
@@ -65,7 +65,7 @@ class Section(Key):
 
 @dataclass(frozen=True)
 class Sections(Key):
-    """Sections with the keys of an options class, each under a name of its own; ``named``: what the names are of."""
+    """Sections under names that users choose, each with the keys of ``config``; ``named``: what a name stands for."""
 
     config: type = object
     named: str = ""
@@ -87,7 +87,7 @@ class Others(Key):
 
 @dataclass(frozen=True)
 class OnePlugin(Key):
-    """A plugin by name, or with its options; ``written``: also where a recipe in full has the default."""
+    """A plugin by name, or with its options; ``written``: whether a recipe in full has it where it is the default."""
 
     kind: type[entries.Entry] = entries.Entry
     default: str = ""

@@ -24,7 +24,7 @@ from calfat_plugin.peer_text import error_text
 from calfat_plugin.recipe.document import Document, KeyPath
 
 PLUGINS: KeyPath = ("calfat", "plugins")
-_MAX_BYTES = 1_000_000  # what goes beyond is no program that somebody wrote
+_MAX_BYTES = 1_000_000  # nobody writes a longer program by hand
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class PluginFile:
 
     @property
     def name(self) -> str:
-        """What it is called as a module."""
+        """The name of the module."""
         return self.path.stem
 
     def as_run(self) -> dict[str, str]:
-        """As a recipe as run has it."""
+        """The section of this file in a recipe as run."""
         return {"file": str(self.path), "sha256": self.sha256}
 
     def load(self) -> ModuleType:
-        """The module; it is run once a process for each content."""
+        """The module. A process runs each content of the file once."""
         content = _content(self.path)
         now = hashlib.sha256(content).hexdigest()
         if now != self.sha256:
@@ -73,7 +73,7 @@ class PluginFile:
         return self._executed(content)
 
     def _other_module(self) -> str | None:
-        """Where a module of this name is that is no plugin file; None where there is none."""
+        """The place of another module of this name, which is not a plugin file; None: there is none."""
         loaded = sys.modules.get(self.name)
         if loaded is None:
             spec = importlib.util.find_spec(self.name)
@@ -85,7 +85,7 @@ class PluginFile:
     def _note_as_known(self) -> None:
         """Remember that this user has run this content."""
         if not self.is_known():
-            with suppress(OSError):  # then is_known says no later
+            with suppress(OSError):  # is_known is then False in later processes
                 _known_plugins().parent.mkdir(parents=True, exist_ok=True)
                 with _known_plugins().open("a", encoding="ascii") as file:
                     file.write(f"{self.sha256}\n")
@@ -113,7 +113,7 @@ class PluginFile:
         """Whether this user has run this very content before."""
         try:
             known = _known_plugins().read_text(encoding="ascii").splitlines()
-        except (OSError, ValueError):  # there is none, or it is no longer ours to read
+        except (OSError, ValueError):  # there is no such file, or it cannot be read
             return False
         return self.sha256 in known
 

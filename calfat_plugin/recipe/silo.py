@@ -12,7 +12,7 @@ from calfat_plugin.errors import OptionError
 from calfat_plugin.options import describe, option
 from calfat_plugin.recipe.keys import Section, key
 
-#: What a run without certificates is open to: said on the console and on the page.
+#: The warning about a run without certificates, on the console and on the page.
 UNPROTECTED = (
     "there are no certificates (calfat.silo.tls), so any process that reaches the parties' addresses or their broker "
     "(on loopback: any process on this machine) can take the place of a client that is away, see the model, and have "
@@ -22,7 +22,7 @@ SILO = "silo"  # the partition_method with which each party reads its own data
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
-_A_YEAR = 366 * 86400  # seconds; what a deadline can be, far below what a clock of the system can wait for
+_A_YEAR = 366 * 86400  # seconds; the longest deadline: a system's clock cannot wait for much longer times
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 
@@ -100,7 +100,7 @@ class MQTTSettings:
 
     @property
     def address(self) -> Address:
-        """The broker's."""
+        """The address of the broker."""
         return _checked_address(self.broker, "127.0.0.1:1883", "broker")
 
 
