@@ -234,7 +234,6 @@ from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.suites.record import digest
-from tests.report.made import experiment
 
 REGISTRY = Registry.load(entry_points=False)
 
