@@ -166,7 +166,7 @@ def _sections(path: str, config: type) -> Iterator[str]:
     keys = keys_of(config)
     rows = [row for row in (_row(name, what) for name, what in keys.items()) if row]
     if config is GroupOptions:
-        rows += [f"| `{name}` | {cell(expected)} | `null` | {help} |" for name, (expected, help) in BESIDE.items()]
+        rows += [f"| `{name}` | {cell(key.holds)} | `null` | {key.help} |" for name, key in BESIDE.items()]
     yield "\n".join(
         [f"## `{path}`\n", f"{doc[:1].upper()}{doc[1:]}\n", option_table(describe_options(config)), *rows, ""]
     )

@@ -287,6 +287,8 @@ def _default(default: Any) -> str:
     if not isinstance(default, griffe.ExprCall):
         return str(default)
     function = str(default.function)
+    if function == "tagged":  # tags of a declared field
+        return _default(default.arguments[1])
     if function in ("option", "no_option"):
         return str(default.arguments[0]) if default.arguments else ""
     return "" if function == "key" else str(default)

@@ -18,7 +18,9 @@ _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up 
 
 def scalar(value: Any) -> Any:
     """What Python itself has for a number of numpy or torch, such as ``np.arange(3)[0]``; anything else as it is."""
-    return value.item() if getattr(value, "shape", None) == () else value
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return value
 
 
 def parse_number(value: object) -> Fraction:
@@ -28,18 +30,10 @@ def parse_number(value: object) -> Fraction:
     simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
     """
     value = scalar(value)
-    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if match is not None:
-        numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
-        if denominator == 0:
-            raise ValueError(f"{value!r} divides by zero")
-        number = numerator / denominator
+    if isinstance(value, str):
+        number = _parsed_text(value)
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value!r} is not a finite number")
-        decimal = Fraction(repr(float(value)))
-        simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
-        number = simple if float(simple) == value else decimal
+        number = _exact_float(value)
     elif isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         number = Fraction(value)
     else:
@@ -47,10 +41,34 @@ def parse_number(value: object) -> Fraction:
     try:
         float(number)
     except OverflowError:
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is too large for a float") from None
         # Of a long number only the size: Python itself refuses to write more than 4,300 digits.
-        shown = repr(value) if isinstance(value, str) else f"a number of {abs(int(number)).bit_length()} bits"
-        raise ValueError(f"{shown} is too large for a float") from None
+        bits = abs(int(number)).bit_length()
+        raise ValueError(f"a number of {bits} bits is too large for a float") from None
     return number
+
+
+def _parsed_text(text: str) -> Fraction:
+    """``8/255``, ``1e-3`` or ``0.1`` as a fraction."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{one_line(text)} is not a number; write 8/255, 0.1 or 1e-3")
+    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
+    if denominator == 0:
+        raise ValueError(f"{text!r} divides by zero")
+    return numerator / denominator
+
+
+def _exact_float(value: float) -> Fraction:
+    """The simplest fraction that is the same float, or else its decimals."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    decimal = Fraction(repr(float(value)))
+    simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
+    if float(simple) == value:
+        return simple
+    return decimal
 
 
 def exact_text(value: Fraction | float) -> str:
@@ -61,7 +79,9 @@ def exact_text(value: Fraction | float) -> str:
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")
-    return decimal if Fraction(decimal) == exact else str(exact)
+    if Fraction(decimal) == exact:
+        return decimal
+    return str(exact)
 
 
 class StepSize(Fraction):
@@ -81,8 +101,12 @@ class StepSize(Fraction):
     def __new__(cls, value: object, eps: Fraction | None = None) -> StepSize:
         """``value`` as users write it; ``eps``: what a multiple is a multiple of."""
         factor = value.factor if isinstance(value, StepSize) else _factor_of_eps(value)
-        number = parse_number(value) if factor is None else factor * (1 if eps is None else eps)
-        step = super().__new__(cls, number)
+        if factor is None:
+            step = super().__new__(cls, parse_number(value))
+        elif eps is None:
+            step = super().__new__(cls, factor)
+        else:
+            step = super().__new__(cls, factor * eps)
         step.factor = factor
         return step
 
@@ -92,8 +116,10 @@ class StepSize(Fraction):
         if self.factor is None:
             return exact_text(self)
         numerator, denominator = self.factor.as_integer_ratio()
+        if numerator == denominator:
+            return "eps"
         if numerator == 1:
-            return "eps" if denominator == 1 else f"eps/{denominator}"
+            return f"eps/{denominator}"
         return f"{exact_text(self.factor)} eps"
 
     # A fraction makes copies of itself from numerator and denominator, which would forget the factor.
@@ -105,7 +131,10 @@ class StepSize(Fraction):
         return self
 
     def __reduce__(self) -> tuple[type[StepSize], tuple[str, Fraction | None]]:
-        return StepSize, (self.text, Fraction(self) / self.factor if self.factor else None)
+        eps = None
+        if self.factor:
+            eps = Fraction(self) / self.factor
+        return StepSize, (self.text, eps)
 
 
 def _factor_of_eps(value: object) -> Fraction | None:

@@ -1,8 +1,12 @@
-"""Options: frozen dataclasses whose fields carry help, unit and range (:func:`option`), and the parser for them."""
+"""Options: frozen dataclasses whose fields carry help, unit and range (:func:`option`), and the parser for them.
+
+A field that is a key of a recipe may have tags (:func:`tagged`): where in the package its value matters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -16,7 +20,10 @@ from calfat_plugin.exact import StepSize, exact_text, parse_number
 
 T = TypeVar("T")
 
-_OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
+# Our places in the metadata of a dataclass field.
+_OPTION = "calfat_plugin"
+_TAGS = "calfat_plugin tags"
+_FIXED_BECAUSE = "calfat_plugin fixed_because"
 
 _MAX_FLOAT = 1e38  # beyond, torch refuses a number for its single-precision tensors
 _MAX_INT = 2**63 - 1  # likewise for its whole numbers
@@ -51,46 +58,67 @@ class OptionInfo:
     @property
     def expected(self) -> str:
         """The valid values in words: ``a number, 0 <= value <= 1``, ``a list, each a whole number, >= 1``."""
-        words = f"a list, each {self._each}" if self.many else self._each
-        return words + (", or null" if self.optional else "")
-
-    @property
-    def _each(self) -> str:
-        words = "one of " + ", ".join(self.choices) if self.choices else _TYPE_WORDS[self.type]
-        low, high = ("" if end is None else exact_text(end) for end in (self.low, self.high))
-        if low and high:
-            words += f", {low} {'<' if self.open_low else '<='} value <= {high}"
-        elif low:
-            words += f", {'>' if self.open_low else '>='} {low}"
-        elif high:
-            words += f", <= {high}"
+        words = _TYPE_WORDS[self.type]
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        if self.low is not None and self.high is not None:
+            low_sign = "<" if self.open_low else "<="
+            words += f", {exact_text(self.low)} {low_sign} value <= {exact_text(self.high)}"
+        elif self.low is not None:
+            low_sign = ">" if self.open_low else ">="
+            words += f", {low_sign} {exact_text(self.low)}"
+        elif self.high is not None:
+            words += f", <= {exact_text(self.high)}"
+        if self.many:
+            words = f"a list, each {words}"
+        if self.optional:
+            words += ", or null"
         return words
 
     def parse(self, value: Any) -> Any:
-        """Turn a raw YAML value into the option's type."""
+        """Turn a raw YAML value into the option's type, and check it.
+
+        Raises:
+            OptionError: it is of another type, out of range, or none of the choices.
+        """
         if value is None and self.optional:
             return None
         if not self.many:
             return self._parse_one(value)
         if not isinstance(value, (list, tuple)):
             raise OptionError(f"got {describe(value)}, expected {self.expected}. Write it as [a, b].")
-        return tuple(map(self._parse_one, value))
+        return tuple(self._parse_one(item) for item in value)
 
     def _parse_one(self, value: Any) -> Any:
         parsed = _convert(value, self.type)
-        limit = _MAX_INT if isinstance(parsed, int) else _MAX_FLOAT
-        too_large = isinstance(parsed, (int, float, Fraction)) and not -limit <= parsed <= limit
-        refused = parsed is None or too_large or (self.choices and parsed not in self.choices)
-        if not refused and self.low is not None:
-            refused = parsed < self.low or (self.open_low and parsed == self.low)
-        if not refused and (self.high is None or parsed <= self.high):
-            return parsed
-        hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
-        if self.type is str:
-            hint += quoting_hint(value)
-        if too_large:
-            hint = f" Tensors hold numbers up to {limit:g}."
-        raise OptionError(f"got {describe(value)}, expected {self.expected}.{hint}")
+        if parsed is None:
+            raise self._refusal(value)
+        self.check(parsed, value)
+        return parsed
+
+    def check(self, value: Any, written: Any) -> None:
+        """Refuse a value of the option's type that is out of range; ``written``: as it was given, for the message."""
+        if isinstance(value, StepSize):
+            value = StepSize(value)  # a multiple of eps is checked as that of an eps of 1: eps itself may be 0
+        if isinstance(value, (int, float, Fraction)):
+            limit = _MAX_INT if isinstance(value, int) else _MAX_FLOAT
+            if not -limit <= value <= limit:
+                raise self._refusal(written, f" Tensors hold numbers up to {limit:g}.")
+        refused = bool(self.choices) and value not in self.choices
+        if self.low is not None:
+            refused = refused or value < self.low or (self.open_low and value == self.low)
+        if self.high is not None:
+            refused = refused or value > self.high
+        if refused:
+            raise self._refusal(written)
+
+    def _refusal(self, value: Any, hint: str = "") -> OptionError:
+        """The error about ``value``, with a hint where one is known for its type."""
+        if not hint and isinstance(value, str) and self.choices:
+            hint = did_you_mean(value, self.choices)
+        if not hint and self.type is str:
+            hint = quoting_hint(value)
+        return OptionError(f"got {describe(value)}, expected {self.expected}.{hint}")
 
 
 def option(
@@ -131,6 +159,45 @@ def other_fields(config: type, meta: type[T]) -> dict[str, T]:
     return {name: what for name, what in found.items() if isinstance(what, meta)}
 
 
+class Tag(enum.Flag):
+    """One question about a key of a recipe that some part of the package asks; without the tag, the answer is no."""
+
+    MAY_CHANGE = enum.auto()  #: may a resumed run have another value? The finished rounds would be the same ones.
+    NO_SETTING = enum.auto()  #: are runs that differ in nothing else runs of one setting, which reports average?
+    NO_DIGEST = enum.auto()  #: are runs that differ in nothing else the same run, in the record of a suite?
+    PROBLEM = enum.auto()  #: must runs agree in it before their accuracies compare?
+    MEASURED = enum.auto()  #: does it change what is measured? A suite then gives it to all of its runs alike.
+    OF_A_PARTY = enum.auto()  #: may each party of a run have its own value? It is then not compared over the wire.
+    SECRET = enum.auto()  #: may it name brokers, keys and passwords? Loggers and pages do not show it then.
+    NAMED_LAST = enum.auto()  #: is it in the name of a setting only where nothing else tells two settings apart?
+    FREE = MAY_CHANGE | NO_SETTING | NO_DIGEST  #: it says how a run is carried out, and changes no number of it.
+
+
+def tagged(tags: Tag, declared: Any, *, fixed_because: str = "") -> Any:
+    """Add tags to a field of a section of a recipe.
+
+    Args:
+        tags: those of the key; a section's are those of all keys below it.
+        declared: what ``option`` or ``no_option`` returned.
+        fixed_because: why a resumed run may not change it, where that is not plain to see.
+    """
+    field: dataclasses.Field[Any] = declared
+    field.metadata = types.MappingProxyType({**field.metadata, _TAGS: tags, _FIXED_BECAUSE: fixed_because})
+    return field
+
+
+def tags_of(field: dataclasses.Field[Any]) -> Tag:
+    """The tags that a field is declared with."""
+    tags: Tag = field.metadata.get(_TAGS, Tag(0))
+    return tags
+
+
+def fixed_because(field: dataclasses.Field[Any]) -> str:
+    """Why a resumed run may not change a key; empty where its declaration gives no reason."""
+    reason: str = field.metadata.get(_FIXED_BECAUSE, "")
+    return reason
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a plugin that has none."""
@@ -142,22 +209,23 @@ def describe_options(config: type) -> tuple[OptionInfo, ...]:
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
     hints = typing.get_type_hints(config)
-    options = (field for field in dataclasses.fields(config) if isinstance(field.metadata.get(_OPTION, {}), dict))
-    return tuple(_describe(field, hints[field.name]) for field in options)
+    options = []
+    for field in dataclasses.fields(config):
+        if isinstance(field.metadata.get(_OPTION, {}), dict):  # declared by option, or with no help at all
+            options.append(_describe(field, hints[field.name]))
+    return tuple(options)
 
 
 def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
-    optional = False
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        members = [member for member in typing.get_args(hint) if member is not type(None)]
-        optional = len(members) < len(typing.get_args(hint))
-        hint = members[0] if len(members) == 1 else hint
+    """What is known about the option that a field declares; ``hint``: its annotation."""
+    details = dict(field.metadata.get(_OPTION, {}))
+    hint, optional = _without_none(hint)
     many = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
     if many:
         hint = typing.get_args(hint)[0]
-    details = dict(field.metadata.get(_OPTION, {}))
     if typing.get_origin(hint) is typing.Literal and all(isinstance(word, str) for word in typing.get_args(hint)):
-        details["choices"], hint = typing.get_args(hint), str
+        details["choices"] = typing.get_args(hint)
+        hint = str
     if isinstance(field.default, StepSize):
         hint = StepSize
     if hint not in _TYPE_WORDS:
@@ -165,15 +233,25 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
             f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}, or a list "
             "of these, such as tuple[int, ...]"
         )
-    required = field.default is dataclasses.MISSING
-    default = None if required else field.default
-    info = OptionInfo(field.name, hint, optional, default, required, many=many, **details)
-    if not required:  # the recipe as run has the default, and is read again
-        try:
-            info.parse(to_plain(default))
-        except OptionError as error:
-            raise TypeError(f"the default of the option '{field.name}': {str(error).removesuffix('.')}") from None
+    if field.default is dataclasses.MISSING:
+        return OptionInfo(field.name, hint, optional, None, True, many=many, **details)
+    info = OptionInfo(field.name, hint, optional, field.default, False, many=many, **details)
+    try:
+        info.parse(to_plain(field.default))  # the recipe as run has the default, and is read again
+    except OptionError as error:
+        raise TypeError(f"the default of the option '{field.name}': {str(error).removesuffix('.')}") from None
     return info
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """(the annotation without None, whether it had None): ``int | None`` is int and optional."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    members = typing.get_args(hint)
+    others = [member for member in members if member is not type(None)]
+    if len(others) == 1:
+        return others[0], len(others) < len(members)
+    return hint, len(others) < len(members)  # of several types, which is refused
 
 
 def parse_options(
@@ -230,12 +308,15 @@ def yaml_text(value: Any) -> str:
     """A value as a recipe writes it: ``null``, ``true``, ``8/255``, ``{name: fedavg, weights: uniform}``."""
     value = to_plain(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {yaml_text(item)}" for key, item in value.items()) + "}"
+        items = [f"{key}: {yaml_text(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(yaml_text, value)) + "]"
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def describe(value: Any) -> str:
@@ -245,26 +326,25 @@ def describe(value: Any) -> str:
     if isinstance(value, bool):
         return f"{str(value).lower()} (true/false)"
     if isinstance(value, str):
-        return f"'{short(value if value.isprintable() else repr(value)[1:-1])}' (text)"
+        printable = value if value.isprintable() else repr(value)[1:-1]
+        return f"'{short(printable)}' (text)"
     if isinstance(getattr(value, "shape", None), tuple):
         return one_line(value)
+    try:
+        text = str(value)
+    except ValueError:  # Python refuses to write integers of more than some 4,300 digits
+        text = "a number of thousands of digits"
     words = {int: "int", float: "float", list: "list", dict: "mapping"}
-    return f"{short(_text(value))} ({words.get(type(value), type(value).__name__)})"
+    return f"{short(text)} ({words.get(type(value), type(value).__name__)})"
 
 
 def quoting_hint(value: Any) -> str:
-    """What to do where a text was wanted and YAML made something else of it; empty for texts, lists and sections."""
+    """What to do where a text was expected and YAML read something else; empty for texts, lists and sections."""
     if isinstance(value, bool):
         return " YAML reads on, off, yes and no as true or false; put quotes around a text."
-    makes_sense = value is not None and not isinstance(value, (str, list, Mapping))
-    return " Put quotes around it to make it a text." if makes_sense else ""
-
-
-def _text(value: object) -> str:
-    try:
-        return str(value)
-    except ValueError:  # Python refuses to write integers of more than some 4,300 digits
-        return "a number of thousands of digits"
+    if value is None or isinstance(value, (str, list, Mapping)):
+        return ""
+    return " Put quotes around it to make it a text."
 
 
 def _convert(value: Any, wanted: type) -> Any:
@@ -277,4 +357,6 @@ def _convert(value: Any, wanted: type) -> Any:
         return None
     if wanted is int:
         return int(number) if number.denominator == 1 else None
-    return float(number) if wanted is float else number
+    if wanted is float:
+        return float(number)
+    return number

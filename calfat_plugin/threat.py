@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from calfat_plugin import l1_ball
 from calfat_plugin.errors import BudgetError, OptionError, one_line
 from calfat_plugin.exact import QUARTER, StepSize, exact_text, parse_number
-from calfat_plugin.options import describe_options, no_option, option
+from calfat_plugin.options import Tag, describe_options, no_option, option, tagged
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -64,13 +64,19 @@ class ThreatModel:
         OptionError: a value is of the wrong type, out of range or in the wrong unit.
     """
 
-    norm: Norm = option("linf", help="norm of the ball; another one needs its own eps beside it", positional=True)
-    eps: Fraction = option(
-        Fraction(8, 255),
-        low=0,
-        help="radius of the ball; 0, which is natural training, warns",
-        unit=PIXELS,
-        positional=True,
+    norm: Norm = tagged(
+        Tag.MEASURED,
+        option("linf", help="norm of the ball; another one needs its own eps beside it", positional=True),
+    )
+    eps: Fraction = tagged(
+        Tag.MEASURED,
+        option(
+            Fraction(8, 255),
+            low=0,
+            help="radius of the ball; 0, which is natural training, warns",
+            unit=PIXELS,
+            positional=True,
+        ),
     )
     step_size: Fraction = option(
         QUARTER,
@@ -87,17 +93,21 @@ class ThreatModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
         for info in describe_options(ThreatModel):
+            value = getattr(self, info.name)
             try:
-                object.__setattr__(self, info.name, info.parse(getattr(self, info.name)))
+                if type(value) is info.type:  # parsed already: by whoever read the recipe, or in the original of a copy
+                    info.check(value, value)
+                else:
+                    object.__setattr__(self, info.name, info.parse(value))
             except OptionError as error:
                 raise OptionError(f"{info.name}: {error}") from None
         object.__setattr__(self, "step_size", StepSize(self.step_size, self.eps))  # 0 only as a multiple of eps 0
         for name, number, example in (("eps", self.eps, "8/255"), ("step_size", self.step_size, "eps/4 or 2/255")):
             if number > self._longest():
-                wanted = f"a fraction of the pixel range, such as {example}"
+                expected = f"a fraction of the pixel range, such as {example}"
                 if self.norm != "linf":
-                    wanted = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
-                raise OptionError(f"{name} is {wanted}; got {exact_text(number)}", (name,))
+                    expected = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
+                raise OptionError(f"{name} is {expected}; got {exact_text(number)}", (name,))
 
     def _longest(self) -> Fraction:
         """The longest that a change may be called, in ``norm``."""
@@ -110,7 +120,10 @@ class ThreatModel:
     def _radius(self, x: Tensor) -> float | Tensor:
         """eps, or that of each example, (N,)."""
         eps = float(self.eps)
-        return eps if self.factors is None else (eps * self.factors).to(x.device, x.dtype)
+        if self.factors is None:
+            return eps
+        radius: Tensor = (eps * self.factors).to(x.device, x.dtype)
+        return radius
 
     def step_problem(self) -> str:
         """Why an attack of these steps searches the ball badly, and what to do; empty where it need not."""
@@ -149,7 +162,8 @@ class ThreatModel:
         else:
             direction = _empty_on(x, generator).normal_(generator=generator)
             radius = direction.new_empty(len(x)).uniform_(generator=generator)
-            radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
+            dimensions = math.prod(x.shape[1:]) or 1
+            radius = eps * radius.pow(1.0 / dimensions)
             noise = unit_length(direction) * per_example(radius, x)
         noise = noise.to(x.device)
         if self.factors is not None:
@@ -191,15 +205,16 @@ class ThreatModel:
 
         if self.norm == "l1":
             down, up = x - self.bounds.low, self.bounds.high - x
-            rooms, far = (down.flatten(1), up.flatten(1)), eps if isinstance(eps, float) else eps[:, None]
+            rooms = down.flatten(1), up.flatten(1)
+            far = eps if isinstance(eps, float) else eps[:, None]
 
             def onto_l1(x_adv: Tensor) -> Tensor:
                 change = x_adv - x
-                kept = l1_ball.nearest_change(change.flatten(1), *rooms, far).view(x.shape)
-                # Without the rounding of x + kept: what is kept whole stays as it was, and the end of the range is the
-                # end, where the next step sees that the value cannot move.
-                nearest = x_adv.where(kept == change, x + kept).clamp_(*self.bounds)
-                nearest.masked_fill_(kept == up, self.bounds.high).masked_fill_(kept == -down, self.bounds.low)
+                allowed = l1_ball.nearest_change(change.flatten(1), *rooms, far).view(x.shape)
+                # Without the rounding of x + allowed: a change that is allowed as it is leaves x_adv as it was, and at
+                # the end of the range the next step sees that the value cannot move.
+                nearest = x_adv.where(allowed == change, x + allowed).clamp_(*self.bounds)
+                nearest.masked_fill_(allowed == up, self.bounds.high).masked_fill_(allowed == -down, self.bounds.low)
                 return x_adv.copy_(nearest)
 
             return onto_l1
@@ -240,7 +255,9 @@ class ThreatModel:
         """
         if self.norm == "l1":
             return l1_ball.sparse_signs(grad.flatten(1)).view(grad.shape)
-        return grad.sign() if self.norm == "linf" else unit_length(grad)
+        if self.norm == "linf":
+            return grad.sign()
+        return unit_length(grad)
 
     def slope(self, grad: Tensor) -> Tensor:
         """How much a step of length 1 along ``steepest`` climbs, (N,).
@@ -262,10 +279,12 @@ class ThreatModel:
         change = (x_adv - x).flatten(1)
         if change.element_size() < 4:
             change = change.float()
-        if self.norm != "linf":
-            length: Tensor = change.norm(p=1 if self.norm == "l1" else 2, dim=1)
-            return length
-        return change.abs().amax(dim=1) if change.shape[1] else change.new_zeros(len(change))
+        if self.norm == "linf":
+            if change.shape[1] == 0:  # of no values there is no largest one
+                return change.new_zeros(len(change))
+            return change.abs().amax(dim=1)
+        length: Tensor = change.norm(p=1 if self.norm == "l1" else 2, dim=1)
+        return length
 
     def check(self, x_adv: Tensor, x: Tensor, *, who: str, tol: float = 1e-6) -> None:
         """Refuse adversarial examples that left the budget; a cheating attack is caught by name.
@@ -292,11 +311,13 @@ class ThreatModel:
                 f"{who}: {int(broken.sum())} of {len(x)} adversarial examples hold nan or inf; "
                 f"the first is example {int(broken.int().argmax())}"
             )
-        distance, eps = self.distance(x_adv, x), float(self.eps)
-        own = "" if self.factors is None else " times the factor of its class"
-        ball = f"{self.norm} ball of eps {exact_text(self.eps)}{own}"
-        rounding = tol * max(1.0, eps, math.sqrt(x[0].numel()) if self.norm == "l1" else 0.0)
-        _refuse_excess(distance - self._radius(x), rounding, who, ball)
+        ball = f"{self.norm} ball of eps {exact_text(self.eps)}"
+        if self.factors is not None:
+            ball += " times the factor of its class"
+        unit = max(1.0, float(self.eps))
+        if self.norm == "l1":
+            unit = max(unit, math.sqrt(x[0].numel()))
+        _refuse_excess(self.distance(x_adv, x) - self._radius(x), tol * unit, who, ball)
         low, high = self.bounds
         flat = x_adv.flatten(1)
         outside = (low - flat).maximum(flat - high).amax(dim=1)

@@ -22,7 +22,9 @@ class Examples:
 
     def rows(self, which: slice | Tensor) -> Examples:
         """Some of them."""
-        return Examples(self.index[which], None if self.draws is None else self.draws[which])
+        if self.draws is None:
+            return Examples(self.index[which])
+        return Examples(self.index[which], self.draws[which])
 
     def cut(self, kept: Tensor, height: int, width: int) -> Tensor:
         """Crop and flip, as the images were, what is kept for all n examples, padded: (N, C, height, width), a copy."""
@@ -33,8 +35,11 @@ class Examples:
         kept[self._where(kept, *values.shape[2:])] = values
 
     def _where(self, kept: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+        """The index into ``kept`` of the pixels of these examples."""
         index = self.index.to(kept.device)
-        return (index,) if self.draws is None else _places(index, self.draws.to(kept.device), kept, height, width)
+        if self.draws is None:
+            return (index,)
+        return _places(index, self.draws.to(kept.device), kept, height, width)
 
 
 class Batch(NamedTuple):
@@ -60,20 +65,22 @@ def batches(
     the same batches on every device, and no batch waits for a copy. ``merge_single`` joins a final batch of one example
     to the one before it, if there is one: batch normalisation cannot train on one example.
     """
-    n, draws = len(data), None
-    if generator is None:
-        order = torch.arange(n, device=data.x.device)
-    else:
+    n = len(data)
+    order = torch.arange(n, device=data.x.device)
+    draws = None
+    if generator is not None:
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
-        draws = _draws(n, augment, generator).to(device) if augment else None
+        if augment:
+            draws = _draws(n, augment, generator).to(device)
     for start, stop in batch_bounds(n, batch_size, merge_single=merge_single):
         where = order[start:stop]
+        examples = Examples(where)
         x = data.x[where].to(device)  # a copy, so that no caller can write into the data
-        drawn = None if draws is None else draws[start:stop]
-        if drawn is not None:
+        if draws is not None:
+            examples = Examples(where, draws[start:stop])
             padded = torch.nn.functional.pad(x, (augment.crop_padding,) * 4)
-            x = padded[_places(torch.arange(len(x), device=x.device), drawn, padded, *x.shape[2:])]
-        yield Batch(pixels(x), data.y[where].to(device), Examples(where, drawn))
+            x = padded[_places(torch.arange(len(x), device=x.device), draws[start:stop], padded, *x.shape[2:])]
+        yield Batch(pixels(x), data.y[where].to(device), examples)
 
 
 def batch_bounds(num_examples: int, batch_size: int, *, merge_single: bool = False) -> list[tuple[int, int]]:

@@ -65,14 +65,18 @@ class ImageData:
         import numpy as np  # here, not above: recipes are checked without both
         import torch
 
-        given = (self.x, self.y)
+        def as_tensor(values: Tensor | npt.ArrayLike) -> Tensor:
+            if isinstance(values, torch.Tensor):
+                return values
+            return torch.tensor(np.ascontiguousarray(values))
+
         try:
-            x, y = (t if isinstance(t, torch.Tensor) else torch.tensor(np.ascontiguousarray(t)) for t in given)
+            x, y = as_tensor(self.x), as_tensor(self.y)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"x and y must be tensors or arrays of numbers: {error}.") from None
-        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
-        is_image = x.ndim == 4 and (x.is_floating_point() or x.dtype == torch.uint8)
-        if not is_image or y.shape != x.shape[:1] or not whole:
+        are_images = x.ndim == 4 and (x.is_floating_point() or x.dtype == torch.uint8)
+        are_integers = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        if not are_images or y.shape != x.shape[:1] or not are_integers:
             raise DataError(
                 f"images are {tuple(x.shape)} {x.dtype} and labels {tuple(y.shape)} {y.dtype}; expected (N, C, H, W) "
                 "uint8 or floats, and (N,) whole numbers."
@@ -83,8 +87,10 @@ class ImageData:
                 f"images are {tuple(x.shape)}, with the channels last; expected (N, C, H, W): x.transpose(0, 3, 1, 2) "
                 "of an array, x.permute(0, 3, 1, 2) of a tensor."
             )
+        if x.requires_grad:
+            x = x.detach()
         if x.is_floating_point():
-            x = x.detach().float() if x.requires_grad else x.float()
+            x = x.float()
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", y.to(x.device, torch.int64))
 
@@ -128,7 +134,7 @@ class Dataset:
     validation: ImageData | None = None
 
     def __post_init__(self) -> None:
-        who, shapes = f"data set {self.name}", (tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:]))
+        who = f"data set {self.name}"
         if not self.class_names:
             images = len(self.train) + len(self.test)
             most = max(images, MOST_EMPTY_CLASSES)
@@ -139,9 +145,10 @@ class Dataset:
                     "return_inverse=True)[1] makes them so."
                 )
             object.__setattr__(self, "class_names", tuple(map(str, range(self.num_classes))))
-        if shapes[0] != shapes[1]:
+        shape, test_shape = tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:])
+        if shape != test_shape:
             raise DataError(
-                f"{who}: training images are {shapes[0]}, test images {shapes[1]}; expected one shape (C, H, W)."
+                f"{who}: training images are {shape}, test images {test_shape}; expected one shape (C, H, W)."
             )
         if len(self.class_names) != self.num_classes:
             raise DataError(f"{who}: {len(self.class_names)} class names for {self.num_classes} classes.")
@@ -174,19 +181,22 @@ class Dataset:
 
 def check_pixels(data: ImageData, whose: str = "") -> None:
     """Refuse images of 0..255 in floating point, normalised ones, and nan; ``whose``: what the message begins with."""
-    if data.x.is_floating_point():
-        low, high = (float(end) for end in data.x.aminmax())
-        if low != low:  # nan, as soon as one pixel is
-            broken = data.x.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
-            images = f"{len(broken)} of {len(data)} images (the first is number {broken[0]}, counted from 0)"
-            raise DataError(f"{whose}pixels of {images} are nan; expected [0, 1].")
-        if not (low >= 0 and high <= 1):
-            raise DataError(
-                f"{whose}pixels run from {low:g} to {high:g}; expected [0, 1]: divide bytes by 255 or give them as "
-                "uint8, and leave normalisation to the model."
-            )
+    if not data.x.is_floating_point():
+        return
+    low, high = (float(end) for end in data.x.aminmax())
+    if low != low:  # nan, as soon as one pixel is
+        broken = data.x.isnan().flatten(1).any(dim=1).nonzero().flatten().tolist()
+        images = f"{len(broken)} of {len(data)} images (the first is number {broken[0]}, counted from 0)"
+        raise DataError(f"{whose}pixels of {images} are nan; expected [0, 1].")
+    if not (low >= 0 and high <= 1):
+        raise DataError(
+            f"{whose}pixels run from {low:g} to {high:g}; expected [0, 1]: divide bytes by 255 or give them as "
+            "uint8, and leave normalisation to the model."
+        )
 
 
 def pixels(x_batch: Tensor) -> Tensor:
     """Stored images as models and attacks see them, float32 in [0, 1]: uint8 by 255, floating point as it is."""
-    return x_batch if x_batch.is_floating_point() else x_batch.float().div_(255)
+    if x_batch.is_floating_point():
+        return x_batch
+    return x_batch.float().div_(255)

@@ -23,11 +23,13 @@ def load_digits(root: Path | None = None) -> Dataset:
     table = _table()
     labels = table[:, -1].astype(np.int64)
     everything = ImageData((table[:, :-1].astype(np.float32) / 16).reshape(-1, 1, 8, 8), labels)
-    rng, is_test = np.random.RandomState(_SPLIT_SEED), np.zeros(len(labels), dtype=bool)
+    rng = np.random.RandomState(_SPLIT_SEED)
+    is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         members = rng.permutation(np.flatnonzero(labels == label))
         is_test[members[: round(len(members) * 0.2)]] = True
-    train, test = (everything.subset(np.flatnonzero(which)) for which in (~is_test, is_test))
+    train = everything.subset(np.flatnonzero(~is_test))
+    test = everything.subset(np.flatnonzero(is_test))
     return Dataset("digits", train, test, 10)
 
 

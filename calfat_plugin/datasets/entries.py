@@ -8,14 +8,17 @@ from typing import NoReturn
 
 from calfat_plugin.entries import Citation, DatasetEntry, paper
 from calfat_plugin.errors import DataError, OptionError
-from calfat_plugin.options import option
+from calfat_plugin.options import Tag, option, tagged
 
 
 @dataclass(frozen=True)
 class DownloadOptions:
     """Of a data set that its publisher offers for download."""
 
-    download: bool = option(False, help="download missing files from the publisher to data_args.data_cache_dir")
+    download: bool = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # each party fetches its own copy
+        option(False, help="download missing files from the publisher to data_args.data_cache_dir"),
+    )
     verify: bool = option(True, help="compare files with the published checksums; false reads any file of the format")
 
 
@@ -66,8 +69,9 @@ def check_crop(crop_padding: int, side: int) -> None:
 class MemoryOptions:
     """Options of images in memory."""
 
-    sha256: str | None = option(
-        None, help="digest of the images and labels; `calfat.run(data=...)` sets it; null: none are given"
+    sha256: str | None = tagged(
+        Tag.MAY_CHANGE | Tag.NO_DIGEST,  # partition.json has digests of what is used; settings are told apart by it
+        option(None, help="digest of the images and labels; `calfat.run(data=...)` sets it; null: none are given"),
     )
 
 

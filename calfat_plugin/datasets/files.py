@@ -42,7 +42,9 @@ class PublishedFiles:
     def stored(self, folder: Path, file: str) -> Path:
         """Where ``file`` is in ``folder``: under its own name, or compressed where only that is there."""
         plain, compressed = folder / file, folder / f"{file}.gz"
-        return compressed if self.compressed and compressed.is_file() and not plain.is_file() else plain
+        if self.compressed and compressed.is_file() and not plain.is_file():
+            return compressed
+        return plain
 
     def locate(self, root: Path, *, verify: bool, download: bool) -> Path:
         """The folder that holds all files, fetched once where they are missing or (``verify``) have other checksums."""
@@ -72,34 +74,53 @@ class PublishedFiles:
 
     def _places(self, root: Path) -> list[Path]:
         """Where the files may be: below the root, and below the folders that freedesktop.org's XDG_DATA_DIRS names."""
-        data = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)
-        system = [Path(folder, self.debian[1]) for folder in data if folder] if self.debian else []
-        return [*(root / below for below in self.folders), *system]
+        places = [root / below for below in self.folders]
+        if self.debian is not None:
+            _, below_data = self.debian
+            data = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+            places += [Path(folder, below_data) for folder in data.split(os.pathsep) if folder]
+        return places
 
     def _checked(self, root: Path, verify: bool) -> Path:
-        places, by_hand = self._places(root), self._by_hand(root)
-        # The first one of those that hold most of the files.
-        folder = max(places, key=lambda folder: sum(self.stored(folder, file).is_file() for file in self.md5))
+        """The folder with all files, whose checksums are compared where ``verify`` says so."""
+        folder = self._complete_folder(root)
+        if verify:
+            for file in self.md5:
+                self._verify(root, folder, file)
+        return folder
+
+    def _complete_folder(self, root: Path) -> Path:
+        """The first one of the folders that hold most of the files; it must have them all."""
+        places = self._places(root)
+
+        def num_files(folder: Path) -> int:
+            return sum(self.stored(folder, file).is_file() for file in self.md5)
+
+        folder = max(places, key=num_files)
         for file in self.md5:
             if not self.stored(folder, file).is_file():
-                install = f"On Debian and Ubuntu: apt-get install {self.debian[0]}. Elsewhere: " if self.debian else ""
+                install = ""
+                if self.debian is not None:
+                    install = f"On Debian and Ubuntu: apt-get install {self.debian[0]}. Elsewhere: "
                 raise DataError(
                     f"data set {self.name}: {folder / file} is missing (looked in "
-                    f"{' or '.join(map(str, places))}). {install}{by_hand}, or {self._by_command(root)}."
-                )
-        for file, expected in self.md5.items() if verify else ():
-            path = self.stored(folder, file)
-            with naming_file(self.name, path), uncompressed(path) as plain:
-                found = hashlib.md5(plain.read_bytes(), usedforsecurity=False).hexdigest()
-            if found != expected:
-                replace = f"Delete it and {self._by_command(root)}. By hand: {by_hand}"
-                if self.debian and not folder.is_relative_to(root):
-                    replace = f"Install it again: apt-get install --reinstall {self.debian[0]}"
-                raise DataError(
-                    f"data set {self.name}: {path} is corrupt: its MD5 is {found}, the published one {expected}. "
-                    f"{replace}."
+                    f"{' or '.join(map(str, places))}). {install}{self._by_hand(root)}, or {self._by_command(root)}."
                 )
         return folder
+
+    def _verify(self, root: Path, folder: Path, file: str) -> None:
+        """Refuse a file that has another checksum than the published one."""
+        path = self.stored(folder, file)
+        with naming_file(self.name, path), uncompressed(path) as plain:
+            md5 = hashlib.md5(plain.read_bytes(), usedforsecurity=False).hexdigest()
+        if md5 != self.md5[file]:
+            replace = f"Delete it and {self._by_command(root)}. By hand: {self._by_hand(root)}"
+            if self.debian is not None and not folder.is_relative_to(root):
+                replace = f"Install it again: apt-get install --reinstall {self.debian[0]}"
+            raise DataError(
+                f"data set {self.name}: {path} is corrupt: its MD5 is {md5}, the published one {self.md5[file]}. "
+                f"{replace}."
+            )
 
     def _by_command(self, root: Path) -> str:
         """Of a command, since not each that needs the files has an option ``--download``."""
@@ -130,15 +151,15 @@ def _fetch_from_npm(package: str, folder: str, files: Collection[str], into: Pat
         )
         archive = next(Path(scratch).glob("*.tgz"), None)
         if ended.returncode or archive is None:
-            said = ended.stderr.strip().partition("\n")[0] or f"exit code {ended.returncode}"
-            raise RuntimeError(f"'npm pack {package}' failed: {said}")
+            reason = ended.stderr.strip().partition("\n")[0] or f"exit code {ended.returncode}"
+            raise RuntimeError(f"'npm pack {package}' failed: {reason}")
         with tarfile.open(archive, "r:gz") as content:
             for file in files:
-                found = content.extractfile(f"{folder}/{file}")
-                if found is None:
+                packed = content.extractfile(f"{folder}/{file}")
+                if packed is None:
                     raise LookupError(f"{package}: {folder}/{file} is no file")
-                with found, open(Path(scratch, file), "wb") as plain:
-                    _unpack(found, plain)
+                with packed, open(Path(scratch, file), "wb") as plain:
+                    _unpack(packed, plain)
         for file in files:
             os.replace(Path(scratch, file), into / file)
 

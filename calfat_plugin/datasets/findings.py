@@ -39,9 +39,10 @@ def image_findings(data: ImageData, which: str) -> Iterator[str]:
     """What looks wrong in images by themselves; ``which``: what a message calls them."""
     maps = data.x.flatten(2)  # (N, C, H * W)
     highest, lowest = maps.amax(dim=2), maps.amin(dim=2)
-    maximum = float(highest.max())
-    of_bytes = "" if data.x.is_floating_point() else f", {maximum:g} of 255"
-    brightest = maximum if data.x.is_floating_point() else maximum / 255
+    brightest, of_bytes = float(highest.max()), ""
+    if not data.x.is_floating_point():
+        of_bytes = f", {brightest:g} of 255"
+        brightest = brightest / 255
     if 0 < brightest < _DARK:
         yield (
             f"the brightest pixel of all {len(data)} {which} is {brightest:.2g} of [0, 1]{of_bytes}: they are nearly "
@@ -63,7 +64,9 @@ def image_findings(data: ImageData, which: str) -> Iterator[str]:
 
 def some_of(names: Sequence[str]) -> str:
     """The first of many names, for a message."""
-    return ", ".join([*names[:_NAMED], "..."] if len(names) > _NAMED else names)
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], "..."]
+    return ", ".join(names)
 
 
 def _classes_not_tested(dataset: Dataset) -> Iterator[str]:

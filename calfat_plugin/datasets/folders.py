@@ -91,14 +91,15 @@ def load_image_folder(
     root, augment, named = expanded(root), Augmentation(crop_padding, flip), class_folders(classes)
     if only is None:
         train, test = root / "train", root / "test"
-        found = _folder_names(train)
+        trained = _folder_names(train)
         for name in _folder_names(test):
-            if name not in found:
+            if name not in trained:
                 raise DataError(
                     f"data set image_folder: {test / name} is a class without training images; classes are the folders "
-                    f"below {train}: {', '.join(found)}."
+                    f"below {train}: {', '.join(trained)}."
                 )
-        return _load("image_folder", train, test, {n: n for n in named or found}, size, channels, augment)
+        class_of_folder = {name: name for name in named or trained}
+        return _load("image_folder", train, test, class_of_folder, size, channels, augment)
     if named is None or size is None or channels is None:
         raise DataError(
             "data set image_folder: with partition_method: silo, write calfat.dataset.classes, size and channels (1 "
@@ -113,17 +114,23 @@ def load_image_folder(
 
 
 def _folder_names(parent: Path) -> list[str]:
-    here = parent.is_dir()
-    entries = sorted(parent.iterdir()) if here else []
+    """The class folders below ``train`` or ``test``, sorted."""
+    if not parent.is_dir():
+        raise _no_class_folders(parent, f"{parent} is missing")
+    entries = sorted(parent.iterdir())
+    for path in entries:
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+            raise _no_class_folders(parent, f"{path} is in no class folder")
     names = [path.name for path in entries if path.is_dir() and path.name[0] != "."]
-    loose = [path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
-    if loose or not names:
-        found = f"{parent} {'holds no folders' if here else 'is missing'}"
-        raise DataError(
-            f"data set image_folder: {f'{loose[0]} is in no class folder' if loose else found}. "
-            f"Expected one folder of images for each class, {parent}/<class>."
-        )
+    if not names:
+        raise _no_class_folders(parent, f"{parent} holds no folders")
     return names
+
+
+def _no_class_folders(parent: Path, problem: str) -> DataError:
+    return DataError(
+        f"data set image_folder: {problem}. Expected one folder of images for each class, {parent}/<class>."
+    )
 
 
 def _load(
@@ -148,24 +155,27 @@ def _load(
         check_crop(augment.crop_padding, min(shape[1:]))
     else:
         shape = channels, size, size
-    x, x_test = (_read_split(name, *split, size, shape) for split in ((train, training), (test, tested)))
-    return Dataset(name, x, x_test, len(classes), tuple(classes.values()), augment)
+    train_split = _read_split(name, train, training, size, shape)
+    test_split = _read_split(name, test, tested, size, shape)
+    return Dataset(name, train_split, test_split, len(classes), tuple(classes.values()), augment)
 
 
 def _listed(name: str, parent: Path, folders: Iterable[str]) -> list[tuple[Path, int]]:
     """(file, label) of each image, by label and name; a class without test images has no folder."""
-    found = []
+    images = []
     for y, folder in enumerate(folders):
-        for path in sorted((parent / folder).iterdir()) if (parent / folder).is_dir() else ():
+        if not (parent / folder).is_dir():
+            continue
+        for path in sorted((parent / folder).iterdir()):
             if path.suffix.lower() in IMAGE_SUFFIXES:
-                found.append((path, y))
+                images.append((path, y))
             elif path.name[0] != "." and path.name.lower() not in _OF_SYSTEMS:
                 what = "is a folder" if path.is_dir() else f"does not end in {', '.join(IMAGE_SUFFIXES)}"
                 raise DataError(
                     f"data set {name}: {path} {what}; expected nothing but images in {parent / folder}. Move them "
                     "there, convert what is in another format, and put everything else elsewhere."
                 )
-    return found
+    return images
 
 
 def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int | None) -> tuple[int, int, int]:
@@ -184,9 +194,9 @@ def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int
 
     shapes = list(_in_threads(header, paths))
     if len(set(shapes)) > 1:
-        others = [f"{paths[shapes.index(each)]} has {each}" for each in dict.fromkeys(shapes)]
+        examples = [f"{paths[shapes.index(shape)]} has {shape}" for shape in dict.fromkeys(shapes)]
         raise DataError(
-            f"data set {name}: images differ in (channels, height, width): {', '.join(others[:3])}. Write what they "
+            f"data set {name}: images differ in (channels, height, width): {', '.join(examples[:3])}. Write what they "
             "are made to have, as calfat.dataset.size and calfat.dataset.channels (1 is grey, 3 colour)."
         )
     return shapes[0]

@@ -79,7 +79,8 @@ def _load_cifar(name: str, num_classes: int, root: Path, *, download: bool = Fal
 
 def _load_idx(name: str, root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
     """Load with torchvision's readers of MNIST's file format."""
-    mnist, files = _reader(name), _idx_files(name)
+    mnist = _reader(name)
+    files = _idx_files(name)
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     folder = files.locate(root, verify=verify, download=download)
@@ -93,7 +94,8 @@ def _load_idx(name: str, root: Path, *, download: bool = False, verify: bool = T
         x = read(f"{prefix}-images-idx3-ubyte", read_image_file)  # (N, H, W) uint8
         return ImageData(x.unsqueeze(1), read(f"{prefix}-labels-idx1-ubyte", read_label_file))
 
-    return Dataset(name, split("train"), split("t10k"), 10, () if name == "mnist" else tuple(mnist.classes))
+    class_names = () if name == "mnist" else tuple(mnist.classes)  # a digit's name is its label
+    return Dataset(name, split("train"), split("t10k"), 10, class_names)
 
 
 load_cifar10 = partial(_load_cifar, "cifar10", 10)  # Krizhevsky 2009: 50,000 + 10,000 images of 3x32x32, 10 classes
@@ -114,6 +116,9 @@ def _reader(name: str) -> Any:
 
 def _cifar_files(name: str) -> PublishedFiles:
     cifar = _reader(name)
+    npm = None
+    if name == "cifar10":
+        npm = ("convnetjs@0.1.4", "package/demo/cifar10")
     return PublishedFiles(
         name=name,
         source=cifar.url.removesuffix(cifar.filename),
@@ -123,28 +128,37 @@ def _cifar_files(name: str) -> PublishedFiles:
         folders=(cifar.base_folder, f"{name}/{cifar.base_folder}"),
         md5=dict([*cifar.train_list, *cifar.test_list, (cifar.meta["filename"], cifar.meta["md5"])]),
         fetch=lambda into: cifar(into, download=True),
-        npm=("convnetjs@0.1.4", "package/demo/cifar10") if name == "cifar10" else None,
+        npm=npm,
     )
 
 
 def _svhn_files() -> PublishedFiles:
     svhn = _reader("svhn")
-    splits = {split: svhn.split_list[split] for split in ("train", "test")}  # (address, file, checksum) of each
+    address, train, train_md5 = svhn.split_list["train"]
+    _, test, test_md5 = svhn.split_list["test"]
+
+    def fetch(into: Path) -> None:
+        for split in ("train", "test"):
+            svhn(into, split=split, download=True)
+
     return PublishedFiles(
         name="svhn",
-        source=splits["train"][0].removesuffix(splits["train"][1]),
-        downloads=tuple(file for _, file, _ in splits.values()),
+        source=address.removesuffix(train),
+        downloads=(train, test),
         megabytes=_MEGABYTES["svhn"],
         unpack_in="",
         folders=("", "svhn"),
-        md5={file: md5 for _, file, md5 in splits.values()},
-        fetch=lambda into: [svhn(into, split=split, download=True) for split in splits],
+        md5={train: train_md5, test: test_md5},
+        fetch=fetch,
     )
 
 
 def _idx_files(name: str) -> PublishedFiles:
     mnist = _reader(name)
     raw = f"{mnist.__name__}/raw"
+    debian = None
+    if name == "fmnist":
+        debian = ("dataset-fashion-mnist", "datasets/fashion-mnist")
     return PublishedFiles(
         name=name,
         source=mnist.mirrors[0],
@@ -154,7 +168,7 @@ def _idx_files(name: str) -> PublishedFiles:
         folders=(raw, f"{name}/{raw}", name, ""),
         md5=_IDX_MD5[name],
         fetch=lambda into: mnist(into, download=True),
-        debian=("dataset-fashion-mnist", "datasets/fashion-mnist") if name == "fmnist" else None,
+        debian=debian,
         compressed=True,
     )
 

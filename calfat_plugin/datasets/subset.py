@@ -19,11 +19,16 @@ def stratified(labels: npt.ArrayLike, count: int, seed: int) -> npt.NDArray[np.i
 
     array = np.asarray(labels)
     ids, totals = np.unique(array, return_counts=True)
-    wanted, remainders = divmod(totals * count, max(1, int(totals.sum())))  # rounded down
-    wanted[(-remainders).argsort(kind="stable")[: count - int(wanted.sum())]] += 1
+    counts, remainders = divmod(totals * count, max(1, int(totals.sum())))  # of each class, rounded down
+    # What is left goes to the classes with the largest remainders.
+    left = count - int(counts.sum())
+    counts[(-remainders).argsort(kind="stable")[:left]] += 1
     rng = np.random.RandomState(seed % 2**32)  # its streams never change with numpy's version
-    chosen = [rng.permutation(np.flatnonzero(array == label))[:n] for label, n in zip(ids, wanted, strict=True)]
-    return np.sort(np.concatenate([*chosen, np.empty(0, np.int64)]).astype(np.int64))
+    chosen = [np.empty(0, np.int64)]
+    for label, count_of_class in zip(ids, counts, strict=True):
+        members = np.flatnonzero(array == label)
+        chosen.append(rng.permutation(members)[:count_of_class])
+    return np.sort(np.concatenate(chosen).astype(np.int64))
 
 
 def at_most(data: ImageData, limit: int | None, seed: int, purpose: str) -> ImageData:
@@ -39,8 +44,10 @@ def without_validation(data: ImageData, share: float, seed: int) -> tuple[ImageD
         return data, None
     import numpy as np
 
-    held = stratified(data.y.numpy(), max(1, round(share * len(data))), derive_seed(seed, "validation"))
-    return data.subset(np.setdiff1d(np.arange(len(data)), held)), data.subset(held)
+    count = max(1, round(share * len(data)))
+    held = stratified(data.y.numpy(), count, derive_seed(seed, "validation"))
+    rest = np.setdiff1d(np.arange(len(data)), held)
+    return data.subset(rest), data.subset(held)
 
 
 def prepared(

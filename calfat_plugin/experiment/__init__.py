@@ -5,7 +5,8 @@
 
 from calfat_plugin.experiment.differences import changes, evaluators_of, going_further, same_but_rounds, why_not
 from calfat_plugin.experiment.experiment import Experiment
-from calfat_plugin.experiment.resolve import assemble, defined_modifiers
+from calfat_plugin.experiment.reading import defined_modifiers
+from calfat_plugin.experiment.resolve import assemble
 
 __all__ = [
     "Experiment",

@@ -22,7 +22,7 @@ from calfat_plugin.experiment.checked import (
     CheckedModifier,
     CheckedTrainer,
 )
-from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.experiment.groups import members_of, some_choose_by_size
 from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.interfaces import (
     Aggregator,
@@ -65,53 +65,70 @@ class Experiment(Recipe):
     def training_step_problems(self) -> dict[str, list[tuple[KeyPath, str]]]:
         """Why the attack of training, or of a group's, searches its ball badly, to (key, whose training) of each."""
         everyone: list[tuple[KeyPath, str, Experiment]] = [(("calfat", "threat"), "training", self)]
-        everyone += [(each.path, f"training of {each.name}", self.trained_by(each)) for each in self.clients]
-        found: dict[str, list[tuple[KeyPath, str]]] = {}
+        for group in self.clients:
+            everyone.append((group.path, f"training of {group.name}", self.trained_by(group)))
+        problems: dict[str, list[tuple[KeyPath, str]]] = {}
         for path, whose, trained in everyone:
-            steps = trained.trains_attacked and trained.threat.own_steps is None
-            if steps and (problem := trained.threat.step_problem()):
-                found.setdefault(problem, []).append((path, whose))
-        return found
+            if trained.trains_attacked and trained.threat.own_steps is None:
+                problem = trained.threat.step_problem()
+                if problem:
+                    problems.setdefault(problem, []).append((path, whose))
+        return problems
 
     @property
     def trains_attacked(self) -> bool:
-        """Whether its method has an attack; so one that is imported only when a run starts."""
+        """Whether the method attacks; assumed of a method that is imported only when a run starts."""
         return bool(getattr(self.trainer.entry.build, "attacks", True))
 
     @property
     def metric_columns(self) -> tuple[str, ...]:
-        """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
+        """The columns of ``rounds.csv`` with metrics of plugins: ``train/margin``, ``pgd20/ece``."""
         return self._metrics(self.monitor.evaluators)
 
     @property
     def final_metrics(self) -> tuple[str, ...]:
-        """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
+        """The metrics of a finished run beside accuracies: of the last round, and of the final evaluators."""
         columns = [column.name for column in columns_of(()) if column.in_results]
         return (*columns, *self._metrics(self.evaluators))
 
     def _metrics(self, evaluators: tuple[Plugin[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
-        trainers = [self.trainer, *(group.recipe.trainer for group in self.clients)]
-        measuring: list[tuple[str, Plugin[Any]]] = [("train", trainer) for trainer in trainers]
-        measuring += [("server", self.aggregator), *((pick.label, pick) for pick in evaluators)]
-        named = (f"{who}/{name}" for who, pick in measuring for name in pick.entry.metrics)
-        groups = (f"group/{name}/{what}" for name in self.group_names for what in GROUPED)
-        return tuple(dict.fromkeys((*named, *groups)))
+        """Columns for what these evaluators, and the plugins of training, measure; then those of the groups."""
+        measuring: list[tuple[str, Plugin[Any]]] = [("train", self.trainer)]
+        measuring += [("train", group.recipe.trainer) for group in self.clients]
+        measuring.append(("server", self.aggregator))
+        measuring += [(plugin.label, plugin) for plugin in evaluators]
+        columns: list[str] = []
+        for who, plugin in measuring:
+            columns += [f"{who}/{metric}" for metric in plugin.entry.metrics]
+        for group_name in self.group_names:
+            columns += [f"group/{group_name}/{what}" for what in GROUPED]
+        return tuple(dict.fromkeys(columns))
 
     def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
-        """Client id to its group, of those in one; by the (N,) training labels some are the smallest or the largest."""
-        by_size = any(group.options.smallest or group.options.largest for group in self.clients)
-        return members_of(self, [len(part) for part in self.split(labels)] if by_size else ())
+        """Client id to group, for all clients in a group. Groups by size need the (N,) training labels."""
+        sizes: list[int] = []
+        if some_choose_by_size(self):
+            sizes = [len(part) for part in self.split(labels)]
+        return members_of(self, sizes)
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """What results call the groups and the clients of none; empty without groups."""
-        return (*(group.name for group in self.clients), OTHERS) if self.clients else ()
+        """The names of the groups in results, and that of all other clients; empty without groups."""
+        if not self.clients:
+            return ()
+        return (*(group.name for group in self.clients), OTHERS)
 
     def trained_by(self, group: ClientGroup | None) -> Experiment:
         """What a client of a group trains by; None: of no group."""
-        found = self if group is None else group.recipe
-        assert isinstance(found, Experiment)
-        return found
+        if group is None:
+            return self
+        assert isinstance(group.recipe, Experiment)
+        return group.recipe
+
+    @property
+    def everyone(self) -> tuple[Experiment, ...]:
+        """What the clients of no group train by, then what those of each group train by."""
+        return (self, *map(self.trained_by, self.clients))
 
     def train_settings(self, round: int) -> TrainSettings:
         """The local trainer's share of ``train_args`` in a round, counted from 1."""
@@ -221,8 +238,8 @@ class Experiment(Recipe):
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask
     ) -> list[tuple[str, Evaluator]]:
         """As :meth:`build_evaluators`, and set up: they can measure."""
-        made = self.build_evaluators(picks)
-        for pick, (_, evaluator) in zip(picks, made, strict=True):
+        evaluators = self.build_evaluators(picks)
+        for pick, (_, evaluator) in zip(picks, evaluators, strict=True):
             with self._complaints_at(pick.path):
                 if pick.entry.uses_clients and not task.has_clients:
                     raise OptionError(
@@ -231,7 +248,7 @@ class Experiment(Recipe):
                         "recipe, under calfat.evaluators or calfat.monitor.evaluators."
                     )
                 evaluator.set_up(task)
-        return made
+        return evaluators
 
     def splits_of(self, rank: int | None) -> tuple[str, ...]:
         """The splits of the data set that a party reads; with ``partition_method: silo`` it is one."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.options import Tag
+from calfat_plugin.recipe.tagged_keys import without
 from calfat_plugin.results import RoundRecord, State
 from calfat_plugin.version import __version__
 
@@ -64,16 +66,7 @@ class ClientTask:
 
 def fingerprint(experiment: Experiment) -> str:
     """A digest of all in a recipe that two parties of one run must agree on."""
-    plain = experiment.as_run()
-    for section in ("device_args", "comm_args"):
-        plain.pop(section, None)
-    plain["data_args"].pop("data_cache_dir", None)
-    plain["calfat"]["dataset"].pop("download", None)  # each party fetches its own copy
-    plain["calfat"]["runtime"].pop("threads")
-    for key in ("silo", "flower", "evaluators", "monitor", "evaluation", "loggers", "reported"):
-        plain["calfat"].pop(key, None)
-    for plugin in plain["calfat"].get("plugins", {}).values():
-        plugin.pop("file")  # a copy of the same content lies elsewhere with each party
+    plain = without(experiment.as_run(), Tag.OF_A_PARTY)
     text = json.dumps([__version__, plain], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -6,16 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from calfat_plugin.options import Tag
+from calfat_plugin.recipe.schema import HOST_SECTIONS
+from calfat_plugin.recipe.tagged_keys import without
 from calfat_plugin.results import EvaluationResult, RoundRecord
 from calfat_plugin.rounds_csv import columns_of
 
-# The host's communication and tracking sections may name brokers, keys and passwords (``tracking_args.wandb_key``).
-PUBLIC_SECTIONS = ("common_args", "data_args", "model_args", "train_args", "device_args", "calfat")
-
 
 def public_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of ``recipe`` that are safe to show, in their usual order."""
-    return {section: recipe[section] for section in PUBLIC_SECTIONS if section in recipe}
+    """The sections of ``recipe`` that are safe to show, in their usual order, without keys that may hold a secret.
+
+    A section that this package does not declare, such as FedML's ``tracking_args`` with its ``wandb_key``, is not safe.
+    """
+    declared = {section: recipe[section] for section in (*HOST_SECTIONS, "calfat") if section in recipe}
+    return without(declared, Tag.SECRET)
 
 
 def public_recipe_text(recipe: Mapping[str, Any]) -> str:

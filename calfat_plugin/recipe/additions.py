@@ -39,11 +39,11 @@ class Additions:
     )
 
     def as_run(self) -> dict[str, Any]:
-        """Those that are there, as a recipe writes them in full."""
+        """The additions that the recipe makes, as a recipe in full writes them."""
         return {name: value for name, value in as_plain(self, Additions).items() if value}
 
     def citations(self) -> Iterator[Citation]:
-        """Where those that are there come from."""
+        """The papers of the additions that the recipe makes."""
         papers = {"label_smoothing": _SMOOTHING_PAPER, "awp": AWP_PAPER, "clean_rounds": _CLEAN_ROUNDS_PAPER}
         return (papers[name] for name in self.as_run())
 

@@ -1,33 +1,54 @@
-"""Groups of clients (``calfat.clients``): what a recipe may say about one."""
+"""The keys of a group of clients (``calfat.clients``)."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from calfat_plugin.errors import OptionError
-from calfat_plugin.options import describe, option
+from calfat_plugin.options import Tag, describe, option, tagged, tags_of
 from calfat_plugin.recipe.document import KeyPath
 
 CLIENTS: KeyPath = ("calfat", "clients")
-TRAINED = ("epochs", "local_steps", "batch_size", "learning_rate")  #: of a group's options: keys of ``train_args``
-_WANTED = "client ids such as 3, 2-4 or [0, 1, 5-7]"
-BESIDE: Mapping[str, tuple[str, str]] = {
-    "ids": (_WANTED, "chooses these clients"),
-    "trainer": ("one of the local trainers", "as calfat.trainer, with its loss modifier"),
-    "threat": (
-        "a section",
-        "keys of calfat.threat that differ; the others are the run's, but another norm needs an eps",
-    ),
-    "attacker": ("one of the attackers", "what its clients send instead of what they trained; in simulations only"),
-}  #: keys of a group that are no options: what they hold, and what for
+TRAINED = (
+    "epochs",
+    "local_steps",
+    "batch_size",
+    "learning_rate",
+)  #: a group may replace these of ``train_args``
+_EXPECTED_IDS = "client ids such as 3, 2-4 or [0, 1, 5-7]"
 OTHERS = "others"  #: what results call the clients of no group
-GROUPED = ("loss", "update_norm", "update_cosine")  #: of what ``rounds.csv`` has each group's mean
+GROUPED = ("loss", "update_norm", "update_cosine")  #: ``rounds.csv`` has the mean of these over each group
 CHOOSING = ("ids", "share", "smallest", "largest")
 
-_IDS = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")  # no longer than numbers that Python reads
+_IDS = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")  # Python reads no number of 5,000 digits
+
+
+class KeyBeside(NamedTuple):
+    """A key of a group that is not an option: a list of ids, a section or a plugin."""
+
+    holds: str  # the valid values in words
+    help: str
+    tags: Tag = Tag(0)
+
+
+BESIDE: Mapping[str, KeyBeside] = {
+    "ids": KeyBeside(_EXPECTED_IDS, "chooses these clients", Tag.PROBLEM),
+    "trainer": KeyBeside("one of the local trainers", "as calfat.trainer, with its loss modifier"),
+    "threat": KeyBeside(
+        "a section",
+        "keys of calfat.threat that differ; the others are the run's, but another norm needs an eps",
+        Tag.PROBLEM,
+    ),
+    "attacker": KeyBeside(
+        "one of the attackers",
+        "what its clients send instead of what they trained; in simulations only",
+        Tag.PROBLEM,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -35,40 +56,67 @@ class GroupOptions:
     """``calfat.clients[]``: clients that differ from the others, chosen by one of ``ids``, ``share``, ``smallest`` and
     ``largest``. The first group that chooses a client has it."""
 
-    name: str | None = option(None, help="what results call the group; null: group1, group2 and so on")
-    share: float | None = option(
-        None, low=0, open_low=True, high=1, help="chooses this share of all clients, drawn from those of no group above"
+    name: str | None = tagged(
+        Tag.PROBLEM, option(None, help="what results call the group; null: group1, group2 and so on")
     )
-    seed: int | None = option(None, low=0, help="of the draw; null: the run's seed")
-    smallest: int | None = option(
-        None, low=1, help="chooses so many clients with the fewest training examples, of those of no group above"
+    share: float | None = tagged(
+        Tag.PROBLEM,
+        option(
+            None,
+            low=0,
+            open_low=True,
+            high=1,
+            help="chooses this share of all clients, drawn from those of no group above",
+        ),
     )
-    largest: int | None = option(None, low=1, help="likewise, with the most training examples")
+    seed: int | None = tagged(Tag.PROBLEM, option(None, low=0, help="of the draw; null: the run's seed"))
+    smallest: int | None = tagged(
+        Tag.PROBLEM,
+        option(
+            None, low=1, help="chooses so many clients with the fewest training examples, of those of no group above"
+        ),
+    )
+    largest: int | None = tagged(Tag.PROBLEM, option(None, low=1, help="likewise, with the most training examples"))
     epochs: int | None = option(None, low=1, help="as train_args.epochs")
     local_steps: int | None = option(None, low=1, help="as train_args.local_steps")
     batch_size: int | None = option(None, low=1, help="as train_args.batch_size")
     learning_rate: float | None = option(None, low=0, open_low=True, help="as train_args.learning_rate")
 
 
+def group_keys_with(tag: Tag) -> tuple[str, ...]:
+    """The keys of a group whose declarations have all of ``tag``."""
+    options = [field.name for field in dataclasses.fields(GroupOptions) if tag in tags_of(field)]
+    beside = [name for name, key in BESIDE.items() if tag in key.tags]
+    return (*options, *beside)
+
+
 def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
     """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending."""
-    found: set[int] = set()
-    for item in raw if isinstance(raw, list) else [raw]:
-        if isinstance(item, str) and (written := _IDS.fullmatch(item)):
-            first, last = int(written[1]), int(written[2] or written[1])
-        else:
-            first = last = item if isinstance(item, int) and not isinstance(item, bool) else -1
-        if not 0 <= first <= last:
-            raise OptionError(f"got {describe(item)}, expected {_WANTED}.")
+    ids: set[int] = set()
+    items = raw if isinstance(raw, list) else [raw]
+    for item in items:
+        first, last = _parsed_range(item)
         if last >= num_clients:  # before the range is made, which may be of any length
             raise OptionError(
                 f"there is no client {max(first, num_clients)}; the {num_clients} clients of "
                 f"train_args.client_num_in_total are 0 to {num_clients - 1}."
             )
-        ids = range(first, last + 1)
-        if twice := found.intersection(ids):
-            raise OptionError(f"client {min(twice)} is listed twice.")
-        found.update(ids)
-    if not found:
-        raise OptionError(f"got an empty list, expected {_WANTED}.")
-    return tuple(sorted(found))
+        for client in range(first, last + 1):
+            if client in ids:
+                raise OptionError(f"client {client} is listed twice.")
+            ids.add(client)
+    if not ids:
+        raise OptionError(f"got an empty list, expected {_EXPECTED_IDS}.")
+    return tuple(sorted(ids))
+
+
+def _parsed_range(item: Any) -> tuple[int, int]:
+    """First and last client of ``3`` or of ``2-4``."""
+    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+        return item, item
+    match = _IDS.fullmatch(item) if isinstance(item, str) else None
+    if match is not None:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first <= last:
+            return first, last
+    raise OptionError(f"got {describe(item)}, expected {_EXPECTED_IDS}.")

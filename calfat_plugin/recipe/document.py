@@ -27,7 +27,7 @@ KeyPath = tuple[str | int, ...]
 NORM: KeyPath = ("calfat", "threat", "norm")
 EPS: KeyPath = ("calfat", "threat", "eps")
 
-# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
+# A recipe is a page of text. A file beyond these limits is of another kind, or its YAML aliases multiply.
 _MAX_BYTES = 256_000
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
@@ -47,13 +47,18 @@ def dotted(path: KeyPath) -> str:
     """``("calfat", "evaluators", 0)`` as a person writes it: ``calfat.evaluators[0]``."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else str(step))
-    return text
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            text += f".{step}"
+    return text.removeprefix(".")
 
 
 def _error_at(place: str, path: KeyPath, complaint: str) -> RecipeError:
-    where = dotted(path)
-    return RecipeError(f"{place}: {where + ': ' if where else ''}{complaint}")
+    key = dotted(path)
+    if key:
+        place += f": {key}"
+    return RecipeError(f"{place}: {complaint}")
 
 
 @dataclass
@@ -66,24 +71,30 @@ class Document:
 
     def place(self, path: KeyPath) -> str:
         """The place of ``path``, or of the nearest parent that has one."""
-        parents = (path[:length] for length in range(len(path), -1, -1))
-        return next((self.places[parent] for parent in parents if parent in self.places), self.file)
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return self.file
 
     def error(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error that begins with place and key path."""
         return _error_at(self.place(path), path, complaint)
 
-    def mistaken_for(self, found: str, command: str) -> RecipeError:
+    def mistaken_for(self, kind: str, command: str) -> RecipeError:
         """An error that says what the file is instead of what was expected, and which command runs such a file."""
-        again = self.file if Path(self.file).is_file() else "FILE"  # a pipe gives it once, and sections are no file
-        return RecipeError(f"{self.file}: this is a {found}. Run it with: {shlex.join(['calfat', command, again])}")
+        file = self.file
+        if not Path(file).is_file():  # a pipe, which can be read only once, or sections from Python
+            file = "FILE"
+        return RecipeError(f"{self.file}: this is a {kind}. Run it with: {shlex.join(['calfat', command, file])}")
 
     def get(self, path: KeyPath) -> Any:
         """The value at ``path``; None where there is none."""
         value: Any = self.data
         for step in path:
+            if isinstance(value, str):  # a text can be indexed, too
+                return None
             try:
-                value = None if isinstance(value, str) else value[step]
+                value = value[step]
             except (KeyError, IndexError, TypeError):
                 return None
         return value
@@ -111,11 +122,25 @@ class Document:
         also: tuple[str, ...] = (),
         owner: str = "",
     ) -> T:
-        """The options of type ``config`` at ``path``; ``raw``: their values, where they are not all that is there."""
+        """The options of type ``config`` at ``path``.
+
+        Args:
+            path: of the section.
+            config: the class of its options.
+            raw: their values; None: all that the section has.
+            given: values of fields of ``config`` that are no options.
+            also: further keys, beside the options, that a message about an unknown one names.
+            owner: what a message calls the section; empty: by its key.
+        """
+        if raw is None:
+            raw = self.section(path)
+        if not owner:
+            name = path[-1] if isinstance(path[-1], str) else dotted(path)
+            owner = f"section '{name}'"
         return parse_options(
             config,
-            self.section(path) if raw is None else raw,
-            owner=owner or f"section '{path[-1] if isinstance(path[-1], str) else dotted(path)}'",
+            raw,
+            owner=owner,
             fail=lambda below, complaint: self.error((*path, *below), complaint),
             also=(*(given or {}), *also),
             given=given,
@@ -123,19 +148,23 @@ class Document:
 
     def with_value(self, path: KeyPath, value: Any, place: str) -> Document:
         """A copy that holds ``value`` at ``path``; missing sections on the way are created."""
+        places = {key: at for key, at in self.places.items() if key[: len(path)] != path}
         data = dict(self.data)
-        places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
         section: Any = data
         for depth, step in enumerate(path[:-1]):
-            here, found = path[: depth + 1], section.get(step)
-            if found is None:
-                found, places[here] = {}, place
-            if not isinstance(found, dict):
+            below = section.get(step)
+            path_below = path[: depth + 1]
+            if below is None:
+                below = {}
+                places[path_below] = place
+            if not isinstance(below, dict):
                 raise RecipeError(
-                    f"{place}: {dotted(here)} is {describe(found)} in {self.place(here)}, not a section, "
+                    f"{place}: {dotted(path_below)} is {describe(below)} in {self.place(path_below)}, not a section, "
                     f"so '{dotted(path)}' cannot be set."
                 )
-            section[step] = section = dict(found)  # a copy of the sections on the way; nobody writes to the others
+            # Only the sections on the way are copied: nobody writes to the others.
+            section[step] = dict(below)
+            section = section[step]
         section[path[-1]] = value
         return Document(self.file, data, {**places, path: place})
 
@@ -148,7 +177,7 @@ class Document:
         document = self
         for path, value, place in changes:
             document = document.with_value(path, value, place)
-        norm_before, norm = (each.get(NORM) or ThreatModel.norm for each in (self, document))
+        norm_before, norm = self.get(NORM) or ThreatModel.norm, document.get(NORM) or ThreatModel.norm
         if norm != norm_before and document.has(EPS) and document.place(EPS) == self.place(EPS):
             document = document.with_value(EPS, None, document.place(NORM))
         return document
@@ -202,26 +231,25 @@ def read_document(path: str | Path, kind: Kind = RECIPE, *, piped: bool = False)
 
 def read_text(path: Path, kind: str, *, piped: bool = False) -> str:
     """The text of a recipe or a suite (``kind``), in UTF-8, perhaps with its mark; ``piped``: also from a pipe."""
-    shown = str(path)
     try:
         if path.is_dir():
-            inside = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
-            hint = f" Did you mean {path / inside[0]}?" if inside else ""
-            raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
+            files = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
+            hint = f" Did you mean {path / files[0]}?" if files else ""
+            raise RecipeError(f"{path}: this is a directory, expected a {kind} file.{hint}")
         content = read_bytes(path, _MAX_BYTES, piped=piped)
     except FileNotFoundError:
-        raise RecipeError(f"{shown}: no such file.{_instead_of(path)}") from None
+        raise RecipeError(f"{path}: no such file.{_instead_of(path)}") from None
     except OSError as error:
-        raise RecipeError(f"{short(shown, 120)}: cannot be read ({error.strerror}).") from None
+        raise RecipeError(f"{short(str(path), 120)}: cannot be read ({error.strerror}).") from None
     if len(content) > _MAX_BYTES:
         size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
-        raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
+        raise RecipeError(f"{path}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind}, not a binary file."
+            f"{path}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind}, not a binary file."
         ) from None
 
 
@@ -335,7 +363,8 @@ class _Builder:
             raise self._too_much(path, _TOO_DEEP)
         if self._values > _MAX_VALUES:
             raise self._too_much(path, f"there are more than {_MAX_VALUES} values, aliases counted.")
-        if node.tag not in (_SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _PLAIN_TAGS):
+        allowed = _SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _PLAIN_TAGS
+        if node.tag not in allowed:
             raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -361,8 +390,11 @@ class _Builder:
         result: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            if key_node.tag == _YAML + "merge":
-                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            if key_node.tag == _YAML + "merge":  # << of one section, or of a list of them
+                if isinstance(value_node, yaml.SequenceNode):
+                    merged += value_node.value
+                else:
+                    merged.append(value_node)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._error(key_node, path, f"a key is a {key_node.id}, expected a text.")
@@ -398,5 +430,5 @@ def _line(error: yaml.YAMLError, text: str) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    words = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    return " ".join(str(words).split()).removeprefix("but ").rstrip(".")
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    return " ".join(str(problem).split()).removeprefix("but ").rstrip(".")

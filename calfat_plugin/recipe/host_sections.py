@@ -3,7 +3,7 @@ lists what has no effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calfat_plugin.errors import did_you_mean
@@ -12,16 +12,18 @@ from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.keys import Section, keys_of
 
-_KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
-_KEYS["tracking_args"] = []  # FedML's, of which no key acts here
-_OURS = (*_KEYS, "calfat")
-_HOME = {key: name for name, keys in _KEYS.items() for key in keys}
-_HOME_IN_CALFAT = {
-    info.name: f"calfat.{name}"
-    for name, what in keys_of(schema.CalfatSection).items()
-    if isinstance(what, Section)
-    for info in describe_options(what.config)
-}
+_KEYS: dict[str, list[str]] = {"tracking_args": []}  # FedML's own section, of which no key acts here
+for _name, _config in schema.HOST_SECTIONS.items():
+    _KEYS[_name] = [info.name for info in describe_options(_config)]
+_OURS = (*schema.HOST_SECTIONS, "tracking_args", "calfat")
+#: Key to the section that it is of: of the host, and of ``calfat``.
+_HOME: dict[str, str] = {}
+for _name, _keys in _KEYS.items():
+    _HOME |= dict.fromkeys(_keys, _name)
+_HOME_IN_CALFAT: dict[str, str] = {}
+for _name, _key in keys_of(schema.CalfatSection).items():
+    if isinstance(_key, Section):
+        _HOME_IN_CALFAT |= {info.name: f"calfat.{_name}" for info in describe_options(_key.config)}
 _HOME_IN_CALFAT |= dict.fromkeys(schema.CALFAT_KEYS, "calfat")
 _MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
 _OTHER_WORDS = {  # what other programs call a key, where no spelling finds it
@@ -49,30 +51,43 @@ _REFUSED_OPTIMIZERS = {
 
 def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any]:
     """All sections but ``calfat``, typed, by name; ``warnings`` receives a finding for what has no effect."""
-    useless = [path for name in document.data if name != "calfat" for path in _without_effect(document, name)]
-    typed: dict[str, Any] = {}
-    for name, config in schema.HOST_SECTIONS.items():
-        known = {key: value for key, value in document.section((name,)).items() if key in _KEYS[name]}
-        typed[name] = document.options((name,), config, known)
+    without_effect: list[KeyPath] = []
+    for name in document.data:
+        if name != "calfat":
+            without_effect += _without_effect(document, name)
+    typed = {name: read_host_section(document, name) for name in schema.HOST_SECTIONS}
     optimizer = typed["train_args"].federated_optimizer
-    if reason := _REFUSED_OPTIMIZERS.get(optimizer.lower()):
+    reason = _REFUSED_OPTIMIZERS.get(optimizer.lower())
+    if reason:
         path: KeyPath = ("train_args", "federated_optimizer")
         raise document.error(path, f"got '{optimizer}', but {reason}. Remove the key, or write FedAvg.")
-    found = [(f"{document.place(path)}: {dotted(path)}", _hint(path)) for path in useless]
-    if found:  # one warning: a file that is copied from elsewhere may have a dozen such keys
-        (first, hint), *others = found
-        what = "section" if len(useless[0]) == 1 else "key"
-        others_too = "".join(f" Nor has {where}.{hint}" for where, hint in others)
-        warnings.append(f"{first}: this {what} has no effect here.{hint}{others_too}")
+    if without_effect:
+        warnings.append(_warning(document, without_effect))
     return typed
+
+
+def read_host_section(document: Document, name: str) -> Any:
+    """A section of the host, typed; keys of it that do not act here are left out."""
+    known = {key: value for key, value in document.section((name,)).items() if key in _KEYS[name]}
+    return document.options((name,), schema.HOST_SECTIONS[name], known)
+
+
+def _warning(document: Document, without_effect: Sequence[KeyPath]) -> str:
+    """One warning for all keys and sections that have no effect: a file from elsewhere may have a dozen of them."""
+    first, *others = without_effect
+    what = "section" if len(first) == 1 else "key"
+    text = f"{document.place(first)}: {dotted(first)}: this {what} has no effect here.{_hint(first)}"
+    for path in others:
+        text += f" Nor has {document.place(path)}: {dotted(path)}.{_hint(path)}"
+    return text
 
 
 def refuse_misplaced(document: Document, path: KeyPath) -> None:
     """Refuse a key of another section."""
-    key = str(path[-1])
-    options = isinstance(document.get(path), Mapping)  # model: {...} are options, model: cnn is a name
-    homes = {**_HOME, **_HOME_IN_CALFAT} if options else {**_HOME_IN_CALFAT, **_HOME}
-    home = homes.get(key)
+    homes = {**_HOME_IN_CALFAT, **_HOME}
+    if isinstance(document.get(path), Mapping):  # model: {...} are options, model: cnn is a name
+        homes = {**_HOME, **_HOME_IN_CALFAT}
+    home = homes.get(str(path[-1]))
     if home and home != path[0]:
         raise document.error(path, f"this key belongs in the section {home}; move it there.")
 
@@ -81,28 +96,33 @@ def _without_effect(document: Document, name: str) -> Iterator[KeyPath]:
     """The keys of a section on which nobody acts, or the section itself where that is true of all its keys."""
     if name not in (*_OURS, "attack_args"):  # FedML's, and no misspelt data_args
         refuse_misplaced(document, (name,))
-        if hint := did_you_mean(name, _OURS, cutoff=_MISSPELT):
+        hint = did_you_mean(name, _OURS, cutoff=_MISSPELT)
+        if hint:
             raise document.error((name,), f"there is no such section.{hint}")
     section = document.section((name,))
     # null and false ask for nothing: they are the defaults of all our keys that take them.
-    asked = [key for key, value in section.items() if value is not None and value is not False]
-    for key in asked:
+    keys = [key for key, value in section.items() if value is not None and value is not False]
+    for key in keys:
         if key in SWITCHES:
             text = f"got {describe(section[key])}, but {SWITCHES[key]}. Write {key}: false."
             raise document.error((name, key), text)
     is_off = any(section.get(switch) is False for switch in SWITCHES)
-    if name in _KEYS:
-        for key in asked:
-            if key not in _KEYS[name]:
-                refuse_misplaced(document, (name, key))
-                if not (is_off and name == "tracking_args"):
-                    yield name, key
-    elif asked and not is_off:
-        yield (name,)
+    if name not in _KEYS:
+        if keys and not is_off:
+            yield (name,)
+        return
+    for key in keys:
+        if key not in _KEYS[name]:
+            refuse_misplaced(document, (name, key))
+            if not (is_off and name == "tracking_args"):
+                yield name, key
 
 
 def _hint(path: KeyPath) -> str:
+    """What a key without effect was probably meant to be; empty for a section."""
     if len(path) == 1:
         return ""
     name, key = map(str, path)
-    return f" Did you mean '{_OTHER_WORDS[key]}'?" if key in _OTHER_WORDS else did_you_mean(key, _KEYS[name])
+    if key in _OTHER_WORDS:
+        return f" Did you mean '{_OTHER_WORDS[key]}'?"
+    return did_you_mean(key, _KEYS[name])

@@ -23,12 +23,12 @@ class Plugin(Generic[E]):
     """A plugin that a recipe names: its entry and its typed options."""
 
     entry: E
-    options: Any  #: raw in the recipe of a finished run whose plugin is not installed
+    options: Any  #: typed; a mapping in the recipe of a finished run whose plugin is not installed
     name: str  #: as the recipe spells it: ``pgd20``
     label: str  #: what its results are called
     path: KeyPath
-    loss: Plugin[entries.ModifierEntry] | None = None  #: of a local trainer
-    additions: Any = None  #: likewise, ``Additions``
+    loss: Plugin[entries.ModifierEntry] | None = None  #: the loss modifier of a local trainer; None: not a trainer
+    additions: Any = None  #: ``Additions`` of a local trainer; None: not a trainer
 
     def as_run(self) -> dict[str, Any]:
         """The plugin as a recipe writes it in full."""
@@ -37,11 +37,15 @@ class Plugin(Generic[E]):
             plain["label"] = self.label
         if self.loss is not None and isinstance(self.entry, entries.TrainerEntry) and self.entry.modifiers:
             plain["loss"] = self.loss.as_run()
-        return plain if self.additions is None else plain | self.additions.as_run()
+        if self.additions is not None:
+            plain |= self.additions.as_run()
+        return plain
 
     def plain_options(self) -> dict[str, Any]:
         """The options as a recipe writes them."""
-        return dict(self.options) if isinstance(self.options, Mapping) else options_to_plain(self.options)
+        if isinstance(self.options, Mapping):
+            return dict(self.options)
+        return options_to_plain(self.options)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Section(Key):
-    """A section with the keys of an options class; ``may_lack``: it is None where the recipe has none."""
+    """A section with the keys of the class ``config``; with ``may_lack``, it is None where the recipe leaves it out."""
 
     config: type = object
     may_lack: bool = False
@@ -61,7 +65,7 @@ class Section(Key):
 
 @dataclass(frozen=True)
 class Sections(Key):
-    """Sections with the keys of an options class, each under a name of its own; ``named``: what the names are of."""
+    """Sections under names that users choose, each with the keys of ``config``; ``named``: what a name stands for."""
 
     config: type = object
     named: str = ""
@@ -83,7 +87,7 @@ class Others(Key):
 
 @dataclass(frozen=True)
 class OnePlugin(Key):
-    """A plugin by name, or with its options; ``written``: also where a recipe in full has the default."""
+    """A plugin by name, or with its options; ``written``: whether a recipe in full has it where it is the default."""
 
     kind: type[entries.Entry] = entries.Entry
     default: str = ""
@@ -101,16 +105,18 @@ class Plugins(Key):
 
 @dataclass(frozen=True)
 class OptionsOf(Key):
-    """The options of a plugin that the key at ``named_by`` names."""
+    """The options of a plugin that the key at ``named_by`` names; ``configs``: options of it that have tags."""
 
     kind: type[entries.Entry] = entries.Entry
     named_by: tuple[str, str] = ("", "")
+    configs: tuple[type, ...] = ()
 
 
 def key(what: Key, default_factory: Callable[[], Any] | None = None) -> Any:
     """Declare a field of a section's class that holds ``what``."""
-    how = {} if default_factory is None else {"default_factory": default_factory}
-    return no_option(meta=what, kw_only=True, **how)
+    if default_factory is None:
+        return no_option(meta=what, kw_only=True)
+    return no_option(meta=what, kw_only=True, default_factory=default_factory)
 
 
 def keys_of(config: type) -> dict[str, Key]:
@@ -121,18 +127,21 @@ def keys_of(config: type) -> dict[str, Key]:
 def as_plain(section: Any, config: type) -> dict[str, Any]:
     """A section with the keys of ``config`` as a recipe writes it in full: its options, then its other keys."""
     plain = {info.name: to_plain(getattr(section, info.name)) for info in describe_options(config)}
-    for name, what in keys_of(config).items():
+    for name, declared in keys_of(config).items():
         value = getattr(section, name)
-        if isinstance(what, Others):
-            plain |= value
-        elif isinstance(what, Section):
-            plain |= {} if value is None else {name: as_plain(value, what.config)}
-        elif isinstance(what, Sections):
-            plain[name] = {each: found.as_run() for each, found in value.items()}
-        elif isinstance(what, (Plugins, Groups)):
-            plain[name] = [each.as_run() for each in value]
-        elif isinstance(what, OptionsOf):
-            plain[name] = value.plain_options()
-        elif isinstance(what, OnePlugin) and (what.written or value.name != what.default):
-            plain[name] = value.as_run()
+        match declared:
+            case Others():
+                plain |= value
+            case Section():
+                if value is not None:
+                    plain[name] = as_plain(value, declared.config)
+            case Sections():
+                plain[name] = {name_below: below.as_run() for name_below, below in value.items()}
+            case Plugins() | Groups():
+                plain[name] = [item.as_run() for item in value]
+            case OptionsOf():
+                plain[name] = value.plain_options()
+            case OnePlugin():
+                if declared.written or value.name != declared.default:
+                    plain[name] = value.as_run()
     return plain

@@ -19,19 +19,22 @@ from types import ModuleType
 
 from calfat_plugin.disk import expanded, read_bytes, state_folder
 from calfat_plugin.errors import PluginError, did_you_mean
-from calfat_plugin.options import option
+from calfat_plugin.options import Tag, option, tagged
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.recipe.document import Document, KeyPath
 
 PLUGINS: KeyPath = ("calfat", "plugins")
-_MAX_BYTES = 1_000_000  # what goes beyond is no program that somebody wrote
+_MAX_BYTES = 1_000_000  # nobody writes a longer program by hand
 
 
 @dataclass(frozen=True)
 class PluginFileOptions:
     """``calfat.plugins.<module>``: a plugin that is a single file."""
 
-    file: str = option(help="the file, `<module>.py`; `--plugin FILE` writes it here with its whole path")
+    file: str = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # its SHA-256 says whether it is the same
+        option(help="the file, `<module>.py`; `--plugin FILE` writes it here with its whole path"),
+    )
     sha256: str | None = option(None, help="of its content; null: as it is now. A recipe as run has it")
 
 
@@ -44,17 +47,18 @@ class PluginFile:
 
     @property
     def name(self) -> str:
-        """What it is called as a module."""
+        """The name of the module."""
         return self.path.stem
 
     def as_run(self) -> dict[str, str]:
-        """As a recipe as run has it."""
+        """The section of this file in a recipe as run."""
         return {"file": str(self.path), "sha256": self.sha256}
 
     def load(self) -> ModuleType:
-        """The module; it is run once a process for each content."""
+        """The module. A process runs each content of the file once."""
         content = _content(self.path)
-        if (now := hashlib.sha256(content).hexdigest()) != self.sha256:
+        now = hashlib.sha256(content).hexdigest()
+        if now != self.sha256:
             raise PluginError(
                 f"{self.path}: this plugin has changed: its SHA-256 was {self.sha256[:12]}…, it is {now[:12]}… now. "
                 "Restore it, or start a new run with it as it is."
@@ -62,18 +66,32 @@ class PluginFile:
         loaded = sys.modules.get(self.name)
         if loaded is not None and getattr(loaded, "__sha256__", None) == self.sha256:
             return loaded
-        if loaded is not None:
-            taken = None if hasattr(loaded, "__sha256__") else getattr(loaded, "__file__", None) or "Python itself"
-        else:
-            spec = importlib.util.find_spec(self.name)
-            taken = None if spec is None else spec.origin or "a folder"
+        taken = self._other_module()
         if taken is not None and Path(taken).resolve() != self.path.resolve():
             raise PluginError(f"{self.path}: there is a module '{self.name}' already ({taken}); rename the file.")
+        self._note_as_known()
+        return self._executed(content)
+
+    def _other_module(self) -> str | None:
+        """The place of another module of this name, which is not a plugin file; None: there is none."""
+        loaded = sys.modules.get(self.name)
+        if loaded is None:
+            spec = importlib.util.find_spec(self.name)
+            return None if spec is None else spec.origin or "a folder"
+        if hasattr(loaded, "__sha256__"):  # another content of this plugin, which is replaced
+            return None
+        return getattr(loaded, "__file__", None) or "Python itself"
+
+    def _note_as_known(self) -> None:
+        """Remember that this user has run this content."""
         if not self.is_known():
-            with suppress(OSError):  # then is_known says no later
+            with suppress(OSError):  # is_known is then False in later processes
                 _known_plugins().parent.mkdir(parents=True, exist_ok=True)
                 with _known_plugins().open("a", encoding="ascii") as file:
                     file.write(f"{self.sha256}\n")
+
+    def _executed(self, content: bytes) -> ModuleType:
+        """Run the file as a module of its name."""
         module = ModuleType(self.name)
         module.__file__ = str(self.path)
         vars(module)["__sha256__"] = self.sha256
@@ -84,8 +102,10 @@ class PluginFile:
             del sys.modules[self.name]
             if not isinstance(error, (Exception, SystemExit)):
                 raise
-            own = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(self.path)]
-            place = f"{self.path}:{own[-1]}" if own else str(self.path)
+            place = str(self.path)
+            for frame in traceback.extract_tb(error.__traceback__):
+                if frame.filename == str(self.path):
+                    place = f"{self.path}:{frame.lineno}"  # the last one: the line that raised it
             raise PluginError(f"{place}: {error_text(error)}") from error
         return module
 
@@ -93,14 +113,14 @@ class PluginFile:
         """Whether this user has run this very content before."""
         try:
             known = _known_plugins().read_text(encoding="ascii").splitlines()
-        except (OSError, ValueError):  # there is none, or it is no longer ours to read
+        except (OSError, ValueError):  # there is no such file, or it cannot be read
             return False
         return self.sha256 in known
 
 
 def plugin_files(document: Document) -> dict[str, PluginFile]:
     """Module name to plugin file, as ``calfat.plugins`` of a recipe lists them."""
-    found = {}
+    files = {}
     for name in document.section(PLUGINS, "a section of plugin files, by module name"):
         options = document.options((*PLUGINS, name), PluginFileOptions)
         path = expanded(options.file).absolute()
@@ -108,20 +128,21 @@ def plugin_files(document: Document) -> dict[str, PluginFile]:
             raise document.error(
                 (*PLUGINS, name, "file"), f"got '{options.file}', expected a Python file of the module '{name}'."
             )
-        found[name] = PluginFile(path, options.sha256 or _digest(path))
-    return found
+        files[name] = PluginFile(path, options.sha256 or _digest(path))
+    return files
 
 
 def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
     """A copy of a recipe with these plugin files, each as it is now, instead of any of the same module name."""
-    named: dict[str, Path] = {}
+    path_of_module: dict[str, Path] = {}
     for file in files:
         place = f"--plugin {file}"
         path = _python_file(file, place)
-        if not (first := named.setdefault(path.stem, path)).samefile(path):
+        first = path_of_module.setdefault(path.stem, path)
+        if not first.samefile(path):
             raise PluginError(f"{place}: {first} is a module '{path.stem}', too; rename one of the two files.")
-        now = PluginFile(path, _digest(path))
-        document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
+        plugin = PluginFile(path, _digest(path))
+        document = document.with_value((*PLUGINS, plugin.name), plugin.as_run(), place)
     return document
 
 
@@ -132,7 +153,7 @@ def _python_file(file: str | Path, place: str) -> Path:
     if path.is_dir():
         raise PluginError(f"{place}: this is a directory, expected a Python file.")
     if not path.is_file():
-        beside = [each.name for each in path.parent.glob("*.py") if each.is_file()]
+        beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
         raise PluginError(f"{place}: no such file.{did_you_mean(path.name, beside)}")
     return path
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from calfat_plugin import entries
+from calfat_plugin.datasets.entries import DownloadOptions, MemoryOptions
 from calfat_plugin.layouts import AUTO
 from calfat_plugin.layouts import CHOICES as LAYOUTS
 from calfat_plugin.maths.precision import CHOICES
-from calfat_plugin.options import OptionInfo, option, options_to_plain
+from calfat_plugin.options import OptionInfo, Tag, option, options_to_plain, tagged
 from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
@@ -30,6 +31,7 @@ from calfat_plugin.recipe.keys import (
     Sections,
     as_plain,
     key,
+    keys_of,
 )
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
@@ -62,12 +64,18 @@ PROCESSES, MPI, DASK = "processes", "mpi", "dask"
 class CommonArgs:
     """``common_args``: the kind of run."""
 
-    host: str = option(
-        "fedml", choices=tuple(HOSTS), help="the framework that runs the rounds; flower needs the extra `flower`"
+    host: str = tagged(
+        Tag.FREE,  # whatever runs the rounds: the same bits
+        option(
+            "fedml", choices=tuple(HOSTS), help="the framework that runs the rounds; flower needs the extra `flower`"
+        ),
     )
     training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
-    random_seed: int = option(
-        0, low=0, high=2**32 - 1, help="seed of initial weights, partition, client sampling, batches and attacks"
+    random_seed: int = tagged(
+        Tag.NO_SETTING | Tag.NO_DIGEST,
+        option(
+            0, low=0, high=2**32 - 1, help="seed of initial weights, partition, client sampling, batches and attacks"
+        ),
     )
 
 
@@ -76,7 +84,10 @@ class DataArgs:
     """``data_args``: the data set and how it is split over clients."""
 
     dataset: str = option("digits", help="name of a data set")
-    data_cache_dir: str = option("~/data", help="folder that holds the data sets and receives downloads")
+    data_cache_dir: str = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # the same data in another place
+        option("~/data", help="folder that holds the data sets and receives downloads"),
+    )
     partition_method: str = option("dirichlet", help="name of a partition")
     partition_alpha: float = option(
         0.1, low=0, open_low=True, help="Dirichlet concentration beta of the label skew; smaller is more skewed"
@@ -128,13 +139,26 @@ class CommArgs:
     )
 
 
+@dataclass(frozen=True)
+class HostSections:
+    """The sections of a recipe that the host has, too."""
+
+    common_args: CommonArgs = key(Section(config=CommonArgs))
+    data_args: DataArgs = tagged(Tag.PROBLEM | Tag.MEASURED, key(Section(config=DataArgs)))
+    model_args: ModelArgs = tagged(Tag.PROBLEM, key(Section(config=ModelArgs)))
+    train_args: TrainArgs = key(Section(config=TrainArgs))
+    device_args: DeviceArgs = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # a run may move to another machine; environment.json describes each
+        key(Section(config=DeviceArgs)),
+    )
+    comm_args: CommArgs = tagged(
+        Tag.FREE | Tag.OF_A_PARTY | Tag.SECRET,  # whatever carries the messages: the same bits
+        key(Section(config=CommArgs)),
+    )
+
+
 HOST_SECTIONS: Mapping[str, type] = {
-    "common_args": CommonArgs,
-    "data_args": DataArgs,
-    "model_args": ModelArgs,
-    "train_args": TrainArgs,
-    "device_args": DeviceArgs,
-    "comm_args": CommArgs,
+    name: section.config for name, section in keys_of(HostSections).items() if isinstance(section, Section)
 }
 
 
@@ -188,11 +212,14 @@ class EvaluationOptions:
     """``calfat.evaluation``: how evaluators run."""
 
     batch_size: int = option(500, low=1, help="test examples per batch; affects only speed and random starts")
-    evidence_mb: int = option(
-        16,
-        low=0,
-        help="room in 10^6 bytes for adversarial images of the final evaluation, which `calfat replay` checks its "
-        "numbers by; 0: none are kept",
+    evidence_mb: int = tagged(
+        Tag.FREE,
+        option(
+            16,
+            low=0,
+            help="room in 10^6 bytes for adversarial images of the final evaluation, which `calfat replay` checks its "
+            "numbers by; 0: none are kept",
+        ),
     )
 
 
@@ -200,26 +227,44 @@ class EvaluationOptions:
 class RuntimeOptions:
     """``calfat.runtime``: how this machine is used."""
 
-    threads: int | None = option(None, low=1, high=512, help="CPU threads of torch; null: torch's own choice")
-    precision: str = option(
-        "fp32",
-        choices=CHOICES,
-        help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
-        "the GPU has units for it, else fp32",
+    threads: int | None = tagged(
+        Tag.OF_A_PARTY,
+        option(None, low=1, high=512, help="CPU threads of torch; null: torch's own choice"),
+        fixed_because="A different number of threads changes the order of sums, so the last bits of the result would "
+        "differ",
     )
-    layout: str = option(
-        AUTO,
-        choices=LAYOUTS,
-        help="memory layout of convolutions: channels_last is faster and differs from contiguous in the last bits; "
-        "auto: channels_last, or contiguous where a trial in a process of its own shows that this processor crashes in "
-        "it (strided 1x1 convolutions with few channels)",
+    precision: str = tagged(
+        Tag(0),
+        option(
+            "fp32",
+            choices=CHOICES,
+            help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor "
+            "or the GPU has units for it, else fp32",
+        ),
+        fixed_because="Rounds in different arithmetic would make a model of neither",
     )
-    executor: str = option(
-        PROCESSES,
-        help="what trains the clients of a simulation: processes (this one, or `--workers N` of this machine), mpi, "
-        "dask, or package.module:factory of a `concurrent.futures.Executor`",
+    layout: str = tagged(
+        Tag(0),
+        option(
+            AUTO,
+            choices=LAYOUTS,
+            help="memory layout of convolutions: channels_last is faster and differs from contiguous in the last bits; "
+            "auto: channels_last, or contiguous where a trial in a process of its own shows that this processor "
+            "crashes in it (strided 1x1 convolutions with few channels)",
+        ),
+        fixed_because="Another memory layout changes the order of sums, so the last bits of the result would differ",
     )
-    scheduler: str | None = option(None, help="address of Dask's scheduler, such as tcp://10.0.0.1:8786; null: no Dask")
+    executor: str = tagged(
+        Tag.FREE,  # whoever trains the clients: the same bits
+        option(
+            PROCESSES,
+            help="what trains the clients of a simulation: processes (this one, or `--workers N` of this machine), "
+            "mpi, dask, or package.module:factory of a `concurrent.futures.Executor`",
+        ),
+    )
+    scheduler: str | None = tagged(
+        Tag.FREE, option(None, help="address of Dask's scheduler, such as tcp://10.0.0.1:8786; null: no Dask")
+    )
 
 
 @dataclass(frozen=True)
@@ -261,8 +306,8 @@ class ClientGroup:
 
     def as_run(self) -> dict[str, Any]:
         """The group as a recipe writes it in full."""
-        given = {name: value for name, value in options_to_plain(self.options).items() if value is not None}
-        plain: dict[str, Any] = {**given, "name": self.name}
+        plain = {name: value for name, value in options_to_plain(self.options).items() if value is not None}
+        plain["name"] = self.name
         if self.ids is not None:
             plain["ids"] = list(self.ids)
         if "trainer" in self.changed:
@@ -284,7 +329,10 @@ class CalfatSection:
 
     # Each key of the section is a field here and nowhere else.
 
-    name: str | None = option(None, help="name of the runs of this recipe and of their folder; null: the file's name")
+    name: str | None = tagged(
+        Tag.NO_SETTING | Tag.NO_DIGEST,
+        option(None, help="name of the runs of this recipe and of their folder; null: the file's name"),
+    )
     trainer: Plugin[entries.TrainerEntry] = key(
         OnePlugin(
             "`preset` selects a set of defaults, `loss` a loss modifier", kind=entries.TrainerEntry, default="calfat"
@@ -295,30 +343,59 @@ class CalfatSection:
     )
     ema: EMAOptions | None = key(Section(config=EMAOptions, may_lack=True))
     clients: tuple[ClientGroup, ...] = key(Groups("clients that differ from the others", config=GroupOptions))
-    threat: Threat = key(Section(config=Threat))
-    evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
-        Plugins(
-            "what measures the final model; `label` renames one, so that it can be listed twice",
-            kind=entries.EvaluatorEntry,
-            default=("natural", "fgsm", "pgd20"),
-            example="[natural, pgd20]",
-        )
+    threat: Threat = tagged(Tag.PROBLEM, key(Section(config=Threat)))
+    evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = tagged(
+        Tag.MEASURED | Tag.OF_A_PARTY | Tag.NAMED_LAST,
+        key(
+            Plugins(
+                "what measures the final model; `label` renames one, so that it can be listed twice",
+                kind=entries.EvaluatorEntry,
+                default=("natural", "fgsm", "pgd20"),
+                example="[natural, pgd20]",
+            )
+        ),
+        fixed_because="Two settings under one label would be mixed: give the new one a label of its own",
     )
-    monitor: Monitor = key(Section(config=Monitor))
-    partition: Plugin[entries.PartitionEntry] = key(
-        OptionsOf(kind=entries.PartitionEntry, named_by=("data_args", "partition_method"))
+    monitor: Monitor = tagged(Tag.MEASURED | Tag.OF_A_PARTY | Tag.NAMED_LAST, key(Section(config=Monitor)))
+    partition: Plugin[entries.PartitionEntry] = tagged(
+        Tag.PROBLEM | Tag.MEASURED,
+        key(OptionsOf(kind=entries.PartitionEntry, named_by=("data_args", "partition_method"))),
     )
-    dataset: Plugin[entries.DatasetEntry] = key(OptionsOf(kind=entries.DatasetEntry, named_by=("data_args", "dataset")))
-    model: Plugin[entries.ModelEntry] = key(OptionsOf(kind=entries.ModelEntry, named_by=("model_args", "model")))
-    evaluation: EvaluationOptions = key(Section(config=EvaluationOptions))
-    runtime: RuntimeOptions = key(Section(config=RuntimeOptions))
-    loggers: tuple[Plugin[entries.LoggerEntry], ...] = key(
-        Plugins("further observers of the run", kind=entries.LoggerEntry, example="[tensorboard]")
+    dataset: Plugin[entries.DatasetEntry] = tagged(
+        Tag.PROBLEM | Tag.MEASURED,
+        key(
+            OptionsOf(
+                kind=entries.DatasetEntry,
+                named_by=("data_args", "dataset"),
+                configs=(DownloadOptions, MemoryOptions),
+            )
+        ),
     )
-    reported: Reported = key(Section(config=Reported))
-    plugins: Mapping[str, PluginFile] = key(Sections(config=PluginFileOptions, named="module"))
-    silo: Silo = key(Section(config=Silo))
-    flower: FlowerOptions = key(Section(config=FlowerOptions))
+    model: Plugin[entries.ModelEntry] = tagged(
+        Tag.PROBLEM, key(OptionsOf(kind=entries.ModelEntry, named_by=("model_args", "model")))
+    )
+    evaluation: EvaluationOptions = tagged(
+        Tag.MEASURED | Tag.OF_A_PARTY | Tag.NAMED_LAST, key(Section(config=EvaluationOptions))
+    )
+    runtime: RuntimeOptions = tagged(Tag.NO_SETTING, key(Section(config=RuntimeOptions)))
+    loggers: tuple[Plugin[entries.LoggerEntry], ...] = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,
+        key(Plugins("further observers of the run", kind=entries.LoggerEntry, example="[tensorboard]")),
+    )
+    reported: Reported = tagged(Tag.FREE | Tag.OF_A_PARTY | Tag.MEASURED, key(Section(config=Reported)))
+    plugins: Mapping[str, PluginFile] = tagged(
+        Tag.NAMED_LAST,
+        key(Sections(config=PluginFileOptions, named="module")),
+        fixed_because="Rounds with different versions of a plugin would make a model of neither",
+    )
+    silo: Silo = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # addresses, and how patient the parties are
+        key(Section(config=Silo)),
+    )
+    flower: FlowerOptions = tagged(
+        Tag.FREE | Tag.OF_A_PARTY,  # how many clients train at a time
+        key(Section(config=FlowerOptions)),
+    )
 
 
 #: The keys of the section ``calfat``.
@@ -403,9 +480,9 @@ class Recipe(CalfatSection):
         """Whose monitored accuracy says which round is best: the last attack of the monitor, which recipes list from
         weak to strong; without an attack ``natural``; None without either."""
         labels = [pick.label for pick in self.monitor.evaluators]
-        robust = [label for label in labels if label != NATURAL]
-        if robust:
-            return robust[-1]
+        for label in reversed(labels):
+            if label != NATURAL:
+                return label
         return NATURAL if labels else None
 
     @property
@@ -418,40 +495,55 @@ class Recipe(CalfatSection):
         """All plugins of the recipe, in the order in which they are checked."""
         training = (self.trainer, self.modifier, self.threat.inner)
         one_of_each = (*training, self.aggregator, self.dataset, self.model, self.partition)
-        attackers = (group.attacker for group in self.clients if group.attacker is not None)
+        attackers = [group.attacker for group in self.clients if group.attacker is not None]
         return (*one_of_each, *attackers, *self.evaluators, *self.monitor.evaluators, *self.loggers)
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        of_groups = [group.recipe for group in self.clients]
-        training = (pick for each in of_groups for pick in (each.trainer, each.modifier, each.threat.inner))
-        picked = (*self.picked, *training)
-        found = [pick.entry.citation for pick in picked if pick.entry.citation is not None]
-        added = [paper for each in (self, *of_groups) for paper in each.additions.citations()]
-        added += [BY_CLASS_PAPER for each in (self, *of_groups) if each.threat.by_class is not None]
-        return tuple(dict.fromkeys([*found, *added, *([] if self.ema is None else [EMA_PAPER])]))
+        recipes = (self, *(group.recipe for group in self.clients))
+        plugins = list(self.picked)
+        for recipe in recipes:
+            plugins += [recipe.trainer, recipe.modifier, recipe.threat.inner]
+        citations = [plugin.entry.citation for plugin in plugins if plugin.entry.citation is not None]
+        for recipe in recipes:
+            citations += recipe.additions.citations()
+        if any(recipe.threat.by_class is not None for recipe in recipes):
+            citations.append(BY_CLASS_PAPER)
+        if self.ema is not None:
+            citations.append(EMA_PAPER)
+        return tuple(dict.fromkeys(citations))
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
+        return {**self._host_sections_as_run(), "calfat": self._calfat_as_run()}
+
+    def _host_sections_as_run(self) -> dict[str, Any]:
+        """The sections beside ``calfat`` in full, without keys of no effect: read again, they would draw a warning."""
         sections = {name: options_to_plain(values) for name, values in self.host_sections.items()}
-        sections["train_args"]["client_num_per_round"] = self.clients_per_round
-        sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
-        # What has no effect is not written: read again, the file would draw a warning.
-        del sections["train_args"]["federated_optimizer"]
-        sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}
-        if not self.partition.entry.uses_alpha:
-            del sections["data_args"]["partition_alpha"]
-        calfat = as_plain(self, CalfatSection)
-        del calfat["name"]  # of the recipe's file, not of what it says
-        if not self.plugins:
-            del calfat["plugins"]
-        acting = {"silo": TRAINING_TYPES[self.common.training_type], "flower": self.common.host == "flower"}
-        for name, acts in acting.items():
-            if not (acts or self.document.has(("calfat", name))):
-                del calfat[name]
         if self.common.host == CommonArgs.host:
             del sections["common_args"]["host"]
-        return {**sections, "calfat": calfat}
+        if not self.partition.entry.uses_alpha:
+            del sections["data_args"]["partition_alpha"]
+        sections["model_args"]["model"] = self.model.name  # of a network in a file, with its name there
+        train = sections["train_args"]
+        train["client_num_per_round"] = self.clients_per_round
+        del train["federated_optimizer"]
+        for name, _ in useless(self.train):
+            train[name] = getattr(TrainArgs, name)
+        return sections
+
+    def _calfat_as_run(self) -> dict[str, Any]:
+        """The section ``calfat`` in full; sections that do not act only where the recipe has them."""
+        section = as_plain(self, CalfatSection)
+        del section["name"]  # of the recipe's file, not of what it says
+        if not self.plugins:
+            del section["plugins"]
+        has_parties = TRAINING_TYPES[self.common.training_type]
+        if not has_parties and not self.document.has(("calfat", "silo")):
+            del section["silo"]
+        if self.common.host != "flower" and not self.document.has(("calfat", "flower")):
+            del section["flower"]
+        return section
 
 
 #: Section of the host to the attribute of a recipe that has it.

@@ -12,7 +12,7 @@ from calfat_plugin.errors import OptionError
 from calfat_plugin.options import describe, option
 from calfat_plugin.recipe.keys import Section, key
 
-#: What a run without certificates is open to: said on the console and on the page.
+#: The warning about a run without certificates, on the console and on the page.
 UNPROTECTED = (
     "there are no certificates (calfat.silo.tls), so any process that reaches the parties' addresses or their broker "
     "(on loopback: any process on this machine) can take the place of a client that is away, see the model, and have "
@@ -22,7 +22,7 @@ SILO = "silo"  # the partition_method with which each party reads its own data
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
-_A_YEAR = 366 * 86400  # seconds; what a deadline can be, far below what a clock of the system can wait for
+_A_YEAR = 366 * 86400  # seconds; the longest deadline: a system's clock cannot wait for much longer times
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 
@@ -56,15 +56,16 @@ def for_rank(text: str, rank: int) -> str:
 
 def _checked_address(text: str, example: str, *at: str | int) -> Address:
     """``host:port`` or ``[ipv6]:port``."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
+    address = _ADDRESS.fullmatch(text)
+    if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
         raise OptionError(f"got {describe(text)}, expected host:port such as {example}.", at)
-    return Address(found["host"].strip("[]"), int(found["port"]))
+    return Address(address["host"].strip("[]"), int(address["port"]))
 
 
 def _check_names(options: object, *names: str) -> None:
     for name in names:
-        if not _NAME.fullmatch(text := getattr(options, name)):
+        text = getattr(options, name)
+        if not _NAME.fullmatch(text):
             raise OptionError(f"got {describe(text)}, expected letters, digits, '.', '_' and '-'.", (name,))
 
 
@@ -99,7 +100,7 @@ class MQTTSettings:
 
     @property
     def address(self) -> Address:
-        """The broker's."""
+        """The address of the broker."""
         return _checked_address(self.broker, "127.0.0.1:1883", "broker")
 
 
@@ -170,15 +171,17 @@ class Silo:
     s3: S3Settings = key(Section(config=S3Settings), default_factory=S3Settings)
 
     def __post_init__(self) -> None:
-        for rank, address in enumerate(self.addresses):
-            if (first := self.addresses.index(address)) < rank:
+        addresses = self.addresses
+        for rank, address in enumerate(addresses):
+            first = addresses.index(address)
+            if first < rank:
                 raise OptionError(f"{address} is already the address of rank {first}.", ("parties", rank))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         """By rank, the server's first; empty where ``--local`` is to choose them."""
-        listed = enumerate(self.parties or ())
-        return tuple(_checked_address(text, "127.0.0.1:8890", "parties", rank) for rank, text in listed)
+        parties = self.parties or ()
+        return tuple(_checked_address(text, "127.0.0.1:8890", "parties", rank) for rank, text in enumerate(parties))
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse a quorum or a list of parties that does not fit the number of clients."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from calfat_plugin.errors import OptionError
-from calfat_plugin.options import option
+from calfat_plugin.options import Tag, option, tagged
 
 COSINE = "cosine"  # the schedule that depends on the number of rounds
 
@@ -16,15 +16,23 @@ class TrainArgs:
     """``train_args``: clients, rounds and the local optimiser, which is new in each round of a client."""
 
     federated_optimizer: str = option("FedAvg", help="FedML's own key, unused here; see calfat.aggregator")
-    client_num_in_total: int = option(5, low=1, high=1_000_000, help="number of clients")
+    client_num_in_total: int = tagged(Tag.PROBLEM, option(5, low=1, high=1_000_000, help="number of clients"))
     client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
-    comm_round: int = option(150, low=1, help="rounds")
-    patience: int | None = option(
-        None,
-        low=1,
-        help="stop early: training ends when so many monitored evaluations in a row have no higher validation accuracy "
-        "than the best one before (of the last attack in `calfat.monitor.evaluators`); needs "
-        "`data_args.validation_share`. null: all rounds are done",
+    comm_round: int = tagged(
+        Tag(0),
+        option(150, low=1, help="rounds"),
+        fixed_because="A cosine schedule ends with the rounds, the warm-up of by_class is a share of them, and atas "
+        "draws nothing anew in the last of them, so the finished ones would have been others",
+    )
+    patience: int | None = tagged(
+        Tag.MAY_CHANGE,  # of a run that has not stopped yet, nothing that is done depends on it
+        option(
+            None,
+            low=1,
+            help="stop early: training ends when so many monitored evaluations in a row have no higher validation "
+            "accuracy than the best one before (of the last attack in `calfat.monitor.evaluators`); needs "
+            "`data_args.validation_share`. null: all rounds are done",
+        ),
     )
     epochs: int = option(1, low=1, help="local epochs per round")
     local_steps: int | None = option(
@@ -113,5 +121,9 @@ def useless(train: TrainArgs) -> list[tuple[str, str]]:
         "lr_decay_rate": ("lr_schedule: step", train.lr_schedule == "step"),
         "learning_rate_min": (f"lr_schedule: {COSINE}", train.lr_schedule == COSINE),
     }
-    changed = {field.name for field in fields(train) if getattr(train, field.name) != field.default}
-    return [(key, f"train_args.{needed}") for key, (needed, met) in needs.items() if key in changed and not met]
+    keys = []
+    for name, (needed, is_met) in needs.items():
+        is_default = getattr(train, name) == getattr(TrainArgs, name)
+        if not is_default and not is_met:
+            keys.append((name, f"train_args.{needed}"))
+    return keys

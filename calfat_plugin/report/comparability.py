@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from calfat_plugin.experiment.differences import FREE, PLUGIN_PLACE, comparable
+from calfat_plugin.experiment.differences import comparable
 from calfat_plugin.maths.intervals import Score, with_rivals
-from calfat_plugin.recipe.clients import CHOOSING
+from calfat_plugin.options import Tag
+from calfat_plugin.recipe.clients import group_keys_with
+from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.results import NATURAL, WORST_CASE, evaluator_of, release_of
-
-_NOT_A_SETTING = (
-    *(key for key in FREE if key != "calfat.dataset.sha256"),  # which tells two data sets in memory apart
-    *("common_args.random_seed", "calfat.name", "calfat.runtime.", "tracking_args."),
-)
-_PROBLEM = (
-    "data_args.",
-    "model_args.",
-    "train_args.client_num_in_total",
-    "calfat.dataset.",
-    "calfat.model.",
-    "calfat.partition.",
-    "calfat.threat.",
-)
-_OF_A_GROUP = ("name", *CHOOSING, "seed", "threat", "attacker")
 
 
 def settings_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted key to value of a recipe as run, for all that parts runs into settings."""
-    found = comparable(recipe).items()
-    return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
+    return {key: value for key, value in comparable(recipe).items() if not has_tag(key, Tag.NO_SETTING)}
 
 
 def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,11 +23,15 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
     Of groups of clients it is who attacks and who has a threat of its own; by what others train is a method.
     """
-    found = {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
-    written = recipe.get("calfat", {}).get("clients") or ()
-    groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in written]
-    other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
-    return {**found, "calfat.clients": other} if other else found
+    problem = {key: value for key, value in settings_of(recipe).items() if has_tag(key, Tag.PROBLEM)}
+    of_a_group = group_keys_with(Tag.PROBLEM)
+    groups = []
+    for group in recipe.get("calfat", {}).get("clients") or ():
+        if "threat" in group or "attacker" in group:
+            groups.append({key: value for key, value in group.items() if key in of_a_group})
+    if groups:
+        problem["calfat.clients"] = groups
+    return problem
 
 
 def measured_with(recipe: Mapping[str, Any], label: str) -> object:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from calfat_plugin.experiment.differences import flat
-from calfat_plugin.options import options_to_plain, yaml_text
+from calfat_plugin.options import Tag, options_to_plain, yaml_text
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
+from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
@@ -17,8 +18,6 @@ from calfat_plugin.report.reading import RunFiles
 _SECRET = re.compile(
     r"(?is)(?=.*(?:key|token|secret|password|passwd|credential)[\w.-]*\s*[=:])((?:--[\w-]+=)?[\w.-]+=).*"
 )
-# What changes no model is named only where nothing else tells two settings apart.
-_NAMED_LAST = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.", "calfat.plugins.")
 _MOST = 4  # keys in a name; more are listed under "What differs"
 MORE = "…"
 
@@ -53,7 +52,8 @@ def setting_names(runs: Sequence[RunFiles]) -> list[str]:
     """
     settings = [settings_of(run.settings) for run in runs]
     every = sorted(differing(settings), key=lambda key: not key.endswith(".name"))
-    models = [key for key in every if not key.startswith(_NAMED_LAST)] or every
+    # What changes no model is named only where nothing else tells two settings apart.
+    models = [key for key in every if not has_tag(key, Tag.NAMED_LAST)] or every
     for keys, most in ((models, _MOST), (models, len(models)), (every, len(every))):
         own = [[key for key in keys if _is_told(key, values, settings)] for values in settings]
         names = [
@@ -114,7 +114,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
     return {
         key: yaml_text(value)
         for key, value in found
-        if value not in (None, "") and value != [] and not key.startswith(_NAMED_LAST)
+        if value not in (None, "") and value != [] and not has_tag(key, Tag.NAMED_LAST)
     }
 
 

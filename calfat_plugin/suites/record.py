@@ -21,10 +21,11 @@ from calfat_plugin.disk import TRY_AGAIN, locked, read_json, read_whole, reporti
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.differences import FREE, PLUGIN_PLACE, flat
-from calfat_plugin.options import describe_options
+from calfat_plugin.experiment.differences import flat
+from calfat_plugin.options import Tag, describe_options
 from calfat_plugin.recipe.document import Document, dotted
 from calfat_plugin.recipe.keys import Plugin
+from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
 from calfat_plugin.report.table import csv_text
@@ -148,9 +149,7 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     section = recipe["calfat"]
     for lists in (section, section["monitor"]):
         lists["evaluators"] = {pick.get("label", pick["name"]): pick for pick in lists["evaluators"]}
-    free = (*FREE, "common_args.random_seed", "calfat.name")
-    found = flat(recipe).items()
-    return {key: value for key, value in found if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))}
+    return {key: value for key, value in flat(recipe).items() if not has_tag(key, Tag.NO_DIGEST)}
 
 
 def _names(experiment: Experiment) -> str:

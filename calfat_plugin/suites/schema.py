@@ -17,20 +17,16 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from calfat_plugin.errors import did_you_mean, listed
 from calfat_plugin.exact import parse_number
-from calfat_plugin.options import describe
+from calfat_plugin.options import Tag, describe
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
+from calfat_plugin.recipe.tagged_keys import keys_with
 
 SEED_KEY = "common_args.random_seed"
 MAX_SEED = 2**32 - 1
 MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
 MOST_TRIES = 100  # of a cell; a product of grids grows fast
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
-_WHAT_IS_MEASURED = (
-    "data_args",
-    *(f"calfat.{key}" for key in ("dataset", "partition", "evaluators", "monitor", "evaluation", "reported")),
-    *(f"calfat.threat.{key}" for key in ("norm", "eps")),
-)
 
 
 class AtError(ValueError):
@@ -88,7 +84,7 @@ def _checked_changes(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _not_measured(changes: dict[str, Any]) -> dict[str, Any]:
     for key in changes:
-        if any(_overlap(key, measured) for measured in _WHAT_IS_MEASURED):
+        if any(_overlap(key, measured) for measured in keys_with(Tag.MEASURED)):
             raise AtError((key,), "this key changes what is measured; under 'set' it is the same in all runs.")
     return changes
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from calfat_plugin.errors import BudgetError, OptionError
 from calfat_plugin.exact import StepSize, exact_text, parse_number
+from calfat_plugin.options import OptionInfo
 from calfat_plugin.threat import Bounds, ThreatModel
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
@@ -175,6 +176,32 @@ class TestThreatModel:
     def test_numbers_become_exact_and_equal(self):
         assert ThreatModel(eps="8/255", step_size=2 / 255) == ThreatModel()
         assert ThreatModel(eps=8 / 255).eps == Fraction(8, 255)
+
+    def test_what_was_parsed_is_not_parsed_again(self, monkeypatch):
+        threat = ThreatModel(eps="0.1")
+
+        def parse(info, value):
+            raise AssertionError(f"{info.name} = {value!r} is parsed again")
+
+        monkeypatch.setattr(OptionInfo, "parse", parse)
+        other = replace(threat, eps=Fraction(1, 5), steps=3, norm="l2")
+        assert (other.norm, other.eps, other.step_size, other.steps) == ("l2", Fraction(1, 5), Fraction(1, 20), 3)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"eps": Fraction(-1, 255)},
+            {"eps": Fraction(2)},
+            {"step_size": Fraction(0)},
+            {"step_size": StepSize("0 eps")},
+            {"steps": 0},
+            {"norm": "max"},
+        ],
+    )
+    def test_what_has_the_type_is_still_held_to_its_range(self, options):
+        (name,) = options
+        with pytest.raises(OptionError, match=f"^{name}"):
+            ThreatModel(**options)
 
     def test_l2_radius_may_exceed_the_pixel_range(self):
         assert ThreatModel(norm="l2", eps=3).eps == 3

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import pytest
 
 from calfat_plugin.cli.schema import recipe_schema
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.options import option
+from calfat_plugin.options import OptionInfo, option
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.keys import keys_of
 from calfat_plugin.recipe.schema import CalfatSection, Threat
@@ -51,6 +52,22 @@ def test_a_new_key_is_known_wherever_recipes_are_read_or_described(snapshot: Tex
     threat = recipe_schema(REGISTRY)["properties"]["calfat"]["properties"]["threat"]
     assert threat["properties"]["note"]["description"] == "a remark for the reader"
     assert "| `note` | a text | `none` | a remark for the reader |" in pages()["recipes.md"]
+
+
+def test_eps_of_a_recipe_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[object] = []
+    original = OptionInfo.parse
+
+    def parse(info: OptionInfo, value: object) -> object:
+        if value in ("24/511", Fraction(24, 511)):
+            parsed.append(value)
+        return original(info, value)
+
+    monkeypatch.setattr(OptionInfo, "parse", parse)
+    experiment = recipe("{eps: 24/511}")
+    assert experiment.threat.eps == Fraction(24, 511)
+    assert [pick.options.threat(experiment.threat).eps for pick in experiment.evaluators[1:]] == [Fraction(24, 511)] * 2
+    assert parsed == ["24/511"]
 
 
 def test_without_it_the_key_is_refused() -> None:
