@@ -13,11 +13,12 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.federation.outliers import Alignments
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.recipe.additions import ByClassOptions
-from calfat_plugin.results import ALIGNMENT
+from calfat_plugin.results import ALIGNMENT, RoundRecord
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, Federation, build_method, experiment, local_task, train
 from tests.methods.test_inner_attacks import build_inner
+from tests.report.made import record
 
 EPS = 1 / 8
 
@@ -144,7 +145,7 @@ def test_a_look_draws_nothing_from_training(monkeypatch: pytest.MonkeyPatch) -> 
         return list(trained_on)
 
     looked = numbers()
-    monkeypatch.setattr("calfat_plugin.trainers.loop.alignment_of", lambda work, batch: None)
+    monkeypatch.setattr("calfat_plugin.trainers.loop._alignment", lambda work, batch: None)
     assert looked == numbers() != []
 
 
@@ -182,10 +183,14 @@ def test_the_server_names_the_clients() -> None:
     assert server.add({3: float("nan")}) == ()
 
 
+def with_alignments(alignments: dict[int, float]) -> RoundRecord:
+    return dataclasses.replace(record(1, {}), alignments=alignments)
+
+
 def test_a_resumed_server_goes_on_from_the_record() -> None:
-    rows = [{"clients": "0 3", "alignment_0": "", "alignment_3": "0.01"} for _ in range(3)]
+    behind = [with_alignments({3: 0.01}) for _ in range(3)]
     server = Alignments()
-    server.read([*rows, {"clients": "0", "alignment_0": "0.01"}, {"clients": "3"}])  # the last of an older version
+    server.read([*behind, with_alignments({0: 0.01}), with_alignments({})])
     assert server.add({0: 0.01}) == ()
     assert len(server.add({0: 0.01, 3: 0.01})) == 1
 
@@ -195,10 +200,9 @@ def test_a_resumed_run_goes_on_from_its_rounds() -> None:
     run = experiment("fedpgd", calfat__threat__inner="n-fgsm")
     first = Federation(run)
     first.play()
-    row = {"round": "1", "clients": "0 1", "alignment_0": "-1", "alignment_1": "-1"}
-    for rows in ([], [row] * 3):
+    for behind in ([], [with_alignments({0: -1.0, 1: -1.0})] * 3):
         resumed = Federation(run)
-        resumed.server.begin(first.snapshot(), rows)
+        resumed.server.begin(first.snapshot(), behind)
         resumed.worker.client_states.update(first.snapshot().client_states)
         alarms = resumed.play().alarms
-        assert bool(rows) == any(alarm.startswith("overfitted-attack") for alarm in alarms)
+        assert bool(behind) == any(alarm.startswith("overfitted-attack") for alarm in alarms)

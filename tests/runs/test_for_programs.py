@@ -43,7 +43,7 @@ def test_results_of_a_newer_format_are_refused(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("recipe.yaml", "rounds.csv", "results.json"):
+    for name in ("recipe.yaml", "rounds.jsonl", "results.json"):
         (run / name).write_text((folder / "run" / name).read_text())
     content = json.loads((run / "results.json").read_text())
     (run / "results.json").write_text(json.dumps({**content, "format": RESULTS_FORMAT + 1}))
