@@ -79,7 +79,8 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     if not isinstance(value, dict):
         raise wrong(where, f"is {describe(value)}, expected a mapping")
     values = {}
-    for name, hint, has_default in _fields_of(kind):
+    declared: Any = kind  # mypy does not know that a class is hashable
+    for name, hint, has_default in _fields_of(declared):
         if name not in value and not has_default:
             raise wrong(where, f"has no '{name}'")
         if value.get(name) is None and has_default:
@@ -95,7 +96,7 @@ def wrong(where: str, what: str) -> NotAsDeclaredError:
 
 
 @cache
-def _fields_of(kind: type) -> list[tuple[str, Any, bool]]:
+def _fields_of(kind: Any) -> list[tuple[str, Any, bool]]:
     """Name, annotation, and whether there is a default, of each field of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = []
@@ -109,7 +110,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     """A value as its annotation says: lists become tuples, and mappings with numbers as keys get numbers."""
     if hint is Any:
         return value
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return from_json(hint, value, where)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
