@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import compat
-from calfat_plugin.version import __version__ as __version__
 
 if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.in_memory import attack as attack
@@ -86,6 +85,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.trainers.base import AdversarialTrainer as AdversarialTrainer
     from calfat_plugin.trainers.batches import AttackBatch as AttackBatch
     from calfat_plugin.trainers.batches import TrainBatch as TrainBatch
+    from calfat_plugin.version import __version__ as __version__
 
 #: Public name to the module it is imported from, on first use: ``import calfat_plugin`` imports none of them.
 _HOME = {
@@ -96,7 +96,7 @@ _HOME = {
 }
 compat.make_torchvision_importable()  # networks and plugins of users import it, and so does FedML
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
