@@ -74,4 +74,6 @@ def fingerprint(experiment: Experiment) -> str:
 def max_message(experiment: Experiment, model_bytes: int) -> int:
     """Size of the largest message that a party accepts, in bytes, from the size of the model."""
     limit = experiment.silo.max_message_mb
-    return _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000
+    if limit is not None:
+        return limit * 1_000_000
+    return _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR
