@@ -222,19 +222,19 @@ class Workers:
         self._deaths += 1
         self._at_end.close()
         code = _code_of_death(self._processes)
-        death = "a worker has died"
+        cause = ""
         if code is not None:
-            death += f" of {ending(code)}"
+            cause = f" of {ending(code)}"
         numbers = ", ".join(map(str, sorted(self._tasks)))
         left = f"client {numbers}"
         if len(self._tasks) > 1:
             left = f"clients {numbers}"
         if self._deaths == _DEATHS:
             raise HostError(
-                f"round {self._round}: {_DEATHS} times in a row {death} before one client more was "
+                f"round {self._round}: {_DEATHS} times in a row a worker has died{cause} before one client more was "
                 f"trained; {left} waited. {_what_to_do(code)}"
             )
-        self._warn(f"round {self._round}: {death}. New ones train {left}, with the same result.")
+        self._warn(f"round {self._round}: a worker has died{cause}. New ones train {left}, with the same result.")
         self._futures.clear()
         self._executor = self._at_end.enter_context(self._open())
         self._submit_tasks()

@@ -18,7 +18,12 @@ from calfat_plugin.progress import Bars, Lines
 def test_bars_of_runs_come_and_go() -> None:
     first, second = (
         SimpleNamespace(
-            name=f"CalFAT seed {seed}", directory=Path("runs"), output=Path("seed.txt"), state="new", lacks=()
+            name=f"CalFAT seed {seed}",
+            directory=Path("runs"),
+            output=Path("seed.txt"),
+            state="new",
+            lacks=(),
+            experiment=SimpleNamespace(num_rounds=4),
         )
         for seed in (0, 1)
     )
@@ -29,9 +34,9 @@ def test_bars_of_runs_come_and_go() -> None:
     with patch("rich.live._RefreshThread"), clock, Bars(console) as bars:
         progress = SuiteProgress(bars, 4)
         events: list[tuple[Any, ...]] = [
-            (progress.run_started, first),
-            (progress.run_started, second),
-            (progress.run_progress, first, 2, 4, "0:10"),
+            (progress.run_started, first, 0),
+            (progress.run_started, second, 0),
+            (progress.run_progress, first, 2),
             (progress.run_said, first, "round 3: 50 % done"),
             (
                 progress.run_ended,
@@ -46,7 +51,7 @@ def test_bars_of_runs_come_and_go() -> None:
             pictures.append(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[━╸╺]+", "", stream.getvalue()[before:]).split("\n"))
     drawn = [[" ".join(line.split()) for line in picture] for picture in pictures]
     assert drawn[1] == ["CalFAT seed 0 starting", "CalFAT seed 1 starting"]
-    assert drawn[2][0] == "CalFAT seed 0 round 2/4 ETA 0:10"
+    assert drawn[2][0] == "CalFAT seed 0 round 2/4 ETA 0:40"
     assert drawn[2][2].startswith("suite 0/4 runs ETA ")
     assert drawn[3][0] == "CalFAT seed 0 round 3: 50 % done"
     assert drawn[4] == ["CalFAT seed 1 starting", "suite 1/4 runs ETA 5:00"]

@@ -494,7 +494,7 @@ def _other_data(task, **changes):
         (_other_weights, {}),
         (lambda task: task.model.shift.add_(1) and None, {}),  # outside the state dict
         (lambda task: _other_data(task, x=task.data.x * 0.999), {}),
-        (lambda task: _other_data(task, y=task.data.y.roll(1)), {}),
+        (lambda task: _other_data(task, y=torch.cat([task.data.y[:-1], 1 - task.data.y[-1:].clamp(0, 1)])), {}),
         (lambda task: dataclasses.replace(task, threat=ThreatModel(eps=0.11)), {}),
         (lambda task: None, {"batch_size": 3}),
         (lambda task: None, {"queries": 21}),

@@ -116,7 +116,7 @@ def test_the_record_of_a_round_is_complete(monkeypatch: pytest.MonkeyPatch, capl
     federation = Federation(experiment())
     server, size = federation.server, federation.worker.model_bytes
     monkeypatch.setattr(server_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    server._alignments.read([{"clients": "0", "alignment_0": "0.06"}] * 3)
+    server._alignments.read([SimpleNamespace(alignments={0: 0.06})] * 3)
     assert server.start_round(1) == (0, 1, 2, 3, 4)
     two = {
         2: moved(federation, 3.0, loss=0.5),
