@@ -163,3 +163,15 @@ ERRORS = [
 def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, snapshot):
     with snapshot.raises(DataError):
         call()
+
+
+def test_a_client_that_holds_exactly_its_even_share_gets_no_more() -> None:
+    """With so small an alpha a client often gets a whole class, which is the even share of two clients."""
+    labels = np.repeat([0, 1], 10)
+    filled = 0
+    for seed in range(20):
+        for part in dirichlet(labels, 2, alpha=0.01, seed=seed, min_size=0):
+            if (labels[part] == 0).sum() == 10:
+                filled += 1
+                assert len(part) == 10
+    assert filled > 0

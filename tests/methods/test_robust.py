@@ -212,3 +212,15 @@ def test_buffers_follow_no_single_client(rule: str, options: dict[str, Any]) -> 
     found = build_aggregator("median").combine(task).state
     assert found["count"].item() == 4  # 3.5, to the even number
     assert torch.equal(found["w"], torch.full((2, 3), 3.5))
+
+
+def test_the_trimmed_mean_trims_buffers_too() -> None:
+    """Of 0, 1, 2, 9 and 100 it is (1 + 2 + 9) / 3, where the median is 2."""
+    buffers = (0.0, 1.0, 2.0, 9.0, 100.0)
+    updates = {
+        client: LocalUpdate({"w": torch.zeros(1), "mean": torch.tensor([value])}, 1)
+        for client, value in enumerate(buffers)
+    }
+    task = AggregationTask({"w": torch.zeros(1), "mean": torch.zeros(1)}, updates, {}, ["w"], 5, 1)
+    assert build_aggregator("trimmed_mean", f=1).combine(task).state["mean"].item() == pytest.approx(4.0)
+    assert build_aggregator("median").combine(task).state["mean"].item() == 2.0
