@@ -75,6 +75,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
     alarms = find_alarms(results, run.dataset.class_names)
     path = reserved(_names(folder, stem, output))
     written = _write_evidence(path, evidence)
+    citations = [dataclasses.asdict(citation) for citation in _citations(plan)]
     content = {
         "format": RESULTS_FORMAT,
         **facts,
@@ -83,7 +84,7 @@ def attack(plan: AttackPlan, command: list[str], observer: Observer, output: Pat
         "conventions": CONVENTIONS,
         "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
         "calfat_plugin": __version__,
-        "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
+        "citations": citations,
     }
     write_json(path, content, TRY_AGAIN)
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use

@@ -181,7 +181,9 @@ def experiment_of(
     if step_size is not None:
         budget["step_size"] = step_size
     threat = ThreatModel(**budget)  # it reads any number
-    picks = [dict(pick) if isinstance(pick, Mapping) else pick for pick in evaluators]
+    picks: list[str | dict[str, Any]] = []
+    for pick in evaluators:
+        picks.append(dict(pick) if isinstance(pick, Mapping) else pick)
     document = recipe_of_own_model(
         "evaluators",
         [

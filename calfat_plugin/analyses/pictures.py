@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,6 @@ def write_pictures(replay: Replay, folder: Path) -> int:
             (folder / f"{stem}-class-{int(evidence.label[at])}.png").write_bytes(png(x[0]))
             change, factor = perturbation(x[0], x_adv[0])
             (folder / f"{stem}-perturbation-x{factor:.3g}.png").write_bytes(png(change))
-            name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in attack)
+            name = re.sub(r"[^\w-]", "_", attack)
             (folder / f"{stem}-{name}-says-{int(evidence.prediction[row])}.png").write_bytes(png(x_adv[0]))
     return still

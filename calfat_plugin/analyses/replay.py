@@ -98,14 +98,16 @@ class Replay:
 
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON."""
+        numbers = [vars(number) for number in self.numbers]
+        doubts = [vars(doubt) for doubt in self.doubts]
         return {
             "evidence": str(self.path),
             "stands": self.stands,
             "images": len(self.falls),
             "fall": int(self.falls.sum()),
-            "numbers": [vars(number) for number in self.numbers],
+            "numbers": numbers,
             "without_evidence": list(self.without),
-            "doubts": [vars(doubt) for doubt in self.doubts],
+            "doubts": doubts,
         }
 
 

@@ -93,11 +93,14 @@ class AttackEvaluator(Evaluator):
         started = time.perf_counter()
         tally: Counter[str] = Counter()
         numbers: dict[str, list[Tensor]] = {}
-        task = dataclasses.replace(
-            self.narrow(task),
-            tally=lambda name, count: tally.update({name: count}),
-            record=lambda name, values: numbers.setdefault(name, []).append(values.detach().cpu().double()),
-        )
+
+        def add(name: str, count: int) -> None:
+            tally[name] += count
+
+        def record(name: str, values: Tensor) -> None:
+            numbers.setdefault(name, []).append(values.detach().cpu().double())
+
+        task = dataclasses.replace(self.narrow(task), tally=add, record=record)
         noise = generator(task.seed, f"evaluate/{label}", round=task.round)
         threat = self.threat(task)
         settings = returned.mapping(self.settings(task), "settings returned")  # before work that an error loses

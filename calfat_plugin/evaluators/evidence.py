@@ -273,14 +273,16 @@ class Collector:
     def evidence(self) -> Evidence:
         """What there is so far."""
         data = self._task.data
-        index = torch.tensor(sorted(self._points), dtype=torch.int64)
-        points = [self._points[image] for image in index.tolist()]
+        images = sorted(self._points)
+        attacks, predictions, x_adv = [], [], []
+        for image in images:
+            point = self._points[image]
+            attacks.append(point.attack)
+            predictions.append(point.prediction)
+            x_adv.append(point.x_adv)
         covered = self._covered.nonzero().flatten()
         shown = self._shown(covered)
         x_shown = pixels(data.x[shown.to(data.x.device)]).cpu()
-        x_adv = x_shown[:0]
-        if points:
-            x_adv = torch.stack([point.x_adv for point in points])
         return Evidence(
             label=self._label,
             clean=self._task.clean_predictions,
@@ -288,10 +290,10 @@ class Collector:
             tried=dict(self._tried),
             broken={name: self._broken[name] for name in self._tried},
             covered=covered,
-            index=index,
-            by=torch.tensor([point.attack for point in points], dtype=torch.int64),
-            x_adv=x_adv,
-            prediction=torch.tensor([point.prediction for point in points], dtype=torch.int64),
+            index=torch.tensor(images, dtype=torch.int64),
+            by=torch.tensor(attacks, dtype=torch.int64),
+            x_adv=torch.stack(x_adv) if x_adv else x_shown[:0],
+            prediction=torch.tensor(predictions, dtype=torch.int64),
             shown=shown,
             x_shown=x_shown,
             facts={**self._facts, "calfat_plugin": __version__},

@@ -90,15 +90,18 @@ def with_model(task: EvaluationTask, model: nn.Module) -> EvaluationTask:
 @contextmanager
 def silently_on(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
     """The same task on another model, without a scratch folder, progress and listeners to examples."""
-    silent = replace(
-        task,
-        scratch=None,
-        on_progress=lambda done, total, correct: None,
-        on_examples=lambda where, x_adv: None,
-    )
-    other = with_model(silent, model)
+    other = with_model(task, model)
+    other = replace(other, scratch=None, on_progress=_tell_nobody, on_examples=_show_nobody)
     with fast_passes(model, _first_images(task)) as rows_at_once:
         yield replace(other, rows_at_once=rows_at_once)
+
+
+def _tell_nobody(done: int, total: int, correct: int) -> None:
+    """In place of ``on_progress``."""
+
+
+def _show_nobody(where: Tensor, x_adv: Tensor) -> None:
+    """In place of ``on_examples``."""
 
 
 def measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,12 @@ class Personalised(PGD):
         measured = 1
         rows: dict[int, dict[str, Any]] = {}
         for client in clients.honest:
-            makers = {
-                "own": lambda client=client: clients.model(client),
-                "tuned": lambda client=client: clients.fine_tuned(client, self.options.epochs),
+            models_of_client = {
+                "own": partial(clients.model, client),
+                "tuned": partial(clients.fine_tuned, client, self.options.epochs),
             }
             rows[client] = {}
-            for kind, make in makers.items():
+            for kind, make in models_of_client.items():
                 rows[client] |= self._of_client(task, label, kind, make, clients.class_counts(client))
                 measured += 1
                 progress(measured * examples, 0, round(measured * examples * (result.accuracy or 0)))

@@ -271,8 +271,10 @@ def test_the_surrogate_is_the_same_for_the_same_seed_and_asks_for_the_models_lab
                 return scale * logits.double()
 
         made = on_trial(Scaled().eval(), 12, seed=seed)
-        data = ImageData(made.data.x, made.data.y.flip(0) if turned else made.data.y)
-        return list(trained_surrogate(replace(made, data=data)).state_dict().values())
+        data = made.task.data
+        data = ImageData(data.x, data.y.flip(0) if turned else data.y)
+        made = replace(made, task=replace(made.task, data=data))
+        return list(trained_surrogate(made).state_dict().values())
 
     first = weights(0)
     assert all(map(torch.equal, first, weights(0, scale=7.0, turned=True)))
@@ -441,7 +443,7 @@ def test_of_an_honest_model_nothing_is_said(norm: Any, digits_model: nn.Module) 
     made = on_trial(digits_model, 60, threat=ThreatModel(norm, eps))
     evidence = [CHECK[name].run(made) for name in ("answers", "gradients", "pgd", "losses", "dead-units")]
     assert 0 < evidence[-1].facts["dead"] < 0.5
-    facts = judging_findings.found(evidence, exact_text(made.threat.eps), 60)
+    facts = judging_findings.found(evidence, exact_text(made.task.threat.eps), 60)
     assert facts is not None
     assert list(DeadUnits().symptoms(evidence[-1].rows, facts)) == []
 
@@ -492,8 +494,9 @@ def test_no_check_asks_the_model_about_nothing(
             return logits
 
     made = on_trial(Picky().eval(), 4, threat=ThreatModel(eps=eps), surrogates={"other": Picky().eval()})
-    data = ImageData(made.data.x, (digits_model(made.data.x).argmax(dim=1) + turned) % 10)
-    made = replace(made, data=data)
+    x = made.task.data.x
+    data = ImageData(x, (digits_model(x).argmax(dim=1) + turned) % 10)
+    made = replace(made, task=replace(made.task, data=data))
     assert made.correct.all() if turned == 0 else not made.correct.any()
     for check in (*weak_battery(full=False, surrogates=True), replace(QUICK, examples=2)):
         check.run(made)
