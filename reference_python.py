@@ -20,6 +20,9 @@ _PACKAGE = "calfat_plugin"
 _LINE = 100  # characters of a signature; a longer one has a line for each argument
 
 
+_LIMITED = re.compile(r"\b(Count|Share|Finite|FiniteOrNan)\b")  # of ``calfat_plugin/typed_json.py``
+
+
 @dataclass(frozen=True)
 class PythonPage:
     """What a page shows.
@@ -274,12 +277,17 @@ def _arguments(parameters: griffe.Parameters) -> list[str]:
         keyword_only = keyword_only or prefix == "*" or argument.kind is griffe.ParameterKind.keyword_only
         text = f"{prefix}{argument.name}"
         if argument.annotation is not None:
-            text += f": {argument.annotation}"
+            text += f": {_plain(argument.annotation)}"
         default = "" if argument.default is None or prefix else _default(argument.default)
         if default:
             text += f" = {default}" if argument.annotation is not None else f"={default}"
         shown.append(text)
     return shown
+
+
+def _plain(annotation: Any) -> str:
+    """An annotation without the limits that a file's number is checked against: ``Share`` is a ``float``."""
+    return _LIMITED.sub(lambda name: "int" if name[0] == "Count" else "float", str(annotation))
 
 
 def _default(default: Any) -> str:
@@ -337,7 +345,7 @@ def _items(section: griffe.DocstringSection) -> Iterator[str]:
 
 
 def _item(name: str, annotation: Any, text: str) -> str:
-    kind = "" if annotation is None else f" (`{annotation}`)"
+    kind = "" if annotation is None else f" (`{_plain(annotation)}`)"
     return f"- `{name}`{kind}: {_indented(text)}"
 
 

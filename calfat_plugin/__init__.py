@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.analyses.in_memory import attack as attack
     from calfat_plugin.analyses.in_memory import evaluate as evaluate
     from calfat_plugin.analyses.replay import Replay as Replay
-    from calfat_plugin.api import Run as Run
     from calfat_plugin.api import load_dataset as load_dataset
     from calfat_plugin.api import load_model as load_model
     from calfat_plugin.api import load_run as load_run
@@ -81,6 +80,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.results import RunResult as RunResult
     from calfat_plugin.seeds import derive_seed as derive_seed
     from calfat_plugin.seeds import generator as generator
+    from calfat_plugin.stored_run import Run as Run
     from calfat_plugin.threat import ThreatModel as ThreatModel
     from calfat_plugin.trainers.base import AdversarialTrainer as AdversarialTrainer
     from calfat_plugin.trainers.batches import AttackBatch as AttackBatch

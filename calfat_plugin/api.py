@@ -8,8 +8,6 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +21,6 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY
 from calfat_plugin.datasets.findings import dataset_findings, image_findings
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
-from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.exact import exact_text, scalar
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
@@ -35,15 +32,12 @@ from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.evaluations import shows_release
-from calfat_plugin.report.numbers import accuracy_text
-from calfat_plugin.report.reading import read_run
-from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json, evaluation_from_json
 from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, find_checkpoint, recipe_of
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.workers import mpi_workers, with_workers
+from calfat_plugin.stored_run import Run
 from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
@@ -51,65 +45,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.analyses.in_memory import Images, Labels
-
-
-@dataclass(frozen=True, repr=False)
-class Run:
-    """A run, finished or not, as its directory says.
-
-    Attributes:
-        directory: the run directory.
-        recipe: as run, every default written out.
-        results: label to final result, in the recipe's order; empty while the run is not finished.
-        alarms: findings about results that look too good; each has a ``code`` and a ``text``.
-        stopped_early: why training ended before the recipe's last round: its attribute ``round`` is the last one, and
-            as a text it is a sentence. None: it did not, or the run is not finished.
-    """
-
-    directory: Path
-    recipe: Mapping[str, Any]
-    results: Mapping[str, EvaluationResult]
-    alarms: tuple[Alarm, ...] = ()
-    stopped_early: EarlyStop | None = None
-
-    @property
-    def rounds(self) -> Any:
-        """The rounds that are finished now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each.
-
-        It has the columns of ``rounds.csv``. Accuracies are fractions in [0, 1]; what was not measured in a round is
-        None (in a DataFrame: nan). Of more than ten clients, a mapping has only those of its round.
-        """
-        rows = read_run(self.directory).table_of_rounds()
-        try:
-            import pandas
-        except ImportError:
-            return rows
-        return pandas.DataFrame(rows)
-
-    @property
-    def report(self) -> Path:
-        """The page with curves and tables; it is written when the run finishes."""
-        return self.directory / "report.html"
-
-    def __repr__(self) -> str:
-        accuracies = ", ".join(f"{label} {accuracy_text(found.accuracy)}" for label, found in self.results.items())
-        stopped = "" if self.stopped_early is None else f", {self.stopped_early}"
-        return f"<Run {self.directory}: {accuracies or 'not finished'}{stopped}>"
-
-    def _repr_html_(self) -> str:
-        release = shows_release(map(evaluation_as_json, self.results.values()))
-        table = [["evaluator", "accuracy", *(["release"] if release else []), "examples"]]
-        for result in self.results.values():
-            row = [result.label, accuracy_text(result.accuracy)]
-            if release:
-                row.append(accuracy_text(result.accuracy_release))
-            table.append([*row, str(result.num_examples)])
-        if not self.results:
-            table = [["not finished"]]
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table)
-        alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
-        stopped = "" if self.stopped_early is None else f"<p>{escape(str(self.stopped_early))}</p>"
-        return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{stopped}{alarms}</div>"
 
 
 @fresh_torch_state()
@@ -403,15 +338,7 @@ def load_run(directory: str | Path) -> Run:
     Raises:
         CalfatError: there is no run in it, or a file of it is damaged.
     """
-    files = read_run(Path(directory))
-    results = map(evaluation_from_json, files.evaluations)
-    return Run(
-        files.path,
-        files.recipe.document.data,
-        {result.label: result for result in results},
-        read_alarms(files.results),
-        files.stop,
-    )
+    return Run.load(Path(directory))
 
 
 @fresh_torch_state()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.errors import PluginError
 from calfat_plugin.maths.intervals import Interval, of_accuracy
 from calfat_plugin.maths.metrics import Worst, by_frequency, plausible_losses, worst_class, worst_clients
+from calfat_plugin.typed_json import Count, Finite, FiniteOrNan, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,22 +99,22 @@ class EvaluationResult:
     """
 
     label: str
-    num_examples: int
-    accuracy: float | None
-    accuracy_release: float | None
-    per_class: tuple[float | None, ...]
-    per_class_release: tuple[float | None, ...]
+    num_examples: Count
+    accuracy: Share | None
+    accuracy_release: Share | None
+    per_class: tuple[Share | None, ...]
+    per_class_release: tuple[Share | None, ...]
     settings: Mapping[str, Any]
     implementation: str
-    seconds: float
+    seconds: Finite
     details: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, FiniteOrNan] = field(default_factory=dict)
     worst_clients: Worst | None = None
     head: Worst | None = None
     middle: Worst | None = None
     tail: Worst | None = None
     not_run: str = ""
-    guess: float | None = None
+    guess: Share | None = None
 
     @classmethod
     def without_number(
@@ -146,6 +147,24 @@ class EvaluationResult:
         """``accuracy`` of the worst class; None where nothing is known of classes."""
         return worst_class(self.per_class)
 
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """Its numbers by the names that suites and reports use: ``pgd20``, ``pgd20:worst-class``, ``pgd20/ece``.
+
+        None where the attack did not run. A number that is not known at all has no name here.
+        """
+        numbers: dict[str, float | None] = {
+            self.label: self.accuracy,
+            f"{self.label}:{RELEASE}": self.accuracy_release,
+        }
+        for name, value in self.metrics.items():
+            numbers[f"{self.label}/{name}"] = value if math.isfinite(value) else None
+        for name, attribute in (*WORST.items(), *zip(FREQUENCY, FREQUENCY, strict=True)):
+            worst = getattr(self, attribute)
+            if worst is not None:
+                numbers[f"{self.label}:{name}"] = worst.accuracy
+        return numbers
+
     def with_worst_clients(
         self, class_counts: Sequence[Sequence[int]], *, long_tailed: bool = False
     ) -> EvaluationResult:
@@ -172,11 +191,11 @@ class EarlyStop:
         accuracy: that accuracy, in [0, 1].
     """
 
-    round: int
-    patience: int
+    round: Count
+    patience: Count
     evaluator: str
-    best_round: int
-    accuracy: float
+    best_round: Count
+    accuracy: Share
 
     def __str__(self) -> str:
         evaluations = f"{self.patience} evaluation{'s' if self.patience > 1 else ''}"
@@ -309,17 +328,6 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
     return {name: _as_json(value, name) for name, value in values.items() if value or name not in _OPTIONAL}
 
 
-def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
-    """What :func:`evaluation_as_json` was given, of an entry as ``report.reading`` gives it."""
-    names = [field.name for field in dataclasses.fields(EvaluationResult)]
-    values: dict[str, Any] = {name: row.get(name) for name in names if name in row or name not in _OPTIONAL}
-    values |= {name: tuple(row[name]) for name in ("per_class", "per_class_release")}
-    for name in ("worst_clients", *FREQUENCY):
-        if worst := values.get(name):
-            values[name] = Worst(worst["accuracy"], tuple(worst["ids"]))
-    return EvaluationResult(**values)
-
-
 def evaluator_of(metric: str) -> str:
     """The evaluator of ``pgd20:worst-class``: ``pgd20``; any other metric itself."""
     label, _, beside = metric.rpartition(":")
@@ -329,36 +337,6 @@ def evaluator_of(metric: str) -> str:
 def release_of(metric: str) -> str:
     """An evaluator's accuracy by the release's convention: ``pgd20:release``; a metric of another kind itself."""
     return f"{metric}:{RELEASE}" if evaluator_of(metric) == metric else metric
-
-
-def measured(results: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured, of its ``results.json`` (such as ``pgd20:tail``); None where it has no such metric, and
-    where the attack did not run."""
-    found = dict(results.get("metrics") or {})
-    for evaluation in results.get("evaluations", ()):
-        beside = evaluation.get("metrics") or {}
-        found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
-        worst = {name: evaluation.get(WORST.get(name, name)) for name in (*WORST, *FREQUENCY)}
-        found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
-        found[evaluation["label"]] = evaluation["accuracy"]
-        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
-    number = found.get(metric)
-    return None if number is None else float(number)
-
-
-def why_not_run(results: Mapping[str, Any], metric: str) -> str:
-    """Why an attack did not run, of ``results.json`` and a metric of it; empty where it ran, or is not there."""
-    label = evaluator_of(metric)
-    for evaluation in results.get("evaluations", ()):
-        if evaluation["label"] == label and evaluation["accuracy"] is None:
-            return str(evaluation["not_run"])
-    return ""
-
-
-def examples_of(results: Mapping[str, Any], metric: str) -> int | None:
-    """Test examples that an evaluator's accuracy is a share of, of ``results.json``; None for other metrics."""
-    label = metric.removesuffix(f":{RELEASE}")
-    return next((e.get("num_examples") for e in results.get("evaluations", ()) if e["label"] == label), None)
 
 
 def _as_json(value: Any, where: str) -> Any:

@@ -12,8 +12,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+from calfat_plugin.disk import RESTORE, read_json
+from calfat_plugin.errors import RunError
 from calfat_plugin.exact import parse_number
 from calfat_plugin.options import describe
 
@@ -23,10 +26,11 @@ _PLAIN = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 
 class Kind(NamedTuple):
-    """What an annotation asks of a value beside its type: in words, and as a check."""
+    """What an annotation asks of a value beside its type: in words, and as a check; and what null stands for."""
 
     expected: str
     holds: Callable[[Any], bool]
+    null: Any = None
 
 
 class NotAsDeclaredError(ValueError):
@@ -52,14 +56,36 @@ def _is_exact(value: Any) -> bool:
         return False
 
 
-Fraction = Annotated[float, Kind("a number from 0 to 1", lambda value: _is_finite(value) and 0 <= value <= 1)]
+Share = Annotated[float, Kind("a number from 0 to 1", lambda value: _is_finite(value) and 0 <= value <= 1)]
 Count = Annotated[int, Kind("a whole number, 0 or more", _is_count)]
 #: Of a figure, or seconds. Larger numbers have no place on a page.
 Finite = Annotated[float, Kind("a number", lambda value: _is_finite(value) and abs(value) < 1e15)]
+#: A figure that a file without nan has null for.
+FiniteOrNan = Annotated[float, Kind("a number, or null", _is_finite, null=math.nan)]
 Eps = Annotated[Any, Kind("a number such as 8/255", _is_exact)]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_typed(kind: type[T], path: Path) -> T | None:
+    """Read a JSON file as an object of a dataclass; None where there is none, or an empty mapping is in it.
+
+    Raises:
+        RunError: the file is damaged, or was changed by hand; it names file and place.
+    """
+    content = read_json(path)
+    if not content:
+        return None
+    try:
+        return from_json(kind, content)
+    except NotAsDeclaredError as error:
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: Path, problem: str) -> RunError:
+    """The error about a file whose content is wrong; ``problem`` begins with its place."""
+    return RunError(f"{path}: {problem}. The file is damaged or was changed by hand. {RESTORE}")
 
 
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
@@ -117,6 +143,8 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return _typed_or_null(value, arguments, where)
     if origin is Annotated:
         kind = hint.__metadata__[0]
+        if value is None and kind.null is not None:
+            return kind.null
         if not kind.holds(value):
             raise wrong(where, f"is {describe(value)}, expected {kind.expected}")
         return value
@@ -147,12 +175,14 @@ def _typed_mapping(value: Any, arguments: Sequence[Any], where: str) -> dict[Any
     if not isinstance(value, dict):
         raise wrong(where, f"is {describe(value)}, expected a mapping")
     kind_of_key, kind_of_value = arguments
-    typed: dict[Any, Any] = {}
-    for key, item in value.items():
-        if kind_of_key is int and not key.isdecimal():
-            raise wrong(f"{where}.{key}", "is named by a text, expected a whole number")
-        typed[kind_of_key(key)] = _typed(item, kind_of_value, f"{where}.{key}")
-    return typed
+    if kind_of_key is int:
+        for key in value:
+            if not key.isdecimal():
+                raise wrong(f"{where}.{key}", "is named by a text, expected a whole number")
+    # The usual case, in which nothing is wrong: a round of many clients has thousands of numbers.
+    if kind_of_value in _PLAIN and all(_is_plain(item, kind_of_value) for item in value.values()):
+        return {kind_of_key(key): item for key, item in value.items()}
+    return {kind_of_key(key): _typed(item, kind_of_value, f"{where}.{key}") for key, item in value.items()}
 
 
 def _is_plain(value: Any, kind: type) -> bool:

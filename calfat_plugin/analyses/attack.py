@@ -121,9 +121,7 @@ def _draw_curves(path: Path, plan: AttackPlan, results: tuple[EvaluationResult, 
     pictures = tuple(path.with_suffix(f".{ending}") for ending in FORMATS)
     for picture in pictures:  # matplotlib would write through a link
         refuse_link(picture)
-    sweep = []
-    if len(plan.experiments) > 1:
-        sweep = [dataclasses.asdict(result) for result in results]
+    sweep = results if len(plan.experiments) > 1 else ()
     if not drawn([eps_chart(path.stem, sweep)], path.parent):
         return ()
     return pictures

@@ -14,11 +14,11 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.observer import Observer
-from calfat_plugin.report import shapes
-from calfat_plugin.report.shapes import check_shape
-from calfat_plugin.results import EVIDENCE, WORST_CASE
+from calfat_plugin.results import EVIDENCE, NATURAL, WORST_CASE
+from calfat_plugin.run_files import AttackResults, EvidenceFile, EvidenceFiles, TrustResults, check_evaluations
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, near
+from calfat_plugin.typed_json import read_typed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +62,7 @@ class _Said(NamedTuple):
     label: str
     accuracy: float
     num_examples: int
-    per_class: list[float | None] | None
+    per_class: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,43 +288,46 @@ def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tupl
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
-    file, content, ball = _results_of(path)
-    check_shape(content, shapes.TRUST if "verdict" in content else shapes.ATTACKS, file)
-    if ball != evidence.ball:
-        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {ball}.")
-    if "verdict" in content:  # of `calfat trust`
-        accuracies = []
-        for label, key in (("natural", "natural"), (WORST_CASE, "worst")):
-            accuracy = content["verdict"].get(key)
-            if accuracy is not None:
-                accuracies.append(_Said(label, accuracy, content["examples"], None))
-        return accuracies, ()
+    file, listed = _results_beside(path)
+    stated = {"norm": listed.norm, "eps": listed.eps}
+    if stated != evidence.ball:
+        raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {stated}.")
+    if "verdict" in read_json(file):  # of `calfat trust`
+        return _said_by_trust(file), ()
+    results = read_typed(AttackResults, file) or AttackResults()
+    check_evaluations(results.evaluations, file)
     known, without = [], []
-    for row in content.get("evaluations", ()):
-        settings, label = row["settings"], row["label"]
-        is_of_ball = {key: settings.get(key) for key in evidence.ball} == evidence.ball
-        is_natural = settings.get("attack") == "none"
-        if is_natural:
-            label = "natural"
-        if row["accuracy"] is None:
+    for result in results.evaluations:
+        of_ball = {key: result.settings.get(key) for key in evidence.ball} == evidence.ball
+        if result.accuracy is None:
             continue  # the attack did not run: there is no number to show
-        if is_natural or (is_of_ball and (label in evidence.tried or label == WORST_CASE)):
-            known.append(_Said(label, row["accuracy"], row["num_examples"], row.get("per_class")))
-        elif is_of_ball or "eps" not in settings:
-            without.append(label)
+        if result.settings.get("attack") == "none":
+            known.append(_Said(NATURAL, result.accuracy, result.num_examples, result.per_class))
+        elif of_ball and (result.label in evidence.tried or result.label == WORST_CASE):
+            known.append(_Said(result.label, result.accuracy, result.num_examples, result.per_class))
+        elif of_ball or result.settings.get("eps") is None:
+            without.append(result.label)
     return known, tuple(without)
 
 
-def _results_of(path: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """The results beside a file of evidence that name it: the file, its content, and the ball that it says."""
+def _results_beside(path: Path) -> tuple[Path, EvidenceFile]:
+    """The results file that names a file of evidence, and what it says of it."""
     for file in sorted(path.parent.glob("*.json")):
-        with suppress(RunError):  # of another file that is damaged
-            content = read_json(file)
-            check_shape(content, {"evidence?": shapes.EVIDENCE}, file)
-            for row in content.get("evidence", ()):
-                if row["file"] == path.name:
-                    return file, content, {"norm": row["norm"], "eps": row["eps"]}
+        with suppress(RunError):  # another file may be damaged
+            listed = read_typed(EvidenceFiles, file) or EvidenceFiles()
+            for evidence in listed.evidence:
+                if evidence.file == path.name:
+                    return file, evidence
     raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
+
+
+def _said_by_trust(file: Path) -> list[_Said]:
+    """The accuracies of a ``trust.json``."""
+    results = read_typed(TrustResults, file)
+    if results is None:
+        return []
+    shares = {NATURAL: results.verdict.natural, WORST_CASE: results.verdict.worst}
+    return [_Said(label, share, results.examples, ()) for label, share in shares.items() if share is not None]
 
 
 def _number(
@@ -348,7 +351,7 @@ def _number(
     disputed = any(doubt.image in images_about[doubt.what] for doubt in doubts if not doubt.borderline)
     counts = counts_of(evidence.label[tried], evidence.correct[tried], right[tried], num_classes)
     same = int(tried.sum()) == said.num_examples and counts["accuracy"] == said.accuracy
-    same = same and said.per_class in (None, list(counts["per_class"]))
+    same = same and said.per_class in ((), tuple(counts["per_class"]))
     checked = int((tried & ~(broken & ~has_image)).sum())
     stands = same and not missing and not disputed
     return Number(said.label, said.accuracy, counts["accuracy"], said.num_examples, checked, stands), missing

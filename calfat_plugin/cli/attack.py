@@ -23,7 +23,6 @@ from calfat_plugin.errors import CalfatError, OptionError
 from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.report.evaluations import EVALUATION_HEAD, evaluation_row
 from calfat_plugin.report.table import Table, print_table
-from calfat_plugin.results import evaluation_as_json
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -134,7 +133,7 @@ def _attack_several(targets: Sequence[Path], how: Mapping[str, Any], plain: bool
             _finish_one(plan, measured[target])
     rows = []
     for target, one in measured.items():
-        rows += [[str(target), *evaluation_row(evaluation_as_json(result))] for result in one.results]
+        rows += [[str(target), *evaluation_row(result)] for result in one.results]
     if rows:
         print_table(console, Table("", ["run", *EVALUATION_HEAD], rows, 2))
     files = {target: {"file": str(one.path), "results": read_json(one.path)} for target, one in measured.items()}

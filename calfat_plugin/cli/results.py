@@ -12,7 +12,7 @@ from calfat_plugin.report.evaluations import evaluations_table, figures_of, tail
 from calfat_plugin.report.labels import budget
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.table import print_table
-from calfat_plugin.results import EarlyStop, EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EarlyStop, EvaluationResult
 
 
 def show_final(
@@ -28,19 +28,19 @@ def show_final(
         return
     after = "the final round" if stop is None else f"round {stop.round}, where training stopped early"
     show_evaluations(console, results, f"model after {after}, test split")
-    found = list(map(evaluation_as_json, results))
-    for table in filter(None, (worst_table(found, class_names), tails_table(found, class_names))):
-        print_table(console, table)
+    for table in (worst_table(results, class_names), tails_table(results, class_names)):
+        if table:
+            print_table(console, table)
     show_alarms(console, alarms)
 
 
 def show_evaluations(console: Console, results: Sequence[EvaluationResult], title: str = "") -> None:
     """Print a table, and a line for what an evaluation measured beside accuracy."""
-    found = list(map(evaluation_as_json, results))
-    print_table(console, evaluations_table(title, found))
-    for each in found:
-        if figures := figures_of(each):
-            name = " ".join(filter(None, (each["label"], budget(each["settings"]))))
+    print_table(console, evaluations_table(title, results))
+    for result in results:
+        figures = figures_of(result)
+        if figures:
+            name = f"{result.label} {budget(result.settings)}".rstrip()
             console.print(f"{name}: {figures}", soft_wrap=True)
 
 

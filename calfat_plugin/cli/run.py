@@ -23,7 +23,6 @@ from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.alarms import read_alarms
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.recipe import read_document
@@ -34,6 +33,7 @@ from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.workers import OPTION, mpi_workers, with_workers
 from calfat_plugin.shipped import located
+from calfat_plugin.stored_run import Run
 
 
 @click.command()
@@ -140,11 +140,10 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     with choose_progress(console, plain=plain) as progress:
         hint.progress = progress
         result = session.run(request, directory, progress)
-    class_names = read_json(directory.partition).get("class_names") or ()
-    alarms = read_alarms(read_json(directory.results))
-    show_final(console, result.evaluations, alarms, class_names, result.stop)
-    if request.profile:
-        console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
+    run = Run(directory.path)
+    show_final(console, result.evaluations, run.alarms, run.partition.class_names, result.stop)
+    if request.profile and run.spending is not None:
+        console.print(spending_text(run.spending), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
     if any("eps" in evaluation.settings for evaluation in result.evaluations):
         believe = shlex.join([*_program("calfat"), "trust", str(directory.path)])  # of fedml we have run alone

@@ -25,7 +25,7 @@ from calfat_plugin.judging.examine import FILE
 from calfat_plugin.progress import lines_or_bars, verbatim_console
 from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
-from calfat_plugin.report.reading import SUITE
+from calfat_plugin.run_files import SUITE
 from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
@@ -303,7 +303,7 @@ def _show_and_write(plan: SuitePlan, options: _Options, ended: Sequence[SuiteRun
     folder = write_tables(summary)
     click.echo(f"\n{markdown(summary)}")
     click.echo(f"tables: {folder}")
-    if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
+    if any(run.results is not None for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
     options.show(read_json(plan.suite.directory / SUITE))
 

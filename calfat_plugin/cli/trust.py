@@ -20,6 +20,8 @@ from calfat_plugin.judging.examine import FILE, TrustReport, examine
 from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.report.evaluations import trust_table
 from calfat_plugin.report.table import print_table
+from calfat_plugin.run_files import TrustResults
+from calfat_plugin.typed_json import read_typed
 
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 _RESUME = "The same command again continues with the check that was stopped."
@@ -95,7 +97,9 @@ def judge(
 
 def show_verdict(console: Console, outcome: TrustReport) -> None:
     """Print the evidence as a table, and below it the verdict and the sentence for a reviewer."""
-    print_table(console, trust_table(read_json(outcome.path)))
+    results = read_typed(TrustResults, outcome.path)
+    if results is not None:
+        print_table(console, trust_table(results))
     verdict = outcome.verdict
     console.print(Text.assemble("verdict: ", (verdict.text, _STYLES[verdict.word])))
     console.print(verdict.sentence, soft_wrap=True)

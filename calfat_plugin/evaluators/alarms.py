@@ -6,10 +6,9 @@ contradict each other or what the attack could not do, the likely cause, and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.results import NOT_RUN, WORST_CASE, EvaluationResult
@@ -36,11 +35,6 @@ class Alarm:
     code: str  # for programs: ``flattened-logits``
     text: str  # for people: what was seen, what it may mean, what to do
     labels: tuple[str, ...]  # the evaluators that it is about
-
-
-def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Those that a ``results.json`` has."""
-    return tuple(Alarm(row["code"], row["text"], tuple(row["labels"])) for row in content.get("alarms", ()))
 
 
 def find_alarms(results: Iterable[EvaluationResult], class_names: Sequence[str] = ()) -> tuple[Alarm, ...]:

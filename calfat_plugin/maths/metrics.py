@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple, TypeVar
 
+from calfat_plugin.typed_json import Count, Share
+
 Client = TypeVar("Client", bound=Hashable)
 
 _IMPLAUSIBLE = 100.0  # times the median of a round's losses
@@ -58,8 +60,8 @@ WORST_SHARE = 10  # percent of the clients
 class Worst:
     """The accuracy of those that a model serves worst: a class, or clients."""
 
-    accuracy: float  # a fraction in [0, 1]; of several clients their mean
-    ids: tuple[int, ...]  # worst first
+    accuracy: Share  # of several clients their mean
+    ids: tuple[Count, ...]  # worst first
 
 
 def worst_class(per_class: Sequence[float | None]) -> Worst | None:

@@ -24,7 +24,8 @@ from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
 from calfat_plugin.report.labels import on_examples
 from calfat_plugin.report.numbers import NOTHING, counted
-from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.stored_run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,21 +165,21 @@ class Line:
     band: Sequence[tuple[float, float, float]] = ()  # (x, low, high) around it; empty: none
 
 
-def learning_curves(run: RunFiles) -> Chart | None:
+def learning_curves(run: Run) -> Chart | None:
     """Accuracy under every monitored evaluator, round by round."""
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
     if not lines:
         return None
-    evaluated = "global model" if run.recipe.ema is None else "moving average of the global models"
+    evaluated = "global model" if run.experiment.ema is None else "moving average of the global models"
     caption = f"The {evaluated} after each round."
-    subset = run.recipe.monitor.max_examples
-    split = run.recipe.data.monitored_split
+    subset = run.experiment.monitor.max_examples
+    split = run.experiment.data.monitored_split
     caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
     caption += " On the validation split." if split == "validation" and not subset else ""
     return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
 
 
-def heterogeneity(run: RunFiles) -> Chart | None:
+def heterogeneity(run: Run) -> Chart | None:
     """s^2 of the CalFAT paper, section 3.2, round by round."""
     caption = (
         "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
@@ -188,11 +189,11 @@ def heterogeneity(run: RunFiles) -> Chart | None:
     return line_chart("heterogeneity", "Heterogeneity s²", caption, [line], "s²")
 
 
-def losses(run: RunFiles) -> Chart | None:
+def losses(run: Run) -> Chart | None:
     """Training loss: the mean over clients, and a band from the lowest to the highest."""
     clients: set[int] = set()
     mean, band = [], []
-    for record in run.rounds:
+    for record in run.records:
         clients.update(record.losses)
         plausible = plausible_losses(record.losses).values()
         if plausible:
@@ -212,7 +213,7 @@ def compared(
     title: str,
     what: str,
     column: str,
-    groups: Mapping[str, Sequence[RunFiles]],
+    groups: Mapping[str, Sequence[Run]],
     *,
     percentages: bool = True,
 ) -> Chart | None:
@@ -223,13 +224,17 @@ def compared(
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
         done = [run for run in runs if run.finished] or runs
-        curves = [dict(curve) for run in done if (curve := run.curve(column))]
-        if curves:
-            rounds = sorted(set.intersection(*map(set, curves)))
-            stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
-            mean = [(number, mean) for number, mean, _ in stats]
-            band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
-            lines.append(Line(group, index, mean, band))
+        curves = [dict(run.curve(column)) for run in done]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        means, band = [], []
+        for number in sorted(set.intersection(*map(set, curves))):
+            mean, std = mean_std([curve[number] for curve in curves])
+            means.append((number, mean))
+            if std is not None:
+                band.append((number, mean - std, mean + std))
+        lines.append(Line(group, index, means, band))
     caption = "Round by round."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."
@@ -259,17 +264,18 @@ def line_chart(
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots()
+        has_legend = len(lines) > 1 or bool(ticks)
         for line in lines:
             if line.band:
-                x, low, high = zip(*line.band, strict=True)
-                edges = [factor * value for value in low], [factor * value for value in high]
-                axes.fill_between(x, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
-            axes.plot(
-                [x for x, _ in line.points],
-                [factor * value for _, value in line.points],
-                label=legend_name(line.name) if len(lines) > 1 or ticks else None,
-                **theme.line_style(line.index, marked=len(line.points) <= _SPARSE),
-            )
+                x = [x for x, _, _ in line.band]
+                low = [factor * low for _, low, _ in line.band]
+                high = [factor * high for _, _, high in line.band]
+                axes.fill_between(x, low, high, color=theme.series(line.index), alpha=0.16, linewidth=0)
+            x = [x for x, _ in line.points]
+            y = [factor * value for _, value in line.points]
+            label = legend_name(line.name) if has_legend else None
+            style = theme.line_style(line.index, marked=len(line.points) <= _SPARSE)
+            axes.plot(x, y, label=label, **style)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.grid(axis="y")
@@ -277,10 +283,12 @@ def line_chart(
         if ticks is None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
-            axes.set_xticks(list(ticks.values()), list(ticks), rotation=60 if len(ticks) > _MOST_LEVEL_TICKS else 0)
+            rotation = 60 if len(ticks) > _MOST_LEVEL_TICKS else 0
+            axes.set_xticks(list(ticks.values()), list(ticks), rotation=rotation)
         if percentages:
             top = axes.get_ylim()[1]
-            axes.set_ylim(0, min(100.0, max(top, 1.0)) if top <= 100 else 100.5)
+            highest = 100.5 if top > 100 else max(top, 1.0)
+            axes.set_ylim(0, highest)
         elif all(value >= 0 for line in lines for _, value in line.points):
             axes.set_ylim(bottom=0)
 
@@ -308,24 +316,25 @@ def bar_chart(
     percentages: bool = False,
 ) -> Chart:
     few = len(names) <= _NAMED
+    factor = 100 if percentages else 1
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (panel, row) in zip(panels, values.items(), strict=True):
-            heights = [(value or 0) * (100 if percentages else 1) for value in row]
-            bars = axes.bar(range(len(row)), heights, 0.72, color=theme.series(indexes[panel] if indexes else 0))
+            heights = [factor * (value or 0) for value in row]
+            index = 0 if indexes is None else indexes[panel]
+            bars = axes.bar(range(len(row)), heights, 0.72, color=theme.series(index))
             if few:
-                shown = [
-                    NOTHING if value is None else f"{height:,.0f}" for value, height in zip(row, heights, strict=True)
-                ]
-                axes.bar_label(bars, shown, padding=1.5, fontsize=8, color=theme.MUTED.light)
+                texts = [NOTHING if value is None else f"{factor * value:,.0f}" for value in row]
+                axes.bar_label(bars, texts, padding=1.5, fontsize=8, color=theme.MUTED.light)
                 axes.set_yticks([])
                 axes.spines["left"].set_visible(False)
             axes.margins(x=0.02)
             axes.set_title(textwrap.fill(panel, _LEGEND_CHARACTERS), loc="left", fontsize=9)
             axes.tick_params(axis="x", length=0)
-        highest = max(((value or 0) for row in values.values() for value in row), default=0) or 1
-        panels[0].set_ylim(0, 1.3 * highest * (100 if percentages else 1))
+        numbers = [value for row in values.values() for value in row if value is not None]
+        highest = max(numbers, default=0) or 1
+        panels[0].set_ylim(0, 1.3 * factor * highest)
         if few and max(map(len, names)) > 3:
             panels[-1].set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
         else:
@@ -336,17 +345,19 @@ def bar_chart(
     return Chart(name, title, caption, 0.95 * len(values) + 0.8, draw)
 
 
-def final_per_class(run: RunFiles) -> Chart | None:
+def final_per_class(run: Run) -> Chart | None:
     """Per-class accuracy of the final model: clean, and under the attack that hurt most."""
     # An attack that did not run knows nothing of classes.
-    chosen = [evaluation for evaluation in run.evaluations if evaluation.get("per_class")]
+    chosen = [evaluation for evaluation in run.evaluations if evaluation.per_class]
     if not chosen:
         return None
-    # Of equals the last one: recipes list attacks from weak to strong.
-    worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
-    shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
-    caption = f"Final model: {on_examples((label, [(run, found)]) for label, found in shown.items())}."
-    values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
+    worst = chosen[0]
+    for evaluation in chosen:
+        if (evaluation.accuracy or 0) <= (worst.accuracy or 0):  # recipes list attacks from weak to strong
+            worst = evaluation
+    shown = {evaluation.label: evaluation for evaluation in (chosen[0], worst)}
+    caption = f"Final model: {on_examples((label, [(run, evaluation)]) for label, evaluation in shown.items())}."
+    values = {label: evaluation.per_class for label, evaluation in shown.items()}
     indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
     names = list(map(short, run.class_names))
     return bar_chart(
@@ -354,9 +365,9 @@ def final_per_class(run: RunFiles) -> Chart | None:
     )
 
 
-def label_distribution(run: RunFiles) -> Chart | None:
+def label_distribution(run: Run) -> Chart | None:
     """Training examples per client and class."""
-    counts, classes = run.class_counts, run.class_names
+    counts, classes = run.partition.class_counts, run.class_names
     if not counts:
         return None
     absent = [sum(count == 0 for count in row) for row in counts]
@@ -384,30 +395,35 @@ def short(name: str) -> str:
 _MOST_LEVEL_TICKS = 7
 
 
-def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
+def eps_chart(name: str, evaluations: Sequence[EvaluationResult], of: str = "") -> Chart | None:
     """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
 
     Of attacks in several norms, whose eps have nothing in common, it is of those in the norm with most of them.
     """
-    of_norms: dict[str, dict[str, list[Mapping[str, Any]]]] = {}  # norm, and eps as text, to the evaluations
-    measured = [evaluation for evaluation in evaluations if evaluation["accuracy"] is not None]
-    for evaluation in measured:
-        if {"norm", "eps"} <= (how := evaluation["settings"]).keys():
-            of_norms.setdefault(str(how["norm"]), {}).setdefault(str(how["eps"]), []).append(evaluation)
+    natural: list[float] = []
+    of_norms: dict[str, dict[str, list[EvaluationResult]]] = {}  # norm, and eps as text, to the attacks
+    for evaluation in evaluations:
+        norm, eps = evaluation.settings.get("norm"), evaluation.settings.get("eps")
+        if evaluation.accuracy is None:
+            continue
+        if eps is None:
+            natural.append(evaluation.accuracy)
+        elif norm is not None:
+            of_norms.setdefault(str(norm), {}).setdefault(str(eps), []).append(evaluation)
     norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(texts) < 2:
         return None
-    natural = [float(e["accuracy"]) for e in measured if "eps" not in e["settings"]]
     start = [(0.0, natural[0])] if natural and "0" not in texts else []
     ticks = ["0", *texts] if start else [*texts]
     lines: dict[str, list[tuple[float, float]]] = {}
     for eps, attacks in texts.items():
         for evaluation in attacks:
-            line = lines.setdefault(str(evaluation["label"]), [*start])
-            line.append((float(parse_number(eps)), float(evaluation["accuracy"])))
+            line = lines.setdefault(evaluation.label, [*start])
+            line.append((float(parse_number(eps)), float(evaluation.accuracy or 0)))
+    measured = [evaluation for evaluation in evaluations if evaluation.accuracy is not None]
+    numbers = dict.fromkeys(str(evaluation.num_examples) for evaluation in measured)
 
     title = "Accuracy under attack over eps" + (f", {of}" if of else "")
-    numbers = dict.fromkeys(str(each["num_examples"]) for each in measured if "num_examples" in each)
     caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
     return line_chart(
         name,

@@ -63,17 +63,32 @@ def score_of(
     tolerance: float | None = None,
 ) -> Score:
     """What runs of one setting, by seed, measured; ``reported`` in percent, and what may differ from it in points."""
-    known = {seed: value for seed, run in runs.items() if (value := run.value(metric)) is not None}
-    examples = {runs[seed].num_examples(metric) for seed in known} - {None}
-    release = [runs[seed].value(release_of(metric)) for seed in known if reported is not None]
+    values: dict[int, float] = {}
+    examples: set[int] = set()
+    release: list[float] = []
+    not_run: dict[int, str] = {}
+    for seed, run in runs.items():
+        value, number, why = run.value(metric), run.num_examples(metric), run.not_run(metric)
+        if why:
+            not_run[seed] = why
+        if value is None:
+            continue
+        values[seed] = value
+        if number is not None:
+            examples.add(number)
+        by_release = run.value(release_of(metric))
+        if by_release is not None:
+            release.append(by_release)
+    if reported is None or len(release) < len(values):
+        release = []  # of all of them or of none
     return Score(
-        known,
+        values,
         examples.pop() if len(examples) == 1 else None,
         is_accuracy,
         None if reported is None else reported / 100,
-        () if None in release else tuple(value for value in release if value is not None),
+        tuple(release),
         None if tolerance is None else tolerance / 100,
-        not_run={seed: why for seed, run in runs.items() if (why := run.not_run(metric))},
+        not_run=not_run,
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.labels import budget
 from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, figure, interval, listed_ids, points
 from calfat_plugin.report.table import Cell, Row, Table
-from calfat_plugin.results import FREQUENCY, WORST
+from calfat_plugin.results import FREQUENCY, EvaluationResult
+from calfat_plugin.run_files import TrustResults, TrustRow
 
-Evaluation = Mapping[str, Any]  # as in ``results.json``
 #: What the cells of :func:`evaluation_row` are, where nothing stands beside the accuracies.
 EVALUATION_HEAD = ("evaluator", "accuracy %", "95 % interval", "examples", "seconds")
 _ACCURACIES = 3  # of these cells; what stands beside them comes next
@@ -19,7 +18,7 @@ _ACCURACIES = 3  # of these cells; what stands beside them comes next
 
 def evaluations_table(
     name: str,
-    evaluations: Iterable[Evaluation],
+    evaluations: Sequence[EvaluationResult],
     reported: Mapping[str, float] | None = None,
     *,
     notes: Sequence[str] = (),
@@ -28,109 +27,107 @@ def evaluations_table(
 
     The accuracies as the release counts are there where some of them are others than ours.
     """
-    rows_of = list(evaluations)
-    release_shown = shows_release(rows_of)
-    rows = []
-    for evaluation in rows_of:
-        beside = [bare_percent(evaluation.get("accuracy_release"))] if release_shown else []
+    release_shown = shows_release(evaluations)
+    rows, why = [], []
+    for evaluation in evaluations:
+        beside = [bare_percent(evaluation.accuracy_release)] if release_shown else []
         if reported:
-            beside += _beside_reported(evaluation, reported.get(evaluation["label"]))
+            beside += _beside_reported(evaluation, reported.get(evaluation.label))
         rows.append(evaluation_row(evaluation, beside))
+        if evaluation.not_run:
+            why.append(f"{evaluation.label} did not run: {evaluation.not_run}.")
     head = [*EVALUATION_HEAD[:_ACCURACIES]]
-    head += ["release %"] if release_shown else []
-    head += ["reported %", "difference"] if reported else []
-    why = [
-        f"{evaluation['label']} did not run: {evaluation['not_run']}."
-        for evaluation in rows_of
-        if evaluation.get("not_run")
-    ]
+    if release_shown:
+        head.append("release %")
+    if reported:
+        head += ["reported %", "difference"]
     return Table(name, [*head, *EVALUATION_HEAD[_ACCURACIES:]], rows, notes=[*notes, *dict.fromkeys(why)])
 
 
-def shows_release(evaluations: Iterable[Evaluation]) -> bool:
+def shows_release(evaluations: Iterable[EvaluationResult]) -> bool:
     """Whether the accuracy as the release counts is another one than ours in some evaluation."""
-    return any(evaluation.get("accuracy_release") not in (None, evaluation["accuracy"]) for evaluation in evaluations)
+    return any(evaluation.accuracy_release != evaluation.accuracy for evaluation in evaluations)
 
 
-def _beside_reported(evaluation: Evaluation, reported: float | None) -> list[str]:
+def _beside_reported(evaluation: EvaluationResult, reported: float | None) -> list[str]:
     """What a paper reports in percent, and how far the accuracy, as its tables count, is from it."""
     if reported is None:
         return ["", ""]
-    release = evaluation.get("accuracy_release", evaluation["accuracy"])
-    return [f"{reported:.2f}", "" if release is None else points(release - reported / 100)]
+    if evaluation.accuracy_release is None:
+        return [f"{reported:.2f}", ""]
+    return [f"{reported:.2f}", points(evaluation.accuracy_release - reported / 100)]
 
 
-def evaluation_row(evaluation: Evaluation, beside: Iterable[str] = (), *, picked: bool = False) -> Row:
+def evaluation_row(evaluation: EvaluationResult, beside: Iterable[str] = (), *, picked: bool = False) -> Row:
     """A row of a table of evaluations, without a number where the attack did not run.
 
     Args:
-        evaluation: as in ``results.json``.
+        evaluation: of a model.
         beside: further numbers, behind accuracy and interval.
         picked: whether the images are not any images, so that there is no interval.
     """
-    number, accuracy = evaluation.get("num_examples") or 0, evaluation["accuracy"]
-    ends = None if picked or accuracy is None else of_accuracy((float(accuracy),), number)
-    return [
-        with_budget(evaluation),
-        NO_NUMBER if accuracy is None else bare_percent(float(accuracy)),
-        "" if ends is None else interval(*ends),
-        *beside,
-        f"{number:,}",
-        f"{float(evaluation.get('seconds') or 0):.1f}",
-    ]
+    accuracy, ends = NO_NUMBER, ""
+    if evaluation.accuracy is not None:
+        accuracy = bare_percent(evaluation.accuracy)
+    if evaluation.interval is not None and not picked:
+        ends = interval(*evaluation.interval)
+    examples, seconds = f"{evaluation.num_examples:,}", f"{evaluation.seconds:.1f}"
+    return [with_budget(evaluation), accuracy, ends, *beside, examples, seconds]
 
 
-def with_budget(evaluation: Evaluation) -> Cell:
+def with_budget(evaluation: EvaluationResult) -> Cell:
     """The label; below it the ball, and the attacks that have no part in the number because they did not run."""
-    beside = [budget(evaluation.get("settings") or {})]
-    if evaluation["accuracy"] is not None and (left_out := left_out_of(evaluation)):
+    beside = [budget(evaluation.settings)]
+    left_out = left_out_of(evaluation)
+    if evaluation.accuracy is not None and left_out:
         beside.append(f"without {', '.join(left_out)}")
-    return Cell(str(evaluation["label"]), beside=[text for text in beside if text])
+    return Cell(evaluation.label, beside=[text for text in beside if text])
 
 
-def left_out_of(evaluation: Evaluation) -> list[str]:
+def left_out_of(evaluation: EvaluationResult) -> list[str]:
     """The sub-attacks of AutoAttack, or the attacks of a worst case, that did not run."""
-    found = (evaluation.get("details") or {}).get("not_run")
-    return [str(name) for name in found] if isinstance(found, Mapping) else []
+    not_run = evaluation.details.get("not_run")
+    return [str(name) for name in not_run] if isinstance(not_run, Mapping) else []
 
 
 def worst_table(
-    evaluations: Iterable[Evaluation], class_names: Sequence[str] = (), clients: Sequence[str] = (), attackers: str = ""
+    evaluations: Iterable[EvaluationResult],
+    class_names: Sequence[str] = (),
+    clients: Sequence[str] = (),
+    attackers: str = "",
 ) -> Table:
     """Worst classes and clients: a row an evaluator; none where nothing is known of classes."""
-    named = {"worst_class": class_names, "worst_clients": clients}
     rows: list[Row] = []
-    for each in evaluations:
-        found = {key: each.get(key) for key in WORST.values()}
-        numbers = [bare_percent(each["accuracy"])]
-        for key, worst in found.items():
-            names = named.get(key, ())
-            numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else ["", ""]
-        if any(found.values()):
-            rows.append([str(each["label"]), *numbers])
-    head = ["evaluator", "accuracy %"]
-    for name, key in WORST.items():
-        head += [f"{name.replace('-', ' ')} %", key.removeprefix("worst_")]
+    for evaluation in evaluations:
+        row = [evaluation.label, bare_percent(evaluation.accuracy)]
+        for worst, names in ((evaluation.worst_class, class_names), (evaluation.worst_clients, clients)):
+            row += ["", ""] if worst is None else [bare_percent(worst.accuracy), listed_ids(worst.ids, names)]
+        if evaluation.worst_class is not None or evaluation.worst_clients is not None:
+            rows.append(row)
+    head = ["evaluator", "accuracy %", "worst class %", "class", "worst clients %", "clients"]
     note = (
         "The worst class, and the mean of the worst 10 % of clients. A client's accuracy is that "
         "of the test split, its classes weighted as in the client's training examples. The lowest of several is low by "
         "chance, too, and has no interval."
     )
-    note += f" Attackers (clients {attackers}) are left out." if attackers else ""
+    if attackers:
+        note += f" Attackers (clients {attackers}) are left out."
     return Table("Worst classes and clients", head, rows, notes=[note])
 
 
-def tails_table(evaluations: Iterable[Evaluation], class_names: Sequence[str] = ()) -> Table:
+def tails_table(evaluations: Iterable[EvaluationResult], class_names: Sequence[str] = ()) -> Table:
     """Accuracies of head, middle and tail, a row an evaluator; none without a long tail."""
     rows: list[Row] = []
-    for each in evaluations:
-        found = [each.get(part) for part in FREQUENCY]
-        numbers = [
-            Cell(bare_percent(part["accuracy"]), beside=[listed_ids(part["ids"], class_names)]) if part else ""
-            for part in found
-        ]
-        if any(found):
-            rows.append([str(each["label"]), *numbers])
+    for evaluation in evaluations:
+        groups = (evaluation.head, evaluation.middle, evaluation.tail)
+        cells: list[str | Cell] = [evaluation.label]
+        for group in groups:
+            if group is None:
+                cells.append("")
+            else:
+                cells.append(Cell(bare_percent(group.accuracy), beside=[listed_ids(group.ids, class_names)]))
+        if any(group is not None for group in groups):
+            rows.append(cells)
     note = (
         "The classes by their training examples over all clients, most first, in three groups; each number is the mean "
         "over the classes of a group."
@@ -138,30 +135,35 @@ def tails_table(evaluations: Iterable[Evaluation], class_names: Sequence[str] = 
     return Table("Head, middle and tail", ["evaluator", *(f"{part} %" for part in FREQUENCY)], rows, notes=[note])
 
 
-def figures_of(evaluation: Evaluation) -> str:
+def figures_of(evaluation: EvaluationResult) -> str:
     """What it measured beside accuracy: ``ece 0.125, margin mean 2``."""
-    found = (evaluation.get("metrics") or {}).items()
-    return ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in found if value is not None)
+    texts = []
+    for name, value in evaluation.metrics.items():
+        if math.isfinite(value):
+            texts.append(f"{name.replace('_', ' ')} {figure(value)}")
+    return ", ".join(texts)
 
 
-def trust_table(content: Mapping[str, Any]) -> Table:
+def trust_table(results: TrustResults) -> Table:
     """The attacks of ``trust.json``."""
     rows = []
-    for check in content["checks"]:
-        for row in check["rows"]:
-            evaluation = {
-                "label": f"{check['check']}: {row['attack']}",
-                "accuracy": row["accuracy"],
-                "num_examples": row["examples"],
-                "seconds": row["seconds"],
-                "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
-            }
+    for check in results.checks:
+        for row in check.rows:
             # Images that were picked for being near to an error are like no others.
-            picked = row.get("of") not in (None, row["examples"])
-            rows.append(evaluation_row(evaluation, [bare_percent(row.get("left"))], picked=picked))
+            picked = row.of not in (None, row.examples)
+            evaluation = evaluation_of(row, f"{check.check}: {row.attack}", results.threat.norm)
+            rows.append(evaluation_row(evaluation, [bare_percent(row.left)], picked=picked))
     head = ["check, attack", "accuracy %", "95 % interval", "left %", "examples", "seconds"]
     note = (
         "Accuracy: right clean and under this attack; left: right under everything before it at the budget, too. The "
         "interval (Wilson's) is over the test examples."
     )
     return Table("Attacks of the battery", head, rows, notes=[note])
+
+
+def evaluation_of(row: TrustRow, label: str, norm: str) -> EvaluationResult:
+    """An attack of the battery as tables and charts take it."""
+    settings = {"norm": norm, "eps": row.eps}
+    return EvaluationResult(
+        label, row.examples, row.accuracy, row.accuracy, (), (), settings, "calfat trust", row.seconds
+    )

@@ -70,25 +70,35 @@ def strips(evidence: Sequence[Evidence], class_names: Sequence[str]) -> list[Str
     import torch
 
     first = evidence[0]
-    if not first.tried or any(each.facts["data"] != first.facts["data"] for each in evidence):
+    if not first.tried or any(of_run.facts["data"] != first.facts["data"] for of_run in evidence):
         return []
-    said = torch.cat([classes for each in evidence for classes in (each.label, each.clean, each.prediction)])
-    if len(said) and int(said.max()) >= len(class_names):  # of other data than the run's, or made up
+    classes = torch.cat([torch.cat((of_run.label, of_run.clean, of_run.prediction)) for of_run in evidence])
+    if len(classes) and int(classes.max()) >= len(class_names):  # of other data than the run's, or made up
         return []
     tried, right = first.verdicts(WORST_CASE)
     found = []
     for number, name in enumerate(class_names):
-        of_class = [at for at in first.shown.tolist() if int(first.label[at]) == number]
-        of_class = [at for at in of_class if all(at in each.shown for each in evidence)]
-        if not of_class:
+        image = _image_of_class(evidence, number)
+        if image is None:
             continue
-        at = max(of_class, key=lambda at: sum(bool((each.index == at).any()) for each in evidence))
-        x = first.x_shown[first.shown == at][0]
-        here = tried & (first.label == number)
-        accuracy = int((right & here).sum()) / max(1, int(here.sum()))
-        runs = tuple(_attacked(each, at, x, class_names) for each in evidence)
-        found.append(Strip(name, accuracy, at, _uri(x), runs))
+        x = first.x_shown[first.shown == image][0]
+        of_class = tried & (first.label == number)
+        accuracy = int((right & of_class).sum()) / max(1, int(of_class.sum()))
+        runs = tuple(_attacked(of_run, image, x, class_names) for of_run in evidence)
+        found.append(Strip(name, accuracy, image, _uri(x), runs))
     return sorted(found, key=lambda strip: strip.accuracy)
+
+
+def _image_of_class(evidence: Sequence[Evidence], number: int) -> int | None:
+    """The image of a class that was broken in most runs, of those that all runs show; None where they share none."""
+    chosen, most = None, -1
+    for image in evidence[0].shown.tolist():
+        if int(evidence[0].label[image]) != number or any(image not in of_run.shown for of_run in evidence):
+            continue
+        broken_in = sum(bool((of_run.index == image).any()) for of_run in evidence)
+        if broken_in > most:
+            chosen, most = image, broken_in
+    return chosen
 
 
 def evidence_of(run: Path, name: str = EVIDENCE) -> Evidence | None:
@@ -104,18 +114,26 @@ def evidence_of(run: Path, name: str = EVIDENCE) -> Evidence | None:
 
 def read_strips(runs: Sequence[Path], class_names: Sequence[str], name: str = EVIDENCE) -> list[Strip]:
     """The strips of run directories; none where one keeps no evidence."""
-    found = [evidence for run in runs if (evidence := evidence_of(run, name)) is not None]
-    return strips(found, class_names) if found and len(found) == len(runs) else []
+    of_runs = []
+    for run in runs:
+        evidence = evidence_of(run, name)
+        if evidence is None:
+            return []
+        of_runs.append(evidence)
+    return strips(of_runs, class_names) if of_runs else []
 
 
 def _attacked(evidence: Evidence, at: int, x: Tensor, class_names: Sequence[str]) -> Attacked:
-    before, row = class_names[int(evidence.clean[at])], (evidence.index == at).nonzero().flatten()
-    if not len(row):
+    before = class_names[int(evidence.clean[at])]
+    rows = (evidence.index == at).nonzero().flatten()
+    if not len(rows):
         return Attacked(before)
-    x_adv = evidence.x_adv[row[0]]
-    shown, factor = perturbation(x, x_adv)
-    after, attack = class_names[int(evidence.prediction[row[0]])], evidence.attacks[int(evidence.by[row[0]])]
-    return Attacked(before, after, _uri(shown), _uri(x_adv), factor, attack)
+    row = rows[0]
+    x_adv = evidence.x_adv[row]
+    change, factor = perturbation(x, x_adv)
+    after = class_names[int(evidence.prediction[row])]
+    attack = evidence.attacks[int(evidence.by[row])]
+    return Attacked(before, after, _uri(change), _uri(x_adv), factor, attack)
 
 
 def _uri(image: Tensor) -> str:

@@ -12,7 +12,8 @@ from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.report.comparability import settings_of
 from calfat_plugin.report.numbers import counted
-from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.stored_run import Run
 
 # A word of a command that gives a value to what may be a secret, of a mapping all of it: what leads up to the value.
 _SECRET = re.compile(
@@ -44,7 +45,7 @@ def problem_names(problems: Sequence[Mapping[str, Any]]) -> list[str]:
     return [named(values, keys) for values in problems]
 
 
-def setting_names(runs: Sequence[RunFiles]) -> list[str]:
+def setting_names(runs: Sequence[Run]) -> list[str]:
     """A name for each run, unlike all others: the keys in which they differ, names of plugins first.
 
     Options of a plugin are left out where all runs with this plugin agree on them. A name that leaves out more than
@@ -62,8 +63,11 @@ def setting_names(runs: Sequence[RunFiles]) -> list[str]:
         ]
         if len(set(names)) == len(names):
             break
-    names = [name or f"calfat.trainer {run.recipe.trainer.name}" for name, run in zip(names, runs, strict=True)]
-    return [name if names.count(name) == 1 else f"{name} · {run.path}" for name, run in zip(names, runs, strict=True)]
+    names = [name or f"calfat.trainer {run.experiment.trainer.name}" for name, run in zip(names, runs, strict=True)]
+    unlike = []
+    for name, run in zip(names, runs, strict=True):
+        unlike.append(name if names.count(name) == 1 else f"{name} · {run.directory}")
+    return unlike
 
 
 def _is_told(key: str, values: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> bool:
@@ -81,26 +85,27 @@ def difference(group: ClientGroup, run: Recipe) -> str:
     return named(written, [key for key, value in written.items() if usual.get(key) != value])
 
 
-def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str, Any]]]]]) -> str:
+def on_examples(measured: Iterable[tuple[str, Iterable[tuple[Run, EvaluationResult]]]]) -> str:
     """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``."""
     alike: dict[str, list[str]] = {}
-    for heading, evaluations in found:
+    for heading, evaluations in measured:
         texts: dict[str, None] = {}
         for run, evaluation in evaluations:
-            if evaluation["accuracy"] is None:
+            if evaluation.accuracy is None:
                 continue
-            number = evaluation.get("num_examples") or 0
-            most = max(int(other.get("num_examples") or 0) for other in run.evaluations)
-            texts[f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"] = None
+            number = evaluation.num_examples
+            most = max(other.num_examples for other in run.evaluations)
+            share = "all" if number == most else f"{number:,} of"
+            texts[f"{share} {counted(most, 'test example')}"] = None
         if texts:
             alike.setdefault(listing(list(texts)), []).append(heading)
     return ", ".join(f"{listing(headings)} on {examples}" for examples, headings in alike.items())
 
 
-def headline(run: RunFiles) -> str:
-    recipe = run.recipe
+def headline(run: Run) -> str:
+    recipe = run.experiment
     in_groups = f" ({listing(recipe.group_names)})" if recipe.clients else ""
-    stopped = "" if run.stop is None else f". Training {run.stop}"
+    stopped = "" if run.stopped_early is None else f". Training {run.stopped_early}"
     return (
         f"{recipe.trainer.name} with {recipe.aggregator.name} on {recipe.dataset.name} ({recipe.partition.name}): "
         f"{counted(recipe.num_clients, 'client')}{in_groups}, {counted(recipe.num_rounds, 'round')}, seed {recipe.seed}"
@@ -108,7 +113,7 @@ def headline(run: RunFiles) -> str:
     )
 
 
-def highlights(run: RunFiles) -> dict[str, str]:
+def highlights(run: Run) -> dict[str, str]:
     """What makes the model: recipe key to value, without keys that are null or empty."""
     found = settings_of(run.settings).items()
     return {
@@ -118,11 +123,13 @@ def highlights(run: RunFiles) -> dict[str, str]:
     }
 
 
-def command(run: RunFiles) -> str:
+def command(run: Run) -> str:
     """The command line, with what may be a secret blotted out."""
-    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in run.environment.get("command") or ())
+    words = () if run.environment is None else run.environment.command
+    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in words)
 
 
 def budget(settings: Mapping[str, Any]) -> str:
     """The ball that an attack kept to: ``linf, eps 8/255``; empty without one."""
-    return f"{settings['norm']}, eps {settings['eps']}" if "norm" in settings and "eps" in settings else ""
+    norm, eps = settings.get("norm"), settings.get("eps")
+    return "" if norm is None or eps is None else f"{norm}, eps {eps}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
 from calfat_plugin.report.numbers import counted, signed
-from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.stored_run import Run
 from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
@@ -46,38 +46,45 @@ def some(**parts: Any) -> dict[str, Any] | None:
     return parts if any(parts.values()) else None
 
 
-def alarms_of(run: RunFiles, whose: str = "") -> list[dict[str, str]]:
+def alarms_of(run: Run, whose: str = "") -> list[dict[str, str]]:
     """(whose, code, text) of each alarm in a run's results, and in those of the attacks on it."""
-    files = {whose: run.results, **{f"{whose}, {name}".removeprefix(", "): run.attacks[name] for name in run.attacks}}
-    return [
-        {"whose": owner, "code": alarm["code"], "text": alarm["text"]}
-        for owner, content in files.items()
-        for alarm in content.get("alarms") or ()
-    ]
+    by_owner = {whose: run.alarms}
+    for name, attack in run.attacks.items():
+        by_owner[f"{whose}, {name}".removeprefix(", ")] = attack.alarms
+    alarms = []
+    for owner, found in by_owner.items():
+        alarms += [{"whose": owner, "code": alarm.code, "text": alarm.text} for alarm in found]
+    return alarms
 
 
-def citations(runs: Sequence[RunFiles]) -> dict[str, str]:
+def citations(runs: Sequence[Run]) -> dict[str, str]:
     """The papers to cite for the runs, each once: text to BibTeX."""
     cited: dict[str, str] = {}
-    for citation in (citation for run in runs for citation in run.results.get("citations") or ()):
-        cited.setdefault(str(citation["text"]), str(citation.get("bibtex") or ""))
+    for run in runs:
+        if run.final is not None:
+            for citation in run.final.citations:
+                cited.setdefault(citation.text, citation.bibtex)
     return cited
 
 
-def environment(run: RunFiles) -> dict[str, Any] | None:
-    found = run.environment
-    if not found:
+def environment(run: Run) -> dict[str, Any] | None:
+    """Machine and versions, by term; None where no file says them."""
+    of_run = run.environment
+    if of_run is None:
         return None
-    words = (("threads", "thread"), ("cpu_count", "core"))
-    counts = [counted(found[key], one) for key, one in words if isinstance(found.get(key), int)]
-    versions = {name: version for name, version in (found.get("versions") or {}).items() if version}
-    host = HOSTS.get(str(found.get("host")))
-    machine = {
-        "Host": f"{host.title} {versions.get(host.distribution, '')}" if host else None,
-        "Device": ", ".join((str(found.get("gpu") or found.get("device")), *counts)),
-        "System": f"Python {found.get('python')}, {found.get('platform')}",
-        "Commit": found.get("commit"),
-        "Plugins": ", ".join(map(str, found.get("plugins") or ())),
-        "Not loaded": "; ".join(map(str, found.get("plugins_not_loaded") or ())),
-    }
-    return {"machine": {term: value for term, value in machine.items() if value}, "versions": versions}
+    device = [of_run.gpu or of_run.device]
+    if of_run.threads is not None:
+        device.append(counted(of_run.threads, "thread"))
+    if of_run.cpu_count is not None:
+        device.append(counted(of_run.cpu_count, "core"))
+    versions = {name: version for name, version in of_run.versions.items() if version}
+    machine = {}
+    host = HOSTS.get(of_run.host)
+    if host is not None:
+        machine["Host"] = f"{host.title} {versions.get(host.distribution, '')}"
+    machine["Device"] = ", ".join(device)
+    machine["System"] = f"Python {of_run.python}, {of_run.platform}"
+    machine["Commit"] = of_run.commit or ""
+    machine["Plugins"] = ", ".join(map(str, of_run.plugins))
+    machine["Not loaded"] = "; ".join(map(str, of_run.plugins_not_loaded))
+    return {"machine": {term: text for term, text in machine.items() if text}, "versions": versions}

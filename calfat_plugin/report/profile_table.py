@@ -1,42 +1,42 @@
-"""``profile.json``: where the time of a run with ``--profile`` went, as tables for console, log and page."""
+"""Where the time of a run with ``--profile`` went, as tables for console, log and page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from calfat_plugin.report.numbers import counted, percent
 from calfat_plugin.report.table import Table, markdown
+from calfat_plugin.run_files import Part, Spending
 
 ELSE = "everything else: host, messages, waiting"
 
 
-def spending(profile: Mapping[str, Any]) -> list[Table]:
+def spending(profile: Spending) -> list[Table]:
     """Of the rounds together, and of the final evaluation; without parts that the run did not reach.
 
     A row is a span within those that it is named after; seconds and calls are those of one part on average.
     """
-    rounds = [part for part in profile.get("parts", ()) if part["name"].startswith("round ")]
-    others = [part for part in profile.get("parts", ()) if part not in rounds]
-    title = f"a round of {profile.get('method')}, mean of {counted(len(rounds), 'round')}"
+    rounds = [part for part in profile.parts if part.name.startswith("round ")]
+    others = [part for part in profile.parts if part not in rounds]
+    title = f"a round of {profile.method}, mean of {counted(len(rounds), 'round')}"
     titled = [(title, rounds)] if rounds else []
-    titled += [(part["name"], [part]) for part in others]
+    titled += [(part.name, [part]) for part in others]
     return [Table(title, [title, "seconds", "share", "calls"], list(_rows(parts))) for title, parts in titled]
 
 
-def spending_text(profile: Mapping[str, Any]) -> str:
+def spending_text(profile: Spending) -> str:
     """The same for a terminal and a log."""
     return "\n".join(map(markdown, spending(profile)))
 
 
-def _rows(parts: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    whole = sum(part["seconds"] for part in parts) or 1.0
+def _rows(parts: Sequence[Part]) -> Iterator[list[str]]:
+    whole = sum(part.seconds for part in parts) or 1.0
     seconds: dict[tuple[str, ...], float] = {}
     calls: dict[tuple[str, ...], float] = {}
-    for span in (span for part in parts for span in part["spans"]):
-        path = tuple(span["path"])
-        seconds[path] = seconds.get(path, 0.0) + span["seconds"]
-        calls[path] = calls.get(path, 0) + span["calls"]
+    for part in parts:
+        for span in part.spans:
+            seconds[span.path] = seconds.get(span.path, 0.0) + span.seconds
+            calls[span.path] = calls.get(span.path, 0) + span.calls
 
     def row(path: tuple[str, ...], spent: float) -> list[str]:
         called = f"{calls[path] / len(parts):,.4g}" if path in calls else ""

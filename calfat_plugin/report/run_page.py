@@ -26,6 +26,7 @@ from calfat_plugin.report.charts import (
     losses,
 )
 from calfat_plugin.report.evaluations import (
+    evaluation_of,
     evaluations_table,
     figures_of,
     shows_release,
@@ -38,43 +39,47 @@ from calfat_plugin.report.images import Strip, read_strips
 from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, counted, duration, figure, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import spending
-from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.table import Table
-from calfat_plugin.results import EVIDENCE, NATURAL, RoundRecord
+from calfat_plugin.results import EVIDENCE, NATURAL, EvaluationResult, RoundRecord
 from calfat_plugin.rounds_csv import Column
+from calfat_plugin.run_files import AttackResults, TrustResults
+from calfat_plugin.stored_run import Run
 
 
-def run_page(run: RunFiles, figures: Path) -> str:
+def run_page(run: Run, figures: Path) -> str:
     """HTML of one run's page; its figures are also written to ``figures``."""
     facts = labels.highlights(run)
     with suppress(RecipeError):  # of a backend that is not there any more
-        if runtime_of(run.recipe).is_unprotected:
+        if runtime_of(run.experiment).is_unprotected:
             facts["security"] = UNPROTECTED
     of_clients = (label_distribution(run), heterogeneity(run), losses(run))
+    progress = "" if run.finished else f"{len(run.records)} of {counted(run.experiment.num_rounds, 'round')}"
+    trust_strips = read_strips([run.directory], run.class_names, f"trust.{EVIDENCE}")
+    time = [] if run.spending is None else spending(run.spending)
     return render_page(
         "run.html",
         title=run.name,
         lead=labels.headline(run),
         tiles=_tiles(run),
-        progress="" if run.finished else f"{len(run.rounds)} of {counted(run.recipe.num_rounds, 'round')}",
+        progress=progress,
         alarms=alarms_of(run),
         figures=figures.name,
         sections={
             "results": some(
                 tables=final_tables(run),
-                measured={str(each["label"]): _how(each) for each in run.evaluations},
+                measured={label: _how(evaluation) for label, evaluation in run.results.items()},
                 figures=drawn((learning_curves(run), final_per_class(run)), figures),
                 rounds=_rounds(run),
             ),
             "clients": some(figures=drawn(of_clients, figures), groups=groups_table(run), counts=_counts(run)),
-            "images": some(strips=read_strips([run.path], run.class_names)),
+            "images": some(strips=read_strips([run.directory], run.class_names)),
             "attacks": attacks_view(run.attacks, figures),
-            "trust": trust_view(run.trust, figures, read_strips([run.path], run.class_names, f"trust.{EVIDENCE}")),
-            "time": spending(run.profile),
+            "trust": trust_view(run.trust, figures, trust_strips),
+            "time": time,
             "recipe": {
                 "facts": facts,
                 "command": labels.command(run),
-                "text": public_recipe_text(run.recipe.document.data),
+                "text": public_recipe_text(run.experiment.document.data),
             },
             "versions": environment(run),
             "citations": citations([run]),
@@ -82,33 +87,35 @@ def run_page(run: RunFiles, figures: Path) -> str:
     )
 
 
-def _tiles(run: RunFiles) -> list[tuple[str, str]]:
+def _tiles(run: Run) -> list[tuple[str, str]]:
     """(accuracy, evaluator) of the final model; without a final evaluation, of the last round that was monitored."""
     if run.evaluations:
-        numbers = [evaluation.get("num_examples") or 0 for evaluation in run.evaluations]
-        most = max(numbers)
-        fewer = [f", {number:,} of {most:,} images" if 0 < number < most else "" for number in numbers]
-        return [
-            (
-                NO_NUMBER if evaluation["accuracy"] is None else unbroken_percent(float(evaluation["accuracy"])),
-                f"{evaluation['label']}{images}",
-            )
-            for evaluation, images in zip(run.evaluations, fewer, strict=True)
-        ]
+        tiles = []
+        most = max(evaluation.num_examples for evaluation in run.evaluations)
+        for evaluation in run.evaluations:
+            number, text = NO_NUMBER, evaluation.label
+            if evaluation.accuracy is not None:
+                number = unbroken_percent(evaluation.accuracy)
+            if 0 < evaluation.num_examples < most:
+                text += f", {evaluation.num_examples:,} of {most:,} images"
+            tiles.append((number, text))
+        return tiles
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
-    split = f"{run.recipe.data.monitored_split} split"
+    split = f"{run.experiment.data.monitored_split} split"
     return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
 
 
-def final_tables(run: RunFiles) -> list[Table]:
+def final_tables(run: Run) -> list[Table]:
     """The final evaluation, measured beside reported, and its worst classes and clients."""
-    if not run.evaluations:
+    if run.final is None or not run.evaluations:
         return []
-    labels_there = {each["label"] for each in run.evaluations}
-    published = {label: number for label, number in run.recipe.reported.percent.items() if label in labels_there}
+    reported = run.experiment.reported.percent
+    published = {label: number for label, number in reported.items() if label in run.results}
     release = shows_release(run.evaluations)
-    last = "the final round" if run.stop is None else f"round {run.stop.round}, where training stopped early"
-    evaluated = "Global model" if run.recipe.ema is None else "Moving average of the global models"
+    last = "the final round"
+    if run.stopped_early is not None:
+        last = f"round {run.stopped_early.round}, where training stopped early"
+    evaluated = "Global model" if run.experiment.ema is None else "Moving average of the global models"
     note = (
         f"{evaluated} after {last}. Accuracy counts an example that is classified correctly both clean and "
         "under attack; the convention of the release leaves the clean image out of account, as CalFAT's authors and "
@@ -116,17 +123,19 @@ def final_tables(run: RunFiles) -> list[Table]:
         "The interval (Wilson's) is over the test examples; another seed may lie outside."
     )
     if published:
-        source = run.recipe.reported.source or "as the recipe says"
+        source = run.experiment.reported.source or "as the recipe says"
         measured = "release" if release else "accuracy"
         note += f" Reported: {source}; difference: {measured} minus reported, in percentage points."
-    best = [
-        f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"
-        for found in (run.results.get("validation_selected") or run.results.get("test_selected") or {}).values()
-    ]
-    validated = "validation_selected" in run.results
-    how = " on the validation split" if validated else ", selected on the test split and so no fair result"
-    notes = [note, *([f"Best rounds{how}: {labels.listing(best)}."] if best else [])]
-    attackers = ranges(run.partition.get("attackers") or ())
+    notes = [note]
+    how, selected = ", selected on the test split and so no fair result", run.final.test_selected
+    if run.final.validation_selected is not None:
+        how, selected = " on the validation split", run.final.validation_selected
+    if selected:
+        best = []
+        for of_best in selected.values():
+            best.append(f"{of_best.evaluator} {unbroken_percent(of_best.accuracy)} in round {of_best.round}")
+        notes.append(f"Best rounds{how}: {labels.listing(best)}.")
+    attackers = ranges(run.partition.attackers)
     return [
         evaluations_table("Final evaluation", run.evaluations, published, notes=notes),
         worst_table(run.evaluations, run.class_names, with_groups(run), attackers),
@@ -134,18 +143,14 @@ def final_tables(run: RunFiles) -> list[Table]:
     ]
 
 
-def _how(evaluation: Mapping[str, Any]) -> str:
+def _how(evaluation: EvaluationResult) -> str:
     """Figures beside an accuracy, the evaluator's settings, and its implementation."""
-    settings = (evaluation.get("settings") or {}).items()
-    parts = (
-        figures_of(evaluation),
-        ", ".join(f"{key} {yaml_text(value)}" for key, value in settings if value is not None),
-        f"by {evaluation['implementation']}" if evaluation.get("implementation") else "",
-    )
-    return "; ".join(filter(None, parts))
+    settings = [f"{key} {yaml_text(value)}" for key, value in evaluation.settings.items() if value is not None]
+    by = f"by {evaluation.implementation}" if evaluation.implementation else ""
+    return "; ".join(filter(None, (figures_of(evaluation), ", ".join(settings), by)))
 
 
-def _rounds(run: RunFiles) -> Table:
+def _rounds(run: Run) -> Table:
     accuracies, others, of_plugins = [], [], []
     for column in run.columns.values():
         if not column.page or not run.curve(column.name):
@@ -157,10 +162,10 @@ def _rounds(run: RunFiles) -> Table:
         else:
             of_plugins.append(column)
     columns = [*accuracies, *others, *of_plugins]
-    rows = [[str(record.round), *(_number(column, record) for column in columns)] for record in run.rounds]
-    spent = duration(sum(record.seconds for record in run.rounds))
-    name = f"Every round in numbers: {counted(len(run.rounds), 'round')} in {spent}"
-    refused_in = sum(bool(record.refused) for record in run.rounds)
+    rows = [[str(record.round), *(_number(column, record) for column in columns)] for record in run.records]
+    spent = duration(sum(record.seconds for record in run.records))
+    name = f"Every round in numbers: {counted(len(run.records), 'round')} in {spent}"
+    refused_in = sum(bool(record.refused) for record in run.records)
     if refused_in:
         name += f", updates refused in {refused_in}"
     return Table(name, ["round", *(column.page for column in columns)], rows)
@@ -174,63 +179,63 @@ def _number(column: Column, record: RoundRecord) -> str:
     return bare_percent(value) if column.kind == "share" else figure(value)
 
 
-def _counts(run: RunFiles) -> Table:
-    rows = [
-        [f"client {client}", *(f"{count:,}" for count in (*row, sum(row)))]
-        for client, row in enumerate(run.class_counts)
-    ]
+def _counts(run: Run) -> Table:
+    rows = []
+    for client, counts in enumerate(run.partition.class_counts):
+        rows.append([f"client {client}", *(f"{count:,}" for count in (*counts, sum(counts)))])
     return Table("Training examples per client and class", ["client", *run.class_names, "all"], rows)
 
 
 # --- calfat attack ----------------------------------------------------------------------------------------------------
 
 
-def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> list[dict[str, Any]]:
+def attacks_view(attacks: Mapping[str, AttackResults], figures: Path) -> list[dict[str, Any]]:
     """What the page shows of each results file."""
-    return [
-        {
-            "name": name,
-            "checkpoint": Path(str(content.get("checkpoint"))).stem,
-            "round": content.get("round"),
-            "selected_on": content.get("selected_on"),
-            "table": evaluations_table(f"Attacks of {name}", content["evaluations"]),
-            "figures": drawn([eps_chart(f"attacks_{Path(name).stem}", content["evaluations"], name)], figures),
-        }
-        for name, content in attacks.items()
-    ]
+    views = []
+    for name, results in attacks.items():
+        chart = eps_chart(f"attacks_{Path(name).stem}", results.evaluations, name)
+        views.append(
+            {
+                "name": name,
+                "checkpoint": Path(results.checkpoint).stem,
+                "round": results.round,
+                "selected_on": results.selected_on,
+                "table": evaluations_table(f"Attacks of {name}", results.evaluations),
+                "figures": drawn([chart], figures),
+            }
+        )
+    return views
 
 
 # --- the verdict of calfat trust --------------------------------------------------------------------------------------
 
 
-def trust_view(content: Mapping[str, Any], figures: Path, strips: Sequence[Strip] = ()) -> dict[str, Any] | None:
+def trust_view(results: TrustResults | None, figures: Path, strips: Sequence[Strip] = ()) -> dict[str, Any] | None:
     """What the page shows of ``trust.json``; None where the battery has not run."""
-    if not content:
+    if results is None:
         return None
-    verdict = content["verdict"]
     return {
-        "verdict": verdict["text"],
-        "sentence": verdict["sentence"],
-        "also": verdict["causes"][1:],
-        "checkpoint": Path(str(content.get("checkpoint"))).stem,
-        "round": content.get("round"),
-        "examples": counted(content["examples"], "test image"),
-        "finished": content["finished"],
-        "table": trust_table(content),
-        "figures": drawn([_curve(content)], figures),
+        "verdict": results.verdict.text,
+        "sentence": results.verdict.sentence,
+        "also": results.verdict.causes[1:],
+        "checkpoint": Path(results.checkpoint).stem,
+        "round": results.round,
+        "examples": counted(results.examples, "test image"),
+        "finished": results.finished,
+        "table": trust_table(results),
+        "figures": drawn([_curve(results)], figures),
         "strips": strips,
     }
 
 
-def _curve(content: Mapping[str, Any]) -> Chart | None:
+def _curve(results: TrustResults) -> Chart | None:
     """The attack on trial at every budget; None where there is one alone."""
-    natural, norm = content["verdict"].get("natural"), content["threat"]["norm"]
-    tried = [row for check in content["checks"] for row in check["rows"] if row["attack"] == content["attack"]]
+    natural, examples = results.verdict.natural, results.examples
     if natural is None:
         return None
-    clean = {"label": NATURAL, "accuracy": natural, "settings": {}, "num_examples": content["examples"]}
-    attacked = [
-        {"label": row["attack"], "accuracy": row["accuracy"], "settings": {"norm": norm, "eps": row["eps"]}}
-        for row in sorted(tried, key=lambda row: parse_number(row["eps"]))
-    ]
+    tried = [row for check in results.checks for row in check.rows if row.attack == results.attack]
+    clean = EvaluationResult(NATURAL, examples, natural, natural, (), (), {}, "calfat trust", 0.0)
+    attacked = []
+    for row in sorted(tried, key=lambda row: parse_number(row.eps)):
+        attacked.append(evaluation_of(row, row.attack, results.threat.norm))
     return eps_chart("trust_curve", [clean, *attacked], "an honest one falls to 0")

@@ -38,25 +38,23 @@ def score_tables(
     first: Sequence[str], headings: Mapping[str, str], rows: Sequence[Scored], note: str = "", *, own: int = 1
 ) -> tuple[Table, Table]:
     """Results, and differences of the rows that have a rival, which are named by their first ``own`` columns alone."""
-    shown: list[Row] = [[*row.names, *(score_cell(row.scores[each]) for each in headings)] for row in rows]
-    results = Table(
-        "Results",
-        [*first, *headings.values()],
-        shown if headings else [],
-        len(first) - 1,
-        [note],
-        [row.group for row in rows],
-    )
-    differ: list[Row] = []
-    groups = []
+    result_rows: list[Row] = []
+    difference_rows: list[Row] = []
+    groups = []  # of the second table's rows
     for row in rows:
-        rivals = (row.scores[metric].rival for metric in headings)
-        numbers = [paired_points(rival and rival.difference) for rival in rivals]
-        if any(numbers):
-            differ.append([*row.names[:own], row.names[-1], *numbers])
+        scores = [row.scores[metric] for metric in headings]
+        if headings:
+            result_rows.append([*row.names, *map(score_cell, scores)])
+        differences = []
+        for score in scores:
+            differences.append("" if score.rival is None else paired_points(score.rival.difference))
+        if any(differences):
+            difference_rows.append([*row.names[:own], row.names[-1], *differences])
             groups.append(row.group)
+    head, of_rows = [*first, *headings.values()], [row.group for row in rows]
+    results = Table("Results", head, result_rows, len(first) - 1, [note], of_rows)
     head = [*first[:own], first[-1], *headings.values()]
-    return results, Table("Differences, paired over seeds", head, differ, own, [DIFFERENCES], groups)
+    return results, Table("Differences, paired over seeds", head, difference_rows, own, [DIFFERENCES], groups)
 
 
 def score_cell(score: Score) -> Cell:
@@ -66,18 +64,25 @@ def score_cell(score: Score) -> Cell:
     marked where it is beyond the tolerance.
     """
 
-    def text(number: float | None) -> str:
-        return "" if number is None else bare_percent(number) if score.is_accuracy else figure(number)
-
     if score.not_run and not score.values:
         return Cell(NO_NUMBER)
-    ends = ""
-    if score.interval is not None:
-        ends = interval(*score.interval) if score.is_accuracy else f"[{', '.join(map(figure, score.interval))}]"
-    known = [] if score.reported is None else [bare_percent(score.reported)]
-    known += [] if score.difference is None else [points(score.difference) + "!" * bool(score.beyond)]
-    beside = filter(None, (ends, f"({', '.join(known)})" if known else ""))
-    return Cell(text(score.mean), text(score.std), tuple(beside), score.is_clear_best, bool(score.beyond))
+    as_text = bare_percent if score.is_accuracy else figure
+    mean = "" if score.mean is None else as_text(score.mean)
+    spread = "" if score.std is None else as_text(score.std)
+    beside = []
+    if score.interval is not None and score.is_accuracy:
+        beside.append(interval(*score.interval))
+    elif score.interval is not None:
+        beside.append(f"[{', '.join(map(figure, score.interval))}]")
+    published = []
+    if score.reported is not None:
+        published.append(bare_percent(score.reported))
+    if score.difference is not None:
+        mark = "!" if score.beyond else ""
+        published.append(f"{points(score.difference)}{mark}")
+    if published:
+        beside.append(f"({', '.join(published)})")
+    return Cell(mean, spread, tuple(beside), score.is_clear_best, bool(score.beyond))
 
 
 def meaning(
@@ -88,25 +93,27 @@ def meaning(
     *said: str,
 ) -> str:
     """What the numbers of such tables mean, in sentences; ``said``: some of its own, before published numbers."""
+    sentences = [INTERVALS]
     figures = {metric for row in rows for metric, score in row.scores.items() if not score.is_accuracy}
-    shown = ", ".join(heading for metric, heading in headings.items() if metric in figures)
+    of_figures = [heading for metric, heading in headings.items() if metric in figures]
+    if of_figures:
+        sentences.append(f"Not in percent, but as measured: {', '.join(of_figures)}.")
+    if any(metric.endswith(tuple(WORST)) for metric in headings):
+        sentences.append(WORST_DEFINED)
+    sentences += [sentence for sentence in said if sentence]
     published = list(dict.fromkeys(source for source in sources if source is not None))
-    limits = ", ".join(f"{headings[metric]} {limit:g}" for metric, limit in tolerance.items() if metric in headings)
-    parts = (
-        INTERVALS,
-        f"Not in percent, but as measured: {shown}." if shown else "",
-        WORST_DEFINED if any(metric.endswith(tuple(WORST)) for metric in headings) else "",
-        *said,
-        f"In parentheses: {'; '.join(published)}, and measured (as counted there, the release's way) minus reported"
-        f"{f' (! marks more points than: {limits})' * bool(limits)}."
-        if published
-        else "",
-    )
-    return " ".join(filter(None, parts))
+    if published:
+        reported = f"In parentheses: {'; '.join(published)}, and measured (as counted there, the release's way)"
+        limits = [f"{headings[metric]} {limit:g}" for metric, limit in tolerance.items() if metric in headings]
+        marked = f" (! marks more points than: {', '.join(limits)})" if limits else ""
+        sentences.append(f"{reported} minus reported{marked}.")
+    return " ".join(sentences)
 
 
 def partition_note(recipes: Mapping[str, Mapping[str, Any]]) -> str:
     """Which rows of a table have one partition for all their seeds, in a sentence; empty where none has."""
     fixed = [name for name, recipe in recipes.items() if recipe["calfat"]["partition"].get("seed", 0) is not None]
+    if not fixed:
+        return ""
     whose = f" ({listing(fixed)})" if len(fixed) < len(recipes) else ""
-    return f"One partition, seeds of training alone{whose}: intervals say nothing of other partitions." if fixed else ""
+    return f"One partition, seeds of training alone{whose}: intervals say nothing of other partitions."

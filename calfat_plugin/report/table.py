@@ -61,15 +61,19 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+        return [list(map(_cell, row)) for row in self.rows]
 
     @property
     def blocks(self) -> Mapping[str, list[list[Cell]]]:
         """Group to its rows."""
-        found: dict[str, list[list[Cell]]] = {}
+        blocks: dict[str, list[list[Cell]]] = {}
         for group, row in zip(self.groups or [""] * len(self.rows), self.cells, strict=True):
-            found.setdefault(group, []).append(row)
-        return found
+            blocks.setdefault(group, []).append(row)
+        return blocks
+
+
+def _cell(content: str | Cell) -> Cell:
+    return content if isinstance(content, Cell) else Cell(content)
 
 
 def one_line(text: str) -> str:
@@ -83,29 +87,43 @@ def print_table(console: Console, table: Table) -> None:
     """On a console of rich's; a name may be a path to be copied, so it is one line however narrow the table is."""
     from rich.table import Table as ConsoleTable
 
-    shown = ConsoleTable(show_edge=False, pad_edge=False)
-    for index, heading in enumerate(table.head):
-        place = index - table.texts
-        shown.add_column(heading, justify="left" if place < 0 else "right", no_wrap=0 <= place < _UNBROKEN)
+    on_console = ConsoleTable(show_edge=False, pad_edge=False)
+    for heading in table.head[: table.texts]:
+        on_console.add_column(heading)
+    for place, heading in enumerate(table.head[table.texts :]):
+        on_console.add_column(heading, justify="right", no_wrap=place < _UNBROKEN)
     for row in table.cells:
-        names = ("\n".join((cell.text, *cell.beside)) for cell in row[: table.texts])
-        shown.add_row(*names, *(_plain(cell, "", "{}") for cell in row[table.texts :]))
+        texts = ["\n".join((cell.text, *cell.beside)) for cell in row[: table.texts]]
+        numbers = [_plain(cell, "", "{}") for cell in row[table.texts :]]
+        on_console.add_row(*texts, *numbers)
     if table.name:
         console.print(table.name, soft_wrap=True)
-    console.print(shown)
+    console.print(on_console)
 
 
 def markdown(table: Table) -> str:
     """A table of pipes, then its notes. Texts stay texts: none is Markdown or HTML; numbers are Markdown of ours."""
-    left = table.texts
-    rows = [[in_markdown(text).replace("|", "\\|") for text in table.head]]
+    rows = [[_in_pipes(text) for text in table.head]]
     for row in table.cells:
-        plain = [_plain(cell, NOTHING, "**{}**") for cell in row]
-        rows.append([*(in_markdown(text).replace("|", "\\|") for text in plain[:left]), *plain[left:]])
+        texts = [_in_pipes(_plain(cell, NOTHING, "**{}**")) for cell in row[: table.texts]]
+        numbers = [_plain(cell, NOTHING, "**{}**") for cell in row[table.texts :]]
+        rows.append([*texts, *numbers])
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, [f"{'':-<{width - (n >= left)}}{':' * (n >= left)}" for n, width in enumerate(widths)])
-    lines = (" | ".join(f"{text:{'<' if n < left else '>'}{widths[n]}}" for n, text in enumerate(row)) for row in rows)
-    return "".join((*(f"| {line} |\n" for line in lines), *(f"\n{in_markdown(note)}\n" for note in table.notes)))
+    rule = ["-" * width for width in widths[: table.texts]]
+    rule += ["-" * (width - 1) + ":" for width in widths[table.texts :]]
+    rows.insert(1, rule)
+    lines = []
+    for written in rows:
+        cells = [text.ljust(width) for text, width in zip(written[: table.texts], widths, strict=False)]
+        for text, width in zip(written[table.texts :], widths[table.texts :], strict=True):
+            cells.append(text.rjust(width))
+        lines.append(f"| {' | '.join(cells)} |\n")
+    lines += [f"\n{in_markdown(note)}\n" for note in table.notes]
+    return "".join(lines)
+
+
+def _in_pipes(text: str) -> str:
+    return in_markdown(text).replace("|", "\\|")
 
 
 def latex(table: Table, label: str, comments: Iterable[str]) -> str:
@@ -119,15 +137,21 @@ def latex(table: Table, label: str, comments: Iterable[str]) -> str:
         f"  \\begin{{tabular}}{{{'l' * table.texts}{'r' * (len(table.head) - table.texts)}}}",
         "    \\toprule",
     ]
-    rows = [["$n$" if heading == "n" else _in_latex(heading) for heading in table.head]]
-    for block in ([], *table.blocks.values()):
+    head = ["$n$" if heading == "n" else _in_latex(heading) for heading in table.head]
+    lines.append(_latex_row(head))
+    for block in table.blocks.values():
+        lines.append("    \\midrule")
         for row in block:
-            texts = (_in_latex(cell.text) for cell in row[: table.texts])
-            rows.append([*texts, *map(_number_in_latex, row[table.texts :])])
-        lines += [f"    {' & '.join(row)} \\\\" for row in rows] + ["    \\midrule"]
-        rows = []
-    lines[-1:] = ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
-    return "\n".join((*lines, *(f"% {comment}" for comment in comments))) + "\n"
+            texts = [_in_latex(cell.text) for cell in row[: table.texts]]
+            numbers = [_number_in_latex(cell) for cell in row[table.texts :]]
+            lines.append(_latex_row([*texts, *numbers]))
+    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
+    lines += [f"% {comment}" for comment in comments]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"    {' & '.join(cells)} \\\\"
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 from calfat_plugin.disk import read_bytes, refuse_link, scratch_folder
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.page import GENERATOR
-from calfat_plugin.report.reading import NO_SUITE, SUITE, find_runs, read_run, read_suite
+from calfat_plugin.report.reading import find_runs
+from calfat_plugin.run_files import SUITE, SuiteFile, read_suite
+from calfat_plugin.stored_run import Run
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -23,7 +25,7 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     """Write the page of one run, finished or not."""
     from calfat_plugin.report.run_page import run_page
 
-    run = read_run(directory)
+    run = Run.load(directory)
     return _write(out or directory / PAGE, lambda figures: run_page(run, figures), own=out is None)
 
 
@@ -31,11 +33,14 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     """Write the page that sets runs side by side."""
     from calfat_plugin.report.comparison import MOST_LINES, comparison_page, group_runs
 
-    paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
-    # Relative to the working directory where a run lies below it: shorter in messages and names.
+    paths = dict.fromkeys(path.resolve() for directory in directories for path in find_runs(directory))
     here = Path.cwd()
-    runs = [read_run(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths]
-    begun = [run for run in runs if run.rounds or run.finished]
+    runs = []
+    for path in paths:
+        if path.is_relative_to(here):  # shorter in messages and names
+            path = path.relative_to(here)
+        runs.append(Run.load(path))
+    begun = [run for run in runs if run.records or run.finished]
     if not begun:
         raise RunError(f"{directories[0]}: not one of the {len(runs)} runs here has finished a round yet.")
     root = directories[0] if len(directories) == 1 else None
@@ -50,8 +55,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
         notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
     names = [group.name for group in groups]
     title = " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
-    suite = NO_SUITE if root is None else read_suite(root)
+    suite = SuiteFile()
     if root is not None:
+        suite = read_suite(root)
         title = suite.title or root.resolve().name
         notes += suite.notes
     own = out is None and root is not None and (root / SUITE).exists()

@@ -12,8 +12,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.report.reading import read_results
-from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, EvaluationResult, evaluation_from_json
+from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, EvaluationResult
+from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 
 
@@ -35,21 +35,24 @@ class Addition:
         if not missing:
             return None
         results = read_results(directory.results)
-        if results.get("format") != RESULTS_FORMAT:
+        if results is None:
+            return None
+        if results.format != RESULTS_FORMAT:
             raise RunError(
-                f"{directory.results}: its format is {results.get('format')}, and this version's is {RESULTS_FORMAT}, "
+                f"{directory.results}: its format is {results.format}, and this version's is {RESULTS_FORMAT}, "
                 "so new evaluations cannot stand beside its own. Run it again in another directory."
             )
         picks = tuple(pick for pick in experiment.evaluators if pick.label in missing)
         # Whoever changes an added evaluator that was stopped half-way must not continue with the other's images.
-        asked = json.dumps([pick.as_run() for pick in picks], sort_keys=True, default=str)
-        digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        written = json.dumps([pick.as_run() for pick in picks], sort_keys=True, default=str)
+        digest = hashlib.sha256(written.encode()).hexdigest()[:16]
+        evidence = read_evidence(directory.evidence) if directory.evidence.exists() else None
         return cls(
             experiment=replace(experiment, evaluators=picks),
             labels=tuple(pick.label for pick in experiment.evaluators),
-            earlier=tuple(map(evaluation_from_json, results["evaluations"])),
-            evidence=read_evidence(directory.evidence) if directory.evidence.exists() else None,
-            seconds=float(results["seconds"]),
+            earlier=results.evaluations,
+            evidence=evidence,
+            seconds=results.seconds,
             scratch=directory.evaluation / f"added-{digest}",
         )
 

@@ -27,7 +27,7 @@ from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import State
-from calfat_plugin.runs.directory import CLIENTS
+from calfat_plugin.stored_run import CLIENT_STATES
 from calfat_plugin.tensor_files import DIGEST, KEY, READ_ERRORS, REMEDY, read_facts, read_tensors, write_tensors
 
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
@@ -58,10 +58,10 @@ class ClientStateFiles(Mapping[int, State]):
         path = self.path(client, file.round)
         try:
             tensors, facts = read_tensors(path)
-            found = facts[DIGEST]
+            sha256 = facts[DIGEST]
         except READ_ERRORS as error:
             raise RunError(f"{path}: the state of client {client} cannot be read ({error}). {REMEDY}") from None
-        if found != file.sha256:
+        if sha256 != file.sha256:
             raise RunError(f"{path}: not the file that the checkpoint names (SHA-256). {REMEDY}")
         return tensors
 
@@ -119,7 +119,8 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
 
     def take_written(self) -> list[Path]:
         """What was written since the last call, and its folder: to be forced to disk before a checkpoint names it."""
-        written, self._written = sorted(self._written), set()
+        written = sorted(self._written)
+        self._written = set()
         return [*written, self.folder] if written else []
 
     def saved(self, checkpoints: Iterable[str], named: Named) -> None:
@@ -128,16 +129,22 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         self._remove_unnamed()
 
     def _remove_unnamed(self) -> None:
-        in_use = (*self._checkpoints.values(), self.named)
-        named = {(client, file.round) for files in in_use for client, file in files.items()}
+        named: set[tuple[int, int]] = set()
+        for files in (*self._checkpoints.values(), self.named):
+            named.update((client, file.round) for client, file in files.items())
         for client, round in self._files - named:
             self.path(client, round).unlink(missing_ok=True)
         self._files &= named
 
 
 def _files_in(folder: Path) -> set[tuple[int, int]]:
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
-    return {(int(match[1]), int(match[2])) for match in found if match}
+    """(client, round) of each state in the folder."""
+    files = set()
+    for path in folder.glob("*"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            files.add((int(match[1]), int(match[2])))
+    return files
 
 
 _FORMAT = 2
@@ -159,22 +166,27 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
 
     Client states that are files of the folder beside ``path`` are named, others written; ``notes`` are JSON-ready.
     """
-    states = snapshot.client_states
-    named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)
+    named: Named = {}
+    within: Mapping[int, State] = {}  # states that are written into the checkpoint
+    if isinstance(snapshot.client_states, ClientStateFiles):
+        named = snapshot.client_states.named
+    else:
+        within = snapshot.client_states
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
     for kind, field in _FIELDS.items():
-        tensors.update({f"{kind}/{name}": tensor for name, tensor in getattr(snapshot, field).items()})
+        tensors.update(_under(f"{kind}/", getattr(snapshot, field)))
     for kind, by_client in (("client", within), ("sent", snapshot.client_models)):
         for client, state in by_client.items():
-            tensors.update({f"{kind}/{client}/{name}": tensor for name, tensor in state.items()})
+            tensors.update(_under(f"{kind}/{client}/", state))
     facts = {
         "format": _FORMAT,
         "round": snapshot.round,
         "clients": sorted(within),
         "files": [[client, *named[client]] for client in sorted(named)],
         "notes": notes,
-        **({"sent": sorted(snapshot.client_models)} if snapshot.client_models else {}),
     }
+    if snapshot.client_models:
+        facts["sent"] = sorted(snapshot.client_models)
     with reporting_disk_errors(path):
         write_tensors(temporary_of(path), tensors, facts)
 
@@ -187,27 +199,26 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             raise RunError(
                 f"{path}: not a checkpoint of calfat_plugin (no '{KEY}' of format {_FORMAT} in its metadata)."
             )
-        number, named = _whole(facts["round"]), _named(facts)
-        if number == 0:
+        round = _whole(facts["round"])
+        if round == 0:
             raise ValueError("it is of round 0, and the first round is 1")
-        within, sent = [[_whole(client) for client in facts.get(key, ())] for key in ("clients", "sent")]
+        named = _named(facts)
+        within = {_whole(client): _below(tensors, f"client/{client}/") for client in facts.get("clients", ())}
+        sent = {_whole(client): _below(tensors, f"sent/{client}/") for client in facts.get("sent", ())}
         notes = _notes(facts["notes"])
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
     except READ_ERRORS as error:
         raise RunError(f"{path}: the checkpoint cannot be read ({error}). {REMEDY}") from None
-    states: Mapping[int, State] = {client: _below(tensors, f"client/{client}/") for client in within}
-    models = {client: _below(tensors, f"sent/{client}/") for client in sent}
-    return (
-        Snapshot(
-            round=number,
-            global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
-            **{field: _below(tensors, f"{kind}/") for kind, field in _FIELDS.items()},
-            client_states=ClientStateFiles(path.parent / CLIENTS, named) if named else states,
-            client_models=models,
-        ),
-        notes,
+    states: Mapping[int, State] = ClientStateFiles(path.parent / CLIENT_STATES, named) if named else within
+    snapshot = Snapshot(
+        round=round,
+        global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
+        **{field: _below(tensors, f"{kind}/") for kind, field in _FIELDS.items()},
+        client_states=states,
+        client_models=sent,
     )
+    return snapshot, notes
 
 
 def named_files(path: Path) -> Named:
@@ -240,6 +251,10 @@ def _notes(value: Any) -> dict[str, Any]:
         if not isinstance(facts, dict) or not isinstance(facts.get("accuracy"), float):
             raise ValueError(f"its best round of {name} is {facts!r}, expected a mapping with an accuracy")
     return value
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

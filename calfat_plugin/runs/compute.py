@@ -62,7 +62,9 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
 def new_profile(device: torch.device) -> Profile:
     import torch
 
-    return Profile(lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else Profile()
+    if device.type == "cuda":
+        return Profile(lambda: torch.cuda.synchronize(device))
+    return Profile()
 
 
 def with_resolved_precision(experiment: Experiment) -> Experiment:
@@ -139,8 +141,8 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
 
 def environment_of(experiment: Experiment, device: torch.device, command: list[str]) -> dict[str, Any]:
     """The same of a run, with the host that runs its rounds."""
-    found = describe_environment(device, experiment.registry, command, experiment.runtime.precision)
-    return {**found, "host": experiment.common.host}
+    environment = describe_environment(device, experiment.registry, command, experiment.runtime.precision)
+    return {**environment, "host": experiment.common.host}
 
 
 def processor() -> str:

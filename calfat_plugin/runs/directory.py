@@ -37,49 +37,32 @@ from calfat_plugin.experiment.differences import unchanging_digest
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
-from calfat_plugin.results import EVIDENCE
 from calfat_plugin.rounds import RoundsFile, number_of_rounds
 from calfat_plugin.rounds_csv import RoundTables
+from calfat_plugin.run_files import Results, read_results
 from calfat_plugin.runs.request import Request
+from calfat_plugin.stored_run import RunPaths
 
 D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
-CLIENTS = "clients"  # folder beside the checkpoints
 RECIPE = "recipe"  # in a checkpoint's notes: the digest that recipe.yaml has, too
 _DIGEST = "# SHA-256 of what no resumed run may change:"
 _ATTEMPTS = 100
 
 
-class RunDirectory:
-    """Paths and files of one run. Use :meth:`open`, or name one that exists."""
+class RunDirectory(RunPaths):
+    """Writes and keeps the files of one run. Use :meth:`open`, or name one that exists."""
 
     #: What to do instead where there is no run to resume.
     without_resume = "Start one without --resume, or point to one with --run-dir."
     #: Whether the newest finished run is resumed where none is unfinished.
     finished_too = False
-    #: The file whose presence says that the run is finished.
-    results_name = "results.json"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.recipe = path / "recipe.yaml"
-        self.environment = path / "environment.json"
-        self.partition = path / "partition.json"
-        self.rounds = path / "rounds.jsonl"
-        self.results = path / self.results_name
-        self.evaluation = path / "evaluation"
-        self.evidence = path / EVIDENCE
-        self.profile = path / "profile.json"
-        self.log = path / "log.txt"
-        self.page = path / "report.html"
-        self.last_checkpoint = self.checkpoint("last")
-        self.client_states = self.last_checkpoint.parent / CLIENTS
-        self._made: list[Path] = []  # folders that create() made, innermost first
-
-    def checkpoint(self, name: str) -> Path:
-        return self.path / "checkpoints" / f"{name}.safetensors"
+        super().__init__(path)
+        self._new_folders: list[Path] = []  # that create() made, innermost first
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
         """What appends rounds, with the columns of this experiment."""
@@ -103,15 +86,17 @@ class RunDirectory:
         if recipe.get(("train_args", "comm_round")) != experiment.num_rounds:
             return ()
         with_options = evaluators_of({"calfat": {"evaluators": recipe.get(("calfat", "evaluators"))}})
-        results = read_json(self.results).get("evaluations", ())
-        measured = with_options.keys() & {evaluation["label"] for evaluation in results}
+        results = read_results(self.results) or Results()
+        measured = with_options.keys() & results.by_label.keys()
         return tuple(pick.label for pick in experiment.evaluators if pick.label not in measured)
 
     @property
     def without_page(self) -> str:
         """What to say of a finished run whose page is missing: a sentence with a space before it, or nothing."""
+        if self.page.exists():
+            return ""
         command = shlex.join(["calfat", "report", str(self.path)])
-        return "" if self.page.exists() else f" There is no page of {self.path} yet; make it with: {command}"
+        return f" There is no page of {self.path} yet; make it with: {command}"
 
     @classmethod
     def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
@@ -129,19 +114,22 @@ class RunDirectory:
     def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
         """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
-        wanted = path or parent
-        made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
-        chosen = cls(path or new_path(experiment, parent))
-        chosen._made = made if path else [chosen.path, *made]
-        chosen._refuse_another_run()
+        above = path or parent
+        new_folders = [folder for folder in (above, *above.parents) if not folder.exists()]
+        if path is None:
+            path = new_path(experiment, parent)
+            new_folders = [path, *new_folders]
+        directory = cls(path)
+        directory._new_folders = new_folders
+        directory._refuse_another_run()
         try:
-            chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            directory.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{chosen.path}: the run directory cannot be created ({error.strerror}).") from None
-        with chosen.locked():
-            chosen._refuse_another_run()  # of two processes that are started at once, one comes later
-            chosen.write_recipe(experiment, unchanging_digest(experiment.as_run()))
-        return chosen
+            raise RunError(f"{path}: the run directory cannot be created ({error.strerror}).") from None
+        with directory.locked():
+            directory._refuse_another_run()  # of two processes that are started at once, one comes later
+            directory.write_recipe(experiment, unchanging_digest(experiment.as_run()))
+        return directory
 
     def _refuse_another_run(self) -> None:
         if self.recipe.exists():
@@ -149,7 +137,7 @@ class RunDirectory:
                 f"{self.path}: there is a run in this directory already. Add --resume to continue it, or choose "
                 "another --run-dir."
             )
-        for path in (self.last_checkpoint, self.rounds, self.results):
+        for path in (self.last_checkpoint, self.rounds, *self.tables, self.results):
             if path.exists():  # a new run would go on from this model, or replace what is measured
                 raise RunError(
                     f"{self.path}: there is {path.relative_to(self.path)} of another run in this directory, and no "
@@ -169,12 +157,14 @@ class RunDirectory:
             run = cls(recipe.parent)
             if not run.finished or run.goes_further(experiment) or run.not_measured(experiment):
                 return run
-        if runs and cls.finished_too:
-            return cls(runs[0].parent)
-        found = f"{len(runs)} finished" if runs else "none at all"
-        page = cls(runs[0].parent).without_page if runs else ""
+        there, page = "none at all", ""
+        if runs:
+            newest = cls(runs[0].parent)
+            if cls.finished_too:
+                return newest
+            there, page = f"{len(runs)} finished", newest.without_page
         raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}" + page
+            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({there}). {cls.without_resume}{page}"
         )
 
     def goes_further(self, experiment: Experiment) -> bool:
@@ -183,7 +173,8 @@ class RunDirectory:
         rounds = then.get(("train_args", "comm_round"))
         if not isinstance(rounds, int) or rounds < experiment.num_rounds:
             return True
-        if "stopped_early" not in read_json(self.results):
+        results = read_results(self.results)
+        if results is None or results.stopped_early is None:
             return False
         before = then.get(("train_args", "patience"))
         return isinstance(before, int) and is_more_patient(experiment.train.patience, before)
@@ -290,7 +281,8 @@ class RunDirectory:
         written["calfat"]["evaluators"] = [*written["calfat"]["evaluators"], *measured_before]
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
-        text += f"{_DIGEST} {digest}\n" if digest else ""
+        if digest:
+            text += f"{_DIGEST} {digest}\n"
         write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
@@ -350,24 +342,25 @@ class RunDirectory:
         """
         if self.last_checkpoint.exists() or self.busy:
             return False
-        kept = {self.log} if keep_log else set()
-        found = [self.client_states, *(each for path in self._files() for each in (path, temporary_of(path)))]
-        if self.path in self._made and self.path.exists():
+        own_files = [self.client_states]
+        for file in self._files():
+            own_files += [file, temporary_of(file)]
+        if self.path in self._new_folders and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
-            found += self.path.iterdir()
-        for path in found:
+            own_files += self.path.iterdir()
+        for path in own_files:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path not in kept:
+            elif path != self.log or not keep_log:
                 path.unlink(missing_ok=True)
-        for folder in (self.last_checkpoint.parent, *self._made):
+        for folder in (self.last_checkpoint.parent, *self._new_folders):
             with suppress(OSError):  # it holds something else
                 folder.rmdir()
         return True
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        rounds = [self.rounds, self.path / "rounds.csv", self.path / "clients.csv"]
+        rounds = [self.rounds, *self.tables]
         measured = [self.results, self.evidence, self.profile]
         return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
 

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.disk import expanded, read_json
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.own_model import recipe_of_own_model
@@ -18,7 +18,9 @@ from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
 from calfat_plugin.registry import Registry
+from calfat_plugin.run_files import Partition
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.typed_json import read_typed
 
 if TYPE_CHECKING:
     import torch
@@ -49,14 +51,14 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
         if not run.recipe.is_file():
             raise RunError(f"{target}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.")
         name = checkpoint or "last"
-        found = run.checkpoint(name)
-        if not found.is_file():
-            there = sorted(path.stem for path in found.parent.glob("*.safetensors"))
+        path = run.checkpoint(name)
+        if not path.is_file():
+            there = sorted(file.stem for file in path.parent.glob("*.safetensors"))
             if not there:
                 raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
             hint = did_you_mean(name, there)
-            raise RunError(f"{found}: no such checkpoint.{hint} There are: {', '.join(there)}.")
-        return found, target
+            raise RunError(f"{path}: no such checkpoint.{hint} There are: {', '.join(there)}.")
+        return path, target
     if not target.is_file():
         raise RunError(f"{target}: no such checkpoint or run directory.{near(target)}")
     if checkpoint is not None:
@@ -130,11 +132,13 @@ class LoadedRun:
         """The shape of its images: as ``partition.json`` has it, so that none is read; else that of ``dataset``."""
         from calfat_plugin.interfaces import SetUpTask
 
-        noted = {} if self.run is None else read_json(RunDirectory(self.run).partition)
-        if "image_shape" not in noted:
+        partition = None
+        if self.run is not None:
+            partition = read_typed(Partition, RunDirectory(self.run).partition)
+        if partition is None or not partition.image_shape:
             return self.dataset
-        channels, height, width = noted["image_shape"]
-        return SetUpTask(len(noted["class_names"]), channels, (height, width), self.device)
+        channels, height, width = partition.image_shape
+        return SetUpTask(len(partition.class_names), channels, (height, width), self.device)
 
     @cached_property
     def checkpoint(self) -> tuple[Snapshot, Mapping[str, Any]]:
@@ -254,13 +258,12 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _without_wrappers(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state dict under the names of the model, as ``wanted`` has them, if only what wrappers add to names differs."""
-    found = {name: tensor for name, tensor in state.items() if name != _AVERAGED or name in wanted}
-    while not found.keys() & wanted.keys():
-        names = [str(name) for name in found]
-        prefixes = [prefix for prefix in _WRAPPERS if all(name.startswith(prefix) for name in names)]
+def _without_wrappers(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state dict under the names of the model, as ``expected`` has them, if only names of wrappers are in front."""
+    tensors = {name: tensor for name, tensor in state.items() if name != _AVERAGED or name in expected}
+    while not tensors.keys() & expected.keys():
+        prefixes = [prefix for prefix in _WRAPPERS if all(str(name).startswith(prefix) for name in tensors)]
         if not prefixes:
             return state  # it is of another model: the error shows the names as they are
-        found = {name.removeprefix(prefixes[0]): tensor for name, tensor in found.items()}
-    return found
+        tensors = {name.removeprefix(prefixes[0]): tensor for name, tensor in tensors.items()}
+    return tensors

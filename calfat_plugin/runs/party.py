@@ -41,12 +41,14 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
+from calfat_plugin.run_files import Spending
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RECIPE, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.tensor_files import READ_ERRORS, read_facts
+from calfat_plugin.typed_json import from_json
 
 log = logging.getLogger(__name__)
 
@@ -131,26 +133,28 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             "(train_args.client_num_in_total); rank 0 is the server's."
         )
     name, client = experiment.name, rank - 1
+    directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
 
     def warn(text: str) -> None:
         say(f"warning: {text}")
 
-    directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
+    def say_round(round: int, what: str) -> None:
+        say(f"round {round}/{experiment.num_rounds}  {what}")
+
+    def say_joined(run: str, round: int) -> None:
+        say_round(round, f"of the server's run {run}")
+
+    def keep_goodbye(rounds: int) -> None:
+        stopped_early = rounds < experiment.num_rounds
+        patience = experiment.train.patience if stopped_early else None
+        about = {"recipe": name, "seed": experiment.seed, "rank": rank}
+        write_json(directory.results, {**about, "rounds": rounds, "patience": patience})
+
     with directory.locked(), log_to(directory.log), computing_as(experiment):
         states = _States(directory.last_checkpoint.parent, client, warn, directory.recipe_digest)
-        goodbye = read_json(directory.results)
-        done = goodbye.get("rounds")  # after which the server said goodbye; None: it has not
-        done = done if isinstance(done, int) else 0
-        if done >= experiment.num_rounds:
-            further = going_further(experiment.as_run(), done, "all parties")
-            say(f"client {client} of {name} is finished after {done} rounds. {further}")
-            return
-        patience = goodbye.get("patience")  # of a run that stopped early
-        if done and patience is not None and not is_more_patient(experiment.train.patience, patience):
-            say(
-                f"client {client} of {name} is finished: the run stopped early after round {done}. To go further, "
-                "resume all parties with a larger train_args.patience."
-            )
+        nothing_to_do = _why_finished(directory, experiment)
+        if nothing_to_do:
+            say(f"client {client} of {name} is finished{nothing_to_do}")
             return
         for finding in runtime.security_warnings(rank):
             warn(finding)
@@ -161,19 +165,10 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             rank,
             state_after=states.after,
             keep_state=states.keep,
-            on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
+            on_round=say_round,
             on_notice=warn,
-            on_joined=lambda run, round: say(f"round {round}/{experiment.num_rounds}  of the server's run {run}"),
-            on_finished=lambda rounds: write_json(
-                directory.results,
-                {
-                    "recipe": name,
-                    "seed": experiment.seed,
-                    "rank": rank,
-                    "rounds": rounds,
-                    "patience": experiment.train.patience if rounds < experiment.num_rounds else None,
-                },
-            ),
+            on_joined=say_joined,
+            on_finished=keep_goodbye,
         )
         profile = new_profile(worker.device) if request.profile else None
         with profiling(profile):
@@ -181,9 +176,26 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         if profile is not None:
             spent = {"method": experiment.trainer.name, "parts": profile.as_json()}
             write_json(directory.profile, spent)
-            log.info("where the time went:\n%s", spending_text(spent))
+            log.info("where the time went:\n%s", spending_text(from_json(Spending, spent)))
             say(f"where the time went: {directory.profile}")
     say("the run is over")
+
+
+def _why_finished(directory: PartyDirectory, experiment: Experiment) -> str:
+    """Why a client has nothing to do, as it follows on *is finished*; empty where it has."""
+    goodbye = read_json(directory.results)
+    done = goodbye.get("rounds")  # after which the server said goodbye
+    if not isinstance(done, int) or not done:
+        return ""
+    if done >= experiment.num_rounds:
+        return f" after {done} rounds. {going_further(experiment.as_run(), done, 'all parties')}"
+    patience = goodbye.get("patience")  # of a run that stopped early
+    if patience is None or is_more_patient(experiment.train.patience, patience):
+        return ""
+    return (
+        f": the run stopped early after round {done}. To go further, resume all parties with a larger "
+        "train_args.patience."
+    )
 
 
 def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Callable[[str], None]) -> Worker:

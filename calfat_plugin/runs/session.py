@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -30,7 +31,7 @@ from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed
-from calfat_plugin.results import EarlyStop, RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import EarlyStop, EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.addition import Addition
@@ -48,124 +49,224 @@ log = logging.getLogger(__name__)
 @fresh_torch_state()
 def run(request: Request, directory: RunDirectory, observer: RunObserver, runtime: Runtime | None = None) -> RunResult:
     """Run, or continue a run, until its results are written; ``runtime`` where the host has called this process."""
-    experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
-    started, warn = time.perf_counter(), observer.warn
+    experiment = request.experiment
     with staying_here(), directory.locked(), log_to(directory.log), computing_as(experiment):
-        directory.refuse_links()
-        for finding in runtime.security_warnings(rank=0):
-            warn(finding)
-        if request.workers:
-            workers.prepare()
-        addition = Addition.to(directory, experiment)
-        snapshot, best = _restore(directory, experiment, addition)
-        device = pick_device(experiment, warn)
-        dataset = experiment.load_dataset(rank=0)
-
-        shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
-        groups = experiment.client_groups(dataset.train.y.numpy())
-        data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
-        sizes = {client: len(shard) for client, shard in shards.items()}
-        if shards and (finding := too_large_batches(experiment, groups, sizes)):
-            warn(finding)
-        class_counts = data.get("class_counts", ())
-        if not shards and "train" in experiment.splits_of(0):  # of silos that share a data set, by its labels
-            class_counts = [dataset.train.y.bincount(minlength=dataset.num_classes).tolist()]
-        if class_counts and (finding := classes_not_trained(experiment, dataset.class_names, class_counts)):
-            warn(finding)
-        for finding in implausible_data(experiment, dataset, rank=0):
-            warn(finding)
-        counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
-        members: dict[str, list[int]] = {}
-        for client, group in groups.items():
-            members.setdefault(group.name, []).append(client)
-        data |= {"groups": members, "attackers": attackers_among(groups)} if members else {}
-        info = RunInfo(
-            name=experiment.name,
-            directory=directory.path,
-            recipe=experiment.as_run(),
-            num_rounds=experiment.num_rounds,
-            start_round=1 if snapshot is None else snapshot.round + 1,
-            class_counts=tuple(map(tuple, data.get("class_counts", ()))),
-            stop=None if snapshot is None else _stop_of(directory, experiment, snapshot.round),
-        )
-        if snapshot is not None:
-            directory.check_data(data)
-        directory.begin(info.start_round - 1, experiment)
-        behind = read_rounds(directory.rounds)  # what earlier processes finished
-        earlier = sum(record.seconds for record in behind)
-        if not directory.finished:
-            directory.reopen(experiment)
+        session = Session(request, directory, observer, runtime or runtime_of(experiment))
+        session.begin()
         try:
-            before = read_json(directory.environment)
-        except RunError as error:  # not worth stopping for
-            warn(f"{error} What it said of earlier processes is lost.")
-            before = {}
-        others = before.pop("earlier", [])
-        others = [*(others if isinstance(others, list) else []), *([before] if before else [])]
-        environment = environment_of(experiment, device, request.command)
-        write_json(directory.environment, {**environment, "earlier": others})
-        if data:
-            write_json(directory.partition, data)
-        observer.run_started(info)
-        directory = RunDirectory(directory.path.absolute())  # code of plugins may go to another folder
-        info = replace(info, directory=directory.path)
-        writer = RunWriter(directory, experiment, best, snapshot)
-        listeners = Listeners.of(experiment, warn)
-        listeners.run_started(info)
-
-        def on_round(measured: RoundRecord, now: Snapshot) -> None:
-            record = measured.with_worst_clients(counts)
-            if directory.finished:  # it goes further: until it really does, the results are all that there is
-                directory.reopen(experiment)
-            with timed("checkpoint"):
-                writer.round_finished(record, now)
-                # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
-                if runtime.is_cross_silo or listeners.wants_rounds:
-                    writer.settle()
-            observer.round_finished(record)
-            with timed("loggers"):
-                listeners.round_finished(info, record)
-
-        profile = new_profile(device) if request.profile else None
-        try:
-            start = workers.elsewhere(request, directory.log)
-            with profiling(profile), workers.running(request, start, observer) as crew, writer:
-                states = writer.client_states
-                worker = partial(Worker, experiment, dataset, shards, device, RunObserver(), states)
-                loading = model_loader(experiment.dataset.name, dataset, device)
-                measuring = experiment if addition is None else addition.experiment
-                server = Server(measuring, dataset, device, observer, worker if shards else None, loading)
-                evidence = None if addition is None else addition.evidence
-                server.begin(snapshot, behind, evidence)
-                used: dict[int, int] = {}  # client to the last round in which its update was used
-                for record in behind:
-                    used.update(dict.fromkeys(record.clients, record.round))
-                scratch = directory.evaluation if addition is None else addition.scratch
-                task = ServerTask(
-                    server, on_round, shards, states, used, scratch, crew, start, warn, run_name=directory.path.name
-                )
-                evaluations = runtime.run_server(task)
-            tails = experiment.partition.entry.long_tailed
-            evaluations = tuple(found.with_worst_clients(counts, long_tailed=tails) for found in evaluations)
-            if addition is not None:
-                evaluations, earlier = addition.together(evaluations), addition.seconds
-            result = RunResult(evaluations, server.round, earlier + time.perf_counter() - started, server.stop)
-            writer.run_finished(result, scratch)
-            if addition is not None:  # only now: until the results have them, the recipe must not say so
-                removed = directory.removed_evaluators(experiment)
-                directory.write_recipe(experiment, directory.recipe_digest, removed)
+            evaluations = session.rounds()
+            result = session.end(evaluations)
         except BaseException as error:  # Ctrl-C, too
-            listeners.run_stopped(info, error)
+            session.listeners.run_stopped(session.info, error)
             raise
+        session.listeners.run_finished(session.info, result)
+        session.draw_page()
+    return result
+
+
+class Session:
+    """One process's part of a run: :meth:`begin`, then :meth:`rounds`, which calls :meth:`round`, then :meth:`end`."""
+
+    def __init__(self, request: Request, directory: RunDirectory, observer: RunObserver, runtime: Runtime) -> None:
+        self.request = request
+        self.experiment = request.experiment
+        self.directory = directory
+        self.observer = observer
+        self.runtime = runtime
+        self.started = time.perf_counter()
+
+    # --- begin --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Find out where the run stands, load the data, and bring the files to the end of the last finished round."""
+        self.directory.refuse_links()
+        for finding in self.runtime.security_warnings(rank=0):
+            self.observer.warn(finding)
+        if self.request.workers:
+            workers.prepare()  # they import their modules while this process reads the data
+        self.addition = Addition.to(self.directory, self.experiment)
+        self.snapshot, best = _restore(self.directory, self.experiment, self.addition)
+        self.device = pick_device(self.experiment, self.observer.warn)
+        self._load_data()
+        self._warn_of_data()
+        self.info = self._info()
+        self._write_first_files()
+        self.observer.run_started(self.info)
+        self.directory = RunDirectory(self.directory.path.absolute())  # code of plugins may go to another folder
+        self.info = replace(self.info, directory=self.directory.path)
+        self.writer = RunWriter(self.directory, self.experiment, best, self.snapshot)
+        self.listeners = Listeners.of(self.experiment, self.observer.warn)
+        self.listeners.run_started(self.info)
+
+    def _load_data(self) -> None:
+        """Read the data set, and deal it to the clients of a simulation; silos have data of their own."""
+        self.dataset = self.experiment.load_dataset(rank=0)
+        self.groups = self.experiment.client_groups(self.dataset.train.y.numpy())
+        self.shards: Mapping[int, ImageData] = {}
+        self.data: dict[str, Any] = {}  # of partition.json; the counts of silos never leave them
+        if not self.runtime.is_cross_silo:
+            self.shards = shards_of(self.experiment, self.dataset, self.device)
+            self.data = describe_data(self.dataset, self.shards)
+        self.class_counts = self.data.get("class_counts", [])
+        self.honest_counts = honest_counts(self.class_counts, attackers_among(self.groups))
+        members: dict[str, list[int]] = {}
+        for client, group in self.groups.items():
+            members.setdefault(group.name, []).append(client)
+        if members:
+            self.data |= {"groups": members, "attackers": attackers_among(self.groups)}
+
+    def _warn_of_data(self) -> None:
+        """Warn of batches, classes and images with which the run can hardly go well."""
+        findings = []
+        if self.shards:
+            sizes = {client: len(shard) for client, shard in self.shards.items()}
+            findings.append(too_large_batches(self.experiment, self.groups, sizes))
+        counts = self.class_counts
+        if not self.shards and "train" in self.experiment.splits_of(0):  # of silos that share a data set
+            counts = [self.dataset.train.y.bincount(minlength=self.dataset.num_classes).tolist()]
+        if counts:
+            findings.append(classes_not_trained(self.experiment, self.dataset.class_names, counts))
+        findings += implausible_data(self.experiment, self.dataset, rank=0)
+        for finding in findings:
+            if finding:
+                self.observer.warn(finding)
+
+    def _info(self) -> RunInfo:
+        done, stop = 0, None
+        if self.snapshot is not None:
+            done = self.snapshot.round
+            stop = _stop_of(self.directory, self.experiment, done)
+        return RunInfo(
+            name=self.experiment.name,
+            directory=self.directory.path,
+            recipe=self.experiment.as_run(),
+            num_rounds=self.experiment.num_rounds,
+            start_round=done + 1,
+            class_counts=tuple(map(tuple, self.class_counts)),
+            stop=stop,
+        )
+
+    def _write_first_files(self) -> None:
+        """Bring the rounds to the checkpoint's, and write what is known before the first of this process."""
+        if self.snapshot is not None:
+            self.directory.check_data(self.data)
+        self.directory.begin(self.info.start_round - 1, self.experiment)
+        self.behind = read_rounds(self.directory.rounds)  # what earlier processes finished
+        if not self.directory.finished:
+            self.directory.reopen(self.experiment)
+        self._write_environment()
+        if self.data:
+            write_json(self.directory.partition, self.data)
+
+    def _write_environment(self) -> None:
+        """Write ``environment.json`` for this process, with those of earlier ones below ``earlier``."""
+        try:
+            before = read_json(self.directory.environment)
+        except RunError as error:  # not worth stopping for
+            self.observer.warn(f"{error} What it said of earlier processes is lost.")
+            before = {}
+        earlier = before.pop("earlier", [])
+        if not isinstance(earlier, list):
+            earlier = []
+        if before:
+            earlier = [*earlier, before]
+        environment = environment_of(self.experiment, self.device, self.request.command)
+        write_json(self.directory.environment, {**environment, "earlier": earlier})
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def rounds(self) -> Sequence[EvaluationResult]:
+        """Let the host run the rounds that are left, and the final evaluation; return what that measured."""
+        profile = new_profile(self.device) if self.request.profile else None
+        try:
+            start = workers.elsewhere(self.request, self.directory.log)
+            with profiling(profile), workers.running(self.request, start, self.observer) as crew, self.writer:
+                server = self._server()
+                task = ServerTask(
+                    server=server,
+                    on_round=self.round,
+                    shards=self.shards,
+                    client_states=self.writer.client_states,
+                    used=self._last_used(),
+                    scratch=self._scratch,
+                    workers=crew,
+                    start_elsewhere=start,
+                    warn=self.observer.warn,
+                    run_name=self.directory.path.name,
+                )
+                evaluations = self.runtime.run_server(task)
         finally:  # what a stopped run spent is worth knowing, too
             if profile is not None:
-                write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
-        listeners.run_finished(info, result)
+                write_json(self.directory.profile, {"method": self.experiment.trainer.name, "parts": profile.as_json()})
+        self.num_rounds, self.stop = server.round, server.stop
+        return evaluations
 
-        if request.page or (addition is not None and directory.page.exists()):  # a page that is there lacks them
-            page, said = partial(report.write_run_report, directory.path), ". The results are complete"
-            report.try_report(page, directory.path, warn, after=said, traceback=True)
-    return result
+    def round(self, measured: RoundRecord, snapshot: Snapshot) -> None:
+        """Keep a round that the server has finished, and tell whoever listens."""
+        record = measured.with_worst_clients(self.honest_counts)
+        if self.directory.finished:  # it goes further: until it really does, the results are all that there is
+            self.directory.reopen(self.experiment)
+        with timed("checkpoint"):
+            self.writer.round_finished(record, snapshot)
+            # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
+            if self.runtime.is_cross_silo or self.listeners.wants_rounds:
+                self.writer.settle()
+        self.observer.round_finished(record)
+        with timed("loggers"):
+            self.listeners.round_finished(self.info, record)
+
+    def _server(self) -> Server:
+        """The server, at the end of the last finished round."""
+        experiment, evidence = self.experiment, None
+        if self.addition is not None:
+            experiment, evidence = self.addition.experiment, self.addition.evidence
+        make_worker = None
+        if self.shards:
+            states = self.writer.client_states
+            make_worker = partial(
+                Worker, self.experiment, self.dataset, self.shards, self.device, RunObserver(), states
+            )
+        load_model = model_loader(self.experiment.dataset.name, self.dataset, self.device)
+        server = Server(experiment, self.dataset, self.device, self.observer, make_worker, load_model)
+        server.begin(self.snapshot, self.behind, evidence)
+        return server
+
+    def _last_used(self) -> dict[int, int]:
+        """Client to the last round in which its update was used; without clients whose updates never were."""
+        used: dict[int, int] = {}
+        for record in self.behind:
+            used.update(dict.fromkeys(record.clients, record.round))
+        return used
+
+    @property
+    def _scratch(self) -> Path:
+        """Where the final evaluation keeps what it needs to continue after a crash."""
+        return self.directory.evaluation if self.addition is None else self.addition.scratch
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def end(self, evaluations: Sequence[EvaluationResult]) -> RunResult:
+        """Write the results: only now is the run finished."""
+        tails = self.experiment.partition.entry.long_tailed
+        evaluations = [result.with_worst_clients(self.honest_counts, long_tailed=tails) for result in evaluations]
+        earlier = sum(record.seconds for record in self.behind)
+        if self.addition is not None:
+            evaluations, earlier = self.addition.together(evaluations), self.addition.seconds
+        seconds = earlier + time.perf_counter() - self.started
+        result = RunResult(tuple(evaluations), self.num_rounds, seconds, self.stop)
+        self.writer.run_finished(result, self._scratch)
+        if self.addition is not None:  # only now: until the results have them, the recipe must not say so
+            removed = self.directory.removed_evaluators(self.experiment)
+            self.directory.write_recipe(self.experiment, self.directory.recipe_digest, removed)
+        return result
+
+    def draw_page(self) -> None:
+        """Draw the page, if it is asked for, or if there is one that lacks the added evaluators."""
+        lacks_some = self.addition is not None and self.directory.page.exists()
+        if self.request.page or lacks_some:
+            page = partial(report.write_run_report, self.directory.path)
+            after = ". The results are complete"
+            report.try_report(page, self.directory.path, self.observer.warn, after=after, traceback=True)
 
 
 def _restore(
@@ -185,12 +286,24 @@ def _restore(
     directory.check_latest(snapshot.round)
     if isinstance(snapshot.client_states, ClientStateFiles):
         snapshot.client_states.check_complete()
-    done, asked = snapshot.round, experiment.num_rounds
-    if done > asked or (directory.finished and done == asked and addition is None):
-        state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"
+    _refuse_nothing_to_do(directory, experiment, addition, snapshot.round)
+    log.info("continuing after round %d", snapshot.round)
+    return snapshot, notes.get("best", {})
+
+
+def _refuse_nothing_to_do(
+    directory: RunDirectory, experiment: Experiment, addition: Addition | None, done: int
+) -> None:
+    """Refuse to resume a run that has done all its rounds, or more than the recipe asks for."""
+    asked, state = experiment.num_rounds, ""
+    if done > asked:
+        state = f"this run has done {done} rounds"
+    elif done == asked and directory.finished and addition is None:
+        state = f"this run is finished after {done} rounds"
+    if state:
+        page = directory.without_page if directory.finished else ""
         raise RunError(
-            f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}"
-            + (directory.without_page if directory.finished else "")
+            f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}{page}"
         )
     stop = _stop_of(directory, experiment, done)
     if stop is not None and stop.round < done:
@@ -203,8 +316,6 @@ def _restore(
             f"{directory.path}: this run is finished: it {stop}. To go further, resume it with a larger patience, such "
             f"as --set train_args.patience={stop.patience + 5}.{directory.without_page}"
         )
-    log.info("continuing after round %d", done)
-    return snapshot, notes.get("best", {})
 
 
 def _stop_of(directory: RunDirectory, experiment: Experiment, done: int) -> EarlyStop | None:

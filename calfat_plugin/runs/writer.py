@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import put_in_place, read_json, reporting_disk_errors, write_json
+from calfat_plugin.disk import put_in_place, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, RoundRecord, RunResult
 from calfat_plugin.rounds import read_rounds
 from calfat_plugin.rounds_csv import columns_of
+from calfat_plugin.run_files import Partition, Results, Selected
 from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RECIPE, RunDirectory
+from calfat_plugin.typed_json import read_typed
 from calfat_plugin.version import __version__
 
 CONVENTIONS = {
@@ -51,8 +52,10 @@ class RunWriter:
         if experiment.selecting_label not in (None, NATURAL):
             self._selectors["best-robust"] = experiment.selecting_label
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
-        done = 0 if resume_from is None else resume_from.round
-        checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
+        done, checkpoints = 0, {}
+        if resume_from is not None:
+            done = resume_from.round
+            checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS}
         self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)
         self._recipe_digest = directory.recipe_digest
         self._disk = ThreadPoolExecutor(1, "checkpoint")
@@ -70,13 +73,17 @@ class RunWriter:
         """Record first, ``last`` checkpoint last: after a crash the record of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
-        checkpoints = {**self._selected(record), "last": {"best": self.best}}
-        for name, notes in checkpoints.items():
-            kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
-            write_checkpoint(self.directory.checkpoint(name), kept, {RECIPE: self._recipe_digest, **notes})
+        without_models = dataclasses.replace(snapshot, client_models={})  # the final evaluation is of ``last``
+        checkpoints = []
+        for name, notes in self._selected(record).items():
+            notes = {RECIPE: self._recipe_digest, **notes}
+            write_checkpoint(self.directory.checkpoint(name), without_models, notes)
+            checkpoints.append(name)
+        write_checkpoint(self.directory.last_checkpoint, snapshot, {RECIPE: self._recipe_digest, "best": self.best})
+        checkpoints.append("last")
         states = self.client_states
-        done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
-        self._under_way = done, [*checkpoints], dict(states.named)
+        done = self._disk.submit(self._put_in_place, checkpoints, states.take_written())
+        self._under_way = done, checkpoints, dict(states.named)
         states.round = record.round + 1
         if record.round == self.experiment.num_rounds or record.stop is not None:  # what follows may take hours
             self.settle()
@@ -107,22 +114,6 @@ class RunWriter:
         with reporting_disk_errors(paths[-1]):
             put_in_place(paths, also=[*self._rounds.paths, self.directory.path, *states])
 
-    def _metrics(self) -> dict[str, float | None]:
-        """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
-        records = read_rounds(self.directory.rounds)
-        labels = [pick.label for pick in self.experiment.monitor.evaluators]
-        of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
-        metrics: dict[str, float | None] = {}
-        for column in columns_of(labels, metrics=self.experiment.metric_columns):
-            if not column.in_results or column.name.startswith(of_evaluators):
-                continue
-            counting = records if column.in_results == "sum" else records[-1:]
-            values = [column.value_in(record) for record in counting]
-            if values and None not in values:  # an aggregator of a plugin need not say
-                total = float(sum(values))
-                metrics[column.name] = total if math.isfinite(total) else None
-        return metrics
-
     def run_finished(self, result: RunResult, scratch: Path | None = None) -> None:
         """Write ``results.json``; its presence says that the run is finished.
 
@@ -130,53 +121,86 @@ class RunWriter:
             result: of the whole run.
             scratch: where its final evaluation has left its evidence; None: in ``evaluation/``.
         """
-        experiment = self.experiment
-        model = "global model" if experiment.ema is None else "moving average of the global models"
-        class_names = read_json(self.directory.partition).get("class_names") or ()
-        stopped: dict[str, Any] = {}
-        model = f"{model} after the final round"
-        if result.stop is not None:
-            model = f"{model}, with which training stopped early: round {result.stop.round}"
-            stopped = {"stopped_early": dataclasses.asdict(result.stop)}
-        alarms = [*find_alarms(result.evaluations, class_names), *alarms_of(read_rounds(self.directory.rounds))]
-        if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
-            text = (
-                f"Aggregator '{experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
-                "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how "
-                "many."
-            )
-            alarms.append(Alarm("test-images-used", text, ()))
-        for problem, training in experiment.training_step_problems.items():
-            alarms.append(Alarm(STEP_SIZE, f"{', '.join(whose for _, whose in training)}: {problem}", ()))
-        kept = (scratch or self.directory.evaluation) / EVIDENCE
-        evidence = {}
-        if kept.exists():
-            evidence = {"evidence": [{"file": EVIDENCE, **read_evidence(kept).as_json()}]}
-            with reporting_disk_errors(self.directory.evidence):
-                kept.replace(self.directory.evidence)
-        write_json(
-            self.directory.results,
-            {
-                "format": RESULTS_FORMAT,
-                "recipe": experiment.name,
-                "seed": experiment.seed,
-                "trainer": experiment.trainer.name,
-                "aggregator": experiment.aggregator.name,
-                "rounds": result.num_rounds,
-                "seconds": result.seconds,
-                **stopped,
-                "model": model,
-                "conventions": CONVENTIONS,
-                "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
-                **evidence,
-                "metrics": self._metrics(),
-                "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-                f"{experiment.data.monitored_split}_selected": {
-                    name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
-                    for name, facts in self.best.items()
-                },
-                "calfat_plugin": __version__,
-                "citations": [dataclasses.asdict(citation) for citation in experiment.citations()],
-            },
+        experiment, records = self.experiment, read_rounds(self.directory.rounds)
+        evidence = self._keep_evidence((scratch or self.directory.evaluation) / EVIDENCE)
+        best, validated = self._best_rounds(), experiment.data.monitored_split == "validation"
+        results = Results(
+            format=RESULTS_FORMAT,
+            recipe=experiment.name,
+            seed=experiment.seed,
+            trainer=experiment.trainer.name,
+            aggregator=experiment.aggregator.name,
+            rounds=result.num_rounds,
+            seconds=result.seconds,
+            stopped_early=result.stop,
+            model=_evaluated_model(experiment, result),
+            conventions=CONVENTIONS,
+            evaluations=result.evaluations,
+            evidence=evidence,
+            metrics=metrics_of(experiment, records),
+            alarms=(*self._alarms_of_results(result), *alarms_of(records), *_alarms_of_recipe(experiment)),
+            test_selected=None if validated else best,
+            validation_selected=best if validated else None,
+            calfat_plugin=__version__,
+            citations=experiment.citations(),
         )
+        write_json(self.directory.results, results.as_json())
         shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use
+
+    def _keep_evidence(self, collected: Path) -> tuple[Mapping[str, Any], ...]:
+        """Move the file of evidence to its place, and say what it is about; nothing where none was collected."""
+        if not collected.exists():
+            return ()
+        about = {"file": EVIDENCE, **read_evidence(collected).as_json()}
+        with reporting_disk_errors(self.directory.evidence):
+            collected.replace(self.directory.evidence)
+        return (about,)
+
+    def _best_rounds(self) -> dict[str, Selected]:
+        """Name of each best checkpoint to its round."""
+        selected = {}
+        for name, facts in self.best.items():
+            path = self.directory.checkpoint(name).relative_to(self.directory.path)
+            selected[name] = Selected(facts["evaluator"], facts["accuracy"], facts["round"], str(path))
+        return selected
+
+    def _alarms_of_results(self, result: RunResult) -> tuple[Alarm, ...]:
+        partition = read_typed(Partition, self.directory.partition) or Partition()
+        return find_alarms(result.evaluations, partition.class_names)
+
+
+def metrics_of(experiment: Experiment, records: Sequence[RoundRecord]) -> dict[str, float]:
+    """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
+    labels = [pick.label for pick in experiment.monitor.evaluators]
+    of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
+    metrics: dict[str, float] = {}
+    for column in columns_of(labels, metrics=experiment.metric_columns):
+        if not column.in_results or column.name.startswith(of_evaluators):
+            continue
+        counting = records if column.in_results == "sum" else records[-1:]
+        values = [column.value_in(record) for record in counting]
+        if values and None not in values:  # a client of a plugin need not say
+            metrics[column.name] = float(sum(values))
+    return metrics
+
+
+def _evaluated_model(experiment: Experiment, result: RunResult) -> str:
+    model = "global model" if experiment.ema is None else "moving average of the global models"
+    if result.stop is None:
+        return f"{model} after the final round"
+    return f"{model} after the final round, with which training stopped early: round {result.stop.round}"
+
+
+def _alarms_of_recipe(experiment: Experiment) -> list[Alarm]:
+    """What the recipe alone says about the numbers."""
+    alarms = []
+    if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
+        text = (
+            f"Aggregator '{experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
+            "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how "
+            "many."
+        )
+        alarms.append(Alarm("test-images-used", text, ()))
+    for problem, training in experiment.training_step_problems.items():
+        alarms.append(Alarm(STEP_SIZE, f"{', '.join(whose for _, whose in training)}: {problem}", ()))
+    return alarms

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import TRY_AGAIN, read_bytes, read_json, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_bytes, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
-from calfat_plugin.evaluators.alarms import Alarm, read_alarms
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment, assemble, changes, evaluators_of, same_but_rounds
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import WORST_CASE, evaluator_of, examples_of, measured, why_not_run
+from calfat_plugin.results import WORST_CASE, evaluator_of
+from calfat_plugin.run_files import Results, read_results
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import Setting, Suite
@@ -71,7 +72,7 @@ class SuiteRun:
     lacks: tuple[str, ...] = ()  # labels of evaluators that the suite has since and its results, or its row, do not
     message: str = ""  # what went wrong, for people
     seconds: float = 0.0  # wall-clock time in this session
-    results: Mapping[str, Any] = field(default_factory=dict)  # ``results.json``, where a summary has read it
+    results: Results | None = None  # where a summary has read them
 
     def ended(self, state: State, message: str = "", seconds: float = 0.0) -> SuiteRun:
         """The run as it ended in this session."""
@@ -129,7 +130,7 @@ class SuiteRun:
             return None
         if self.recorded is not None:
             return self.recorded.values.get(metric)
-        return measured(self.results, metric)
+        return None if self.results is None else self.results.value(metric)
 
     @property
     def _worst_case_is_of_the_suite(self) -> bool:
@@ -140,22 +141,20 @@ class SuiteRun:
         if self.lacks:
             return False
         of_the_suite = {pick.label for pick in self.experiment.evaluators}
-        for row in self.results.get("evaluations", ()):
-            if row["label"] == WORST_CASE and not of_the_suite.issuperset(row["settings"].get("attacks", ())):
-                return False
-        return True
+        worst_case = None if self.results is None else self.results.by_label.get(WORST_CASE)
+        return worst_case is None or of_the_suite.issuperset(worst_case.settings.get("attacks", ()))
 
     def num_examples(self, metric: str) -> int | None:
-        return examples_of(self.results, metric)
+        return None if self.results is None else self.results.num_examples(metric)
 
     def not_run(self, metric: str) -> str:
         """Why the attack of a metric did not run; empty where it ran, and where only a record has the run."""
-        return why_not_run(self.results, metric)
+        return "" if self.results is None else self.results.not_run(metric)
 
     @property
     def findings(self) -> tuple[Alarm, ...]:
         """What the run found about its numbers; none where only a record has it."""
-        return read_alarms(self.results)
+        return () if self.results is None else self.results.alarms
 
 
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
@@ -255,8 +254,10 @@ def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
     if keys:
         return "unfinished", changes(then, now, keys, "then"), ()
     goes_further = rounds > rounds_then
-    if patience_then is not None and "stopped_early" in read_json(directory.results):
-        goes_further |= is_more_patient(patience, patience_then)
+    if patience_then is not None:
+        results = read_results(directory.results)
+        if results is not None and results.stopped_early is not None:
+            goes_further |= is_more_patient(patience, patience_then)
     if not directory.finished or goes_further:
         return "unfinished", "", ()
     measured_then = evaluators_of(then)

@@ -16,9 +16,9 @@ from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import BESIDE, FREQUENCY, WORST_CASE, evaluator_of
 from calfat_plugin.rounds import number_of_rounds
+from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
 from calfat_plugin.suites.parse import Setting, Suite
@@ -259,8 +259,9 @@ def seconds_left(plan: SuitePlan) -> float | None:
     for run in (*choosing.runs, *plan.runs):
         if run.state == "finished" and run.recorded is None:
             results = read_results(RunDirectory(run.directory).results)
-            rounds_done = results.get("rounds") or run.experiment.num_rounds  # fewer where training stopped early
-            measured.append(float(results.get("seconds") or 0) / rounds_done)
+            if results is not None:
+                rounds_done = results.rounds or run.experiment.num_rounds  # fewer where training stopped early
+                measured.append(results.seconds / rounds_done)
     seconds_per_round = plan.suite.seconds_per_round
     if measured:
         seconds_per_round = sum(measured) / len(measured)

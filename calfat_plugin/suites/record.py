@@ -17,7 +17,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import TRY_AGAIN, locked, read_json, read_whole, reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, locked, read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -27,10 +27,11 @@ from calfat_plugin.recipe.document import Document, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import read_trust
 from calfat_plugin.report.table import csv_text
 from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, evaluator_of
-from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.run_files import TrustResults, read_results
+from calfat_plugin.stored_run import RunPaths
+from calfat_plugin.typed_json import read_typed
 from calfat_plugin.version import __version__
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
@@ -210,23 +211,20 @@ def verdict_of(directory: Path, experiment: Experiment) -> str | None:
     None: what it says is about another budget, or another model than that of the last round. A run may have been judged
     before it was given more rounds, or by its checkpoint of the best round.
     """
-    content = read_trust(directory)
-    if not content:
+    paths, threat = RunPaths(directory), experiment.threat
+    trust = read_typed(TrustResults, paths.trust)
+    if trust is None:
         return ""
-    run = RunDirectory(directory)
-    rounds = read_json(run.results).get("rounds", experiment.num_rounds)  # fewer where training stopped early
-    judged_model = (Path(content.get("checkpoint") or "").name, content.get("round"))
-    judged_budget = (content["threat"]["norm"], content["threat"]["eps"])
-    budget = (experiment.threat.norm, exact_text(experiment.threat.eps))
-    if judged_model != (run.last_checkpoint.name, rounds) or judged_budget != budget:
+    results = read_results(paths.results)
+    rounds = experiment.num_rounds
+    if results is not None and results.rounds is not None:  # fewer where training stopped early
+        rounds = results.rounds
+    is_of_last = (Path(trust.checkpoint).name, trust.round) == (paths.last_checkpoint.name, rounds)
+    if not is_of_last or (trust.threat.norm, trust.threat.eps) != (threat.norm, exact_text(threat.eps)):
         return None
-    if not content.get("finished"):
+    if not trust.finished:
         return ""
-    verdict = content["verdict"]
-    text: str = verdict["text"]
-    if not verdict.get("usable", True):
-        text += ", no usable number"
-    return text
+    return trust.verdict.text if trust.verdict.usable else f"{trust.verdict.text}, no usable number"
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:

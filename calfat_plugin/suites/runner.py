@@ -9,19 +9,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
-from typing import IO, Any, Literal, TextIO
+from typing import IO, Literal, TextIO
 
 from calfat_plugin.compat import num_cores
-from calfat_plugin.disk import lock, read_json, refuse_link
+from calfat_plugin.disk import lock, refuse_link
 from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
-from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import release_of
 from calfat_plugin.rounds import number_of_rounds
+from calfat_plugin.run_files import Environment, Results, read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
@@ -32,6 +32,7 @@ from calfat_plugin.suites.record import CHOICE, GUESS, Recorded, add_to_record, 
 from calfat_plugin.suites.schema import within
 from calfat_plugin.suites.tuning import guess_of_try, value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
+from calfat_plugin.typed_json import read_typed
 
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
@@ -301,13 +302,12 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
 def _row_of(suite: Suite, run: SuiteRun, earlier: Recorded | None) -> Recorded:
     """The row of a run that was finished or lost; its ``earlier`` row says what its files do not."""
     state: Literal["finished", "lost"] = "lost"
-    results: Mapping[str, Any] = {}
-    seconds = ""
+    results, seconds, version = None, "", ""
     if run.state == "finished":
         state = "finished"
         results = read_results(RunDirectory(run.directory).results)
-    if results:
-        seconds = f"{results['seconds']:.1f}"
+    if results is not None:
+        seconds, version = f"{results.seconds:.1f}", results.calfat_plugin
     recipe = digest(run.experiment)
     if earlier is None or (earlier.state, earlier.recipe) != (state, recipe):
         earlier = Recorded(state, recipe, {}, processor=processor())
@@ -317,12 +317,12 @@ def _row_of(suite: Suite, run: SuiteRun, earlier: Recorded | None) -> Recorded:
         values=_values_of(suite, run, results),
         seconds=seconds,
         processor=_computed_on(run) or earlier.processor,
-        calfat_plugin=results.get("calfat_plugin") or earlier.calfat_plugin,
+        calfat_plugin=version or earlier.calfat_plugin,
         verdict="" if run.cell.tried else run.verdict or "",
     )
 
 
-def _values_of(suite: Suite, run: SuiteRun, results: Mapping[str, Any]) -> dict[str, float]:
+def _values_of(suite: Suite, run: SuiteRun, results: Results | None) -> dict[str, float]:
     """Metric to what a run measured; nothing of a lost run of the table."""
     values: dict[str, float | None] = {}
     if run.cell.tried and suite.choose is not None:
@@ -338,11 +338,10 @@ def _values_of(suite: Suite, run: SuiteRun, results: Mapping[str, Any]) -> dict[
 
 def _computed_on(run: SuiteRun) -> str:
     """GPU or processor of a run, and its arithmetic unless that is fp32; empty where its files do not say."""
-    environment = read_json(RunDirectory(run.directory).environment)
-    name: str = environment.get("gpu") or environment.get("processor") or ""
-    arithmetic = environment.get("precision", "fp32")  # where the recipe says auto, machines differ in it
-    if name and arithmetic != "fp32":
-        return f"{name}, {arithmetic}"
+    environment = read_typed(Environment, RunDirectory(run.directory).environment) or Environment()
+    name = environment.gpu or environment.processor
+    if name and environment.precision != "fp32":  # where the recipe says auto, machines differ in it
+        return f"{name}, {environment.precision}"
     return name
 
 

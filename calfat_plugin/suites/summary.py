@@ -16,8 +16,8 @@ from calfat_plugin.maths.intervals import (
     paired_p_value,
 )
 from calfat_plugin.report.comparability import compared_alike, score_of
-from calfat_plugin.report.reading import read_results
 from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
+from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
 from calfat_plugin.suites.choice_text import choice_notes

@@ -15,10 +15,11 @@ from calfat_plugin.maths.intervals import Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report import table as tables
 from calfat_plugin.report.numbers import counted, paired_points
-from calfat_plugin.report.reading import SUITE
 from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
 from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, one_line
 from calfat_plugin.results import evaluator_of
+from calfat_plugin.run_files import SUITE
+from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.choice_text import as_json as choice_as_json
 from calfat_plugin.suites.choice_text import chosen_text, how_chosen
 from calfat_plugin.suites.parse import Suite
@@ -85,10 +86,10 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
     texts: dict[str, None] = {}  # each once, in order
     for cell in summary.cells:
         for run in cell.runs:
-            evaluations = run.results.get("evaluations", ())
-            num_examples = {str(row["label"]): row.get("num_examples") or 0 for row in evaluations}
-            number = num_examples.get(label, 0)
-            largest = max(num_examples.values(), default=0)
+            if run.results is None or label not in run.results.by_label:
+                continue
+            number = run.results.by_label[label].num_examples
+            largest = max(evaluation.num_examples for evaluation in run.results.evaluations)
             if 0 < number < largest:
                 texts[f"{number:,} of {largest:,}"] = None
     if texts:
@@ -337,19 +338,7 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
         "skipped": cell.cell.skipped or None,
         "source": cell.source,
         "scores": {label: _score_as_json(score) for label, score in cell.scores.items()},
-        "runs": [
-            {
-                "seed": run.seed,
-                "directory": str(run.directory),
-                "status": run.state,
-                "message": run.message or None,
-                "verdict": run.verdict or None,
-                "seconds": run.results.get("seconds"),
-                "evaluations": run.results.get("evaluations", []),
-                "alarms": list(run.results.get("alarms", ())),
-            }
-            for run in cell.runs
-        ],
+        "runs": [_run_as_json(run) for run in cell.runs],
         "seeds_left": cell.left,
         "notes": cell.notes,
     }
@@ -363,6 +352,23 @@ def _digits(number: float | None) -> str:
     if number is None:
         return ""
     return repr(number)
+
+
+def _run_as_json(run: SuiteRun) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "seed": run.seed,
+        "directory": str(run.directory),
+        "status": run.state,
+        "message": run.message or None,
+        "verdict": run.verdict or None,
+        "seconds": None,
+        "evaluations": [],
+        "alarms": [],
+    }
+    if run.results is not None:
+        of_run = run.results.as_json()
+        content |= {name: of_run[name] for name in ("seconds", "evaluations", "alarms")}
+    return content
 
 
 def _hundredths(fraction: float | None) -> str:

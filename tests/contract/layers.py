@@ -42,7 +42,7 @@ FLOORS = (
     (
         "runs",
         "run directories, and the reports and analyses made from them",
-        "runs report analyses judging suites",
+        "run_files stored_run runs report analyses judging suites",
     ),
     ("commands", "the command line, and what it shows of progress", "progress cli __main__"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),

@@ -27,7 +27,6 @@ from calfat_plugin.evaluators.autoattack.autoattack import AttackState, AutoAtta
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
 from calfat_plugin.report.evaluations import evaluations_table
-from calfat_plugin.results import evaluation_as_json
 from calfat_plugin.threat import ThreatModel
 
 SEED = 5
@@ -323,7 +322,7 @@ def test_autoattack_without_some_parts_has_a_number_and_says_which_did_not_run(m
     assert 0 <= result.accuracy < 1
     assert result.not_run == ""
     assert result.details["not_run"] == {"apgd-t": "its loss needs 4 classes, and there are 2"}
-    (row,) = evaluations_table("", [evaluation_as_json(result)]).rows
+    (row,) = evaluations_table("", [result]).rows
     assert row[0].beside == ["linf, eps 0.1", "without apgd-t"]
 
 

@@ -12,7 +12,9 @@ from calfat_plugin.errors import DataError
 from calfat_plugin.maths.metrics import Worst, by_frequency
 from calfat_plugin.partitions.split import longtail
 from calfat_plugin.report.evaluations import tails_table
-from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json, evaluator_of, measured
+from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluator_of
+from calfat_plugin.run_files import Results
+from calfat_plugin.typed_json import from_json
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 PER_CLASS = (0.9, 0.8, 0.1, 0.7, None)
@@ -76,12 +78,13 @@ def test_results_have_them_where_the_partition_is_long_tailed(tmp_path: Path) ->
     plain = EvaluationResult("pgd20", 10, 0.5, 0.5, PER_CLASS, PER_CLASS, {}, "calfat", 1.0)
     found = plain.with_worst_clients(COUNTS, long_tailed=True)
     written = json.loads(json.dumps(evaluation_as_json(found)))
-    assert evaluation_from_json(written) == found
+    assert from_json(EvaluationResult, written) == found
     assert written["middle"] == {"accuracy": pytest.approx(0.4), "ids": [3, 2]}
     assert "tail" not in written
     assert not {"head", "middle", "tail"} & evaluation_as_json(plain.with_worst_clients(COUNTS)).keys()
-    assert measured({"evaluations": [written]}, "pgd20:head") == pytest.approx(0.85)
-    assert measured({"evaluations": [written]}, "pgd20:tail") is None
+    results = from_json(Results, {"evaluations": [written]})
+    assert results.value("pgd20:head") == pytest.approx(0.85)
+    assert results.value("pgd20:tail") is None
     assert evaluator_of("pgd20:tail") == "pgd20"
-    (row,) = tails_table([written]).cells
+    (row,) = tails_table([found]).cells
     assert [(cell.text, *cell.beside) for cell in row] == [("pgd20",), ("85.00", "0, 1"), ("40.00", "3, 2"), ("",)]

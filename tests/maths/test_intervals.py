@@ -22,7 +22,8 @@ from calfat_plugin.maths.intervals import (
     wilson,
 )
 from calfat_plugin.maths.metrics import mean_std
-from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluation_from_json
+from calfat_plugin.results import EvaluationResult, evaluation_as_json
+from calfat_plugin.typed_json import from_json
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_result_has_the_interval_of_its_accuracy_also_in_results_json() -> Non
     assert result.interval == pytest.approx((0.598061, 0.858129), abs=1e-6)
     row = json.loads(json.dumps(evaluation_as_json(result)))
     assert row["interval"] == pytest.approx([0.598061, 0.858129], abs=1e-6)
-    assert evaluation_from_json(row) == result
+    assert from_json(EvaluationResult, row) == result
     not_run = EvaluationResult.without_number("pgd", "there are 3 classes", settings={}, implementation="by hand")
     assert not_run.interval is None
     assert "interval" not in evaluation_as_json(not_run)

@@ -22,6 +22,7 @@ from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from tests.recipes import assembled
+from tests.suites.fake_run import written
 
 RECIPE = """\
 data_args: {dataset: digits, partition_alpha: 0.1}
@@ -59,7 +60,7 @@ ATTACKS = {
     "round": 3,
     "selected_on": "test split, pgd20 (test-selected)",
     "evaluations": [
-        {"label": label, "accuracy": value, "accuracy_release": value + 0.01, "num_examples": 359, "seconds": 2.0}
+        written(label, value, accuracy_release=value + 0.01, num_examples=359, seconds=2.0)
         | {"settings": {"norm": "linf", "eps": eps} if eps else {}}
         for label, eps, value in [("natural", "", 0.8), ("cw20", "0.05", 0.61), ("cw20", "0.1", 0.4321)]
     ],

@@ -14,9 +14,9 @@ from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
 from calfat_plugin.report.groups import groups_table, members, ranges, with_groups
 from calfat_plugin.report.labels import difference, highlights, problem_names
-from calfat_plugin.report.reading import RunFiles, read_run
 from calfat_plugin.report.run_page import run_page
-from calfat_plugin.results import RunInfo
+from calfat_plugin.results import RunInfo, evaluation_as_json
+from calfat_plugin.stored_run import Run
 from tests.cli.runner import calfat
 from tests.report.made import COUNTS, RECIPE, change_json, experiment, made_run
 from tests.snapshot import TextSnapshot
@@ -36,12 +36,12 @@ MEANS = {
 }
 
 
-def grouped(folder: Path, *overrides: str, **how: Any) -> RunFiles:
+def grouped(folder: Path, *overrides: str, **how: Any) -> Run:
     path = made_run(
         folder / "run", *GROUPS, *overrides, final={"natural": 0.5}, counts=[COUNTS[0]] * 6, metrics=MEANS, **how
     )
     change_json(path / "partition.json", groups={"liars": [1, 4], "weak": [2, 3]}, attackers=[1, 4])
-    return read_run(path)
+    return Run.load(path)
 
 
 def test_the_table_has_who_differs_in_what(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_ids_are_ranges_as_in_recipes(ids: Any, text: str) -> None:
 @pytest.mark.usefixtures("no_figures")
 def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: Path) -> None:
     run = grouped(tmp_path)
-    results = run.results["evaluations"][0] | {"worst_clients": {"accuracy": 0.25, "ids": [2, 5]}}
-    change_json(run.path / "results.json", evaluations=[results])
+    results = evaluation_as_json(run.evaluations[0]) | {"worst_clients": {"accuracy": 0.25, "ids": [2, 5]}}
+    change_json(run.directory / "results.json", evaluations=[results])
     (tmp_path / "figures").mkdir()
-    page = run_page(read_run(run.path), tmp_path / "figures")
+    page = run_page(Run.load(run.directory), tmp_path / "figures")
     own = "ids [1, 4] · attacker sign_flip · attacker.scale 5.0"
     assert f'<th scope="row">liars, attackers<span class="beside">{own}</span></th>' in page
     assert '<td class="number">2 (weak), 5</td>' in page
@@ -85,9 +85,9 @@ def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
-    run = read_run(made_run(tmp_path / "run", final={"natural": 0.5}))
+    run = Run.load(made_run(tmp_path / "run", final={"natural": 0.5}))
     assert (members(run), groups_table(run).rows, with_groups(run)) == ({}, [], ())
-    page = (write_run_report(run.path)).read_text()
+    page = (write_run_report(run.directory)).read_text()
     assert "Groups of clients" not in page
     assert "are left out" not in page
     assert "calfat.clients" not in highlights(run)
@@ -125,7 +125,7 @@ def test_runs_of_other_groups_are_told_apart_and_do_not_compare(tmp_path: Path) 
         "[{ids: 0, trainer: standard}]",
     )
     runs = [
-        read_run(made_run(tmp_path / str(index), f"calfat.clients={each}", final={"natural": 0.5}))
+        Run.load(made_run(tmp_path / str(index), f"calfat.clients={each}", final={"natural": 0.5}))
         for index, each in enumerate(clients)
     ]
     problems = problem_names([problem_of(run.settings) for run in runs])

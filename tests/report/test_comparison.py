@@ -13,9 +13,11 @@ from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, compared
 from calfat_plugin.report.comparability import compared_alike
 from calfat_plugin.report.comparison import group_runs, results_tables
-from calfat_plugin.report.reading import SuiteFiles, read_run
 from calfat_plugin.report.run_page import trust_view
 from calfat_plugin.report.scores import WORST_DEFINED
+from calfat_plugin.run_files import SuiteFile, SuiteMetric, TrustResults
+from calfat_plugin.stored_run import Run
+from calfat_plugin.typed_json import from_json
 from tests.report.made import drawn, experiment, made_run
 from tests.report.pages import Page
 
@@ -76,7 +78,7 @@ def test_a_curve_is_the_mean_of_finished_runs_and_a_run_in_progress_does_not_end
         made_run(tmp_path / seed, seed, final=FINAL if len(rounds) > 1 else None, rounds=rounds)
         for seed, rounds in zip(SEEDS, (finished, finished, [{"natural": 0.9}]), strict=False)
     ]
-    runs = [read_run(path) for path in paths]
+    runs = [Run.load(path) for path in paths]
     chart = compared("natural", "", "", "natural", {"all": runs, "none finished": runs[2:]})
     assert drawn(chart)[1] == {"all": [(1, 20.0), (2, 40.0), (3, 60.0)], "none finished": [(1, 90.0)]}
 
@@ -155,7 +157,7 @@ def test_a_suites_page_has_every_metric_that_the_suite_declares(
         path = run(tmp_path / "suite" / f"seed-{seed}", SEEDS[seed], "calfat.partition.seed=7", natural=0.5)
         content = json.loads((path / "results.json").read_text())
         content["metrics"] = {"passes": 12345.0 + seed}
-        content["evaluations"][0]["worst_class"] = {"accuracy": accuracy, "ids": [seed]}
+        content["evaluations"][0]["per_class"][seed] = accuracy
         (path / "results.json").write_text(json.dumps(content))
     metrics = {"natural:worst-class": "worst", "passes": "cost", "pgd20": "PGD-20", "pgd20:release": "as the release"}
     listed = [{"label": label, "heading": heading} for label, heading in metrics.items()]
@@ -195,8 +197,10 @@ def test_settings_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: P
             path = run(tmp_path / trainer / str(seed), f"calfat.trainer={trainer}", SEEDS[seed], natural=0.5)
             content = json.loads((path / "results.json").read_text())
             (path / "results.json").write_text(json.dumps({**content, "metrics": {"passes": passes + seed}}))
-    groups = group_runs([read_run(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
-    table, rivals = results_tables(groups, SuiteFiles("", (), {"natural": "natural", "passes": "cost"}, ()))
+    groups = group_runs([Run.load(path.parent) for path in sorted(tmp_path.rglob("recipe.yaml"))])
+    table, rivals = results_tables(
+        groups, SuiteFile(metrics=(SuiteMetric("natural", "natural"), SuiteMetric("passes", "cost")))
+    )
     shown = [(score.text, rival.text) for score, rival in zip(table.cells[1], rivals.cells[1], strict=True)]
     assert shown[2:4] == [("80.00", "+0.00"), ("20.5", "")]
 
@@ -247,8 +251,14 @@ def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:
     """As on the console: they are like no others."""
     row = {"attack": "autoattack", "eps": "0.1", "accuracy": 0.96875, "left": 0.5, "examples": 32, "seconds": 1.0}
     rows = [{**row, "of": 359}, {**row, "of": 32}, row]
-    verdict = {"text": "holds", "sentence": "It holds.", "causes": [], "natural": 0.9}
-    content = {"attack": "pgd20", "threat": {"norm": "linf", "eps": "0.1"}, "examples": 359, "finished": True}
-    shown = trust_view({**content, "verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}, tmp_path)
+    verdict = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "natural": 0.9}
+    content: dict[str, Any] = {
+        "attack": "pgd20",
+        "threat": {"norm": "linf", "eps": "0.1"},
+        "examples": 359,
+        "finished": True,
+    }
+    content |= {"verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}
+    shown = trust_view(from_json(TrustResults, content), tmp_path)
     assert shown is not None
     assert [interval.text for _, _, interval, *_ in shown["table"].cells] == ["", "[84.3, 99.4]", "[84.3, 99.4]"]

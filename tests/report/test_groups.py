@@ -11,21 +11,22 @@ import yaml
 from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import differences, group_runs, results_tables
 from calfat_plugin.report.labels import problem_names, setting_names
-from calfat_plugin.report.reading import RunFiles, read_run, read_suite
+from calfat_plugin.run_files import read_suite
+from calfat_plugin.stored_run import Run
 from tests.report.made import made_run
 
 
-def runs(folder: Path, *settings: tuple[str, ...]) -> list[RunFiles]:
+def runs(folder: Path, *settings: tuple[str, ...]) -> list[Run]:
     """A finished run for each tuple of ``--set`` values."""
     return [
-        read_run(made_run(folder / str(index), *overrides, final={"natural": 0.5 + 0.1 * index}))
+        Run.load(made_run(folder / str(index), *overrides, final={"natural": 0.5 + 0.1 * index}))
         for index, overrides in enumerate(settings)
     ]
 
 
 def test_seeds_of_one_recipe_are_one_group_with_mean_and_sample_deviation(tmp_path: Path) -> None:
     (group,) = group_runs(runs(tmp_path, *[(f"common_args.random_seed={seed}",) for seed in (2, 0, 1)]))
-    assert [run.recipe.seed for run in group.runs] == [0, 1, 2]
+    assert [run.experiment.seed for run in group.runs] == [0, 1, 2]
     score = group.score("natural")
     assert score.mean == pytest.approx(0.6)
     assert score.std == pytest.approx(0.1)
@@ -41,10 +42,10 @@ def test_loggers_and_devices_do_not_part_runs(tmp_path: Path) -> None:
 def test_data_sets_in_memory_are_parted_by_their_content(tmp_path: Path) -> None:
     first, second = runs(tmp_path, (), ())
     for run, digest in ((first, "a"), (second, "b")):
-        recipe = yaml.safe_load((run.path / "recipe.yaml").read_text())
+        recipe = yaml.safe_load((run.directory / "recipe.yaml").read_text())
         recipe["data_args"]["dataset"], recipe["calfat"]["dataset"] = "memory", {"sha256": digest * 64}
-        (run.path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert len(group_runs([read_run(run.path) for run in (first, second)])) == 2
+        (run.directory / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert len(group_runs([Run.load(run.directory) for run in (first, second)])) == 2
 
 
 def with_plugin(folder: str, digest: str, seed: int = 0) -> tuple[str, str]:
@@ -66,9 +67,9 @@ def test_a_plugin_file_parts_runs_by_its_content_and_not_by_its_place(tmp_path: 
 
 def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> None:
     first, second = runs(tmp_path, (), ())
-    unfinished = read_run(made_run(tmp_path / "z"))
+    unfinished = Run.load(made_run(tmp_path / "z"))
     (group,) = group_runs([first, second, unfinished])
-    assert [run.path for run in group.runs] == [second.path]
+    assert [run.directory for run in group.runs] == [second.directory]
 
 
 def test_names_tell_settings_apart(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_names_that_would_be_the_same_are_longer(tmp_path: Path) -> None:
     names = [group.name for group in group_runs(found)]
     assert [name.rpartition(" · ")[2] for name in names] == [f"train_args.weight_decay {x}" for x in (0.0002, 0.0, 0.1)]
     again = setting_names([found[0], found[0]])  # two cells of a suite may be one setting
-    assert again == [f"calfat.trainer calfat · {found[0].path}"] * 2
+    assert again == [f"calfat.trainer calfat · {found[0].directory}"] * 2
     measured = "calfat.monitor.max_examples=32"
     both = group_runs(runs(tmp_path / "both", (), (measured,), ("calfat.trainer.scale=5",)))
     assert [group.name for group in both] == [
@@ -161,7 +162,7 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
     (suite / "suite.json").write_text(
         json.dumps({"title": "Table 1", "cells": cells, "tolerance_points": {"natural": 4}})
     )
-    found = [read_run(path.parent) for path in sorted(suite.rglob("recipe.yaml"))]
+    found = [Run.load(path.parent) for path in sorted(suite.rglob("recipe.yaml"))]
     groups = group_runs(found, suite)
     assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
     assert groups[0].reported == pytest.approx({"natural": 46.96})
@@ -173,6 +174,6 @@ def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
 def test_per_class_accuracy_is_the_mean_over_seeds(tmp_path: Path) -> None:
     (group,) = group_runs(runs(tmp_path, ("common_args.random_seed=0",), ("common_args.random_seed=1",)))
     found = group.mean_per_class("natural")
-    first, second = (run.evaluations[0]["per_class"] for run in group.runs)
+    first, second = (run.evaluations[0].per_class for run in group.runs)
     assert found == pytest.approx([(a + b) / 2 for a, b in zip(first, second, strict=True)])
     assert group.mean_per_class("cw") == []

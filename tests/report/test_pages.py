@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from calfat_plugin.report import charts, write_comparison, write_run_report
+from calfat_plugin.results import EvaluationResult
 from tests.report.made import FINAL, REPORTED, change_json, draw_nothing, drawn, full_run, made_run
+from tests.report.made import evaluation as result_of
 from tests.report.pages import Page
 
 
@@ -179,12 +181,13 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
 def test_a_curve_over_eps_is_of_one_norm() -> None:
     """Eps 2 in l1, 0.5 in l2 and 8/255 in linf are no points of one axis."""
 
-    def attacked(*balls: str) -> list[dict[str, Any]]:
-        rows = [{"label": "natural", "accuracy": 0.9, "settings": {}}]
+    def attacked(*balls: str) -> list[EvaluationResult]:
+        results = [result_of("natural", 0.9)]
         for number, ball in enumerate(balls):
             label, norm, eps = ball.split()
-            rows.append({"label": label, "accuracy": number / 10, "settings": {"norm": norm, "eps": eps}})
-        return rows
+            settings = {"norm": norm, "eps": eps}
+            results.append(dataclasses.replace(result_of(label, number / 10), settings=settings))
+        return results
 
     assert charts.eps_chart("attacks", attacked("far l1 2", "near l2 0.5", "pgd20 linf 8/255")) is None
     sweep = attacked("far l1 2", "pgd20 linf 0.1", "far l1 2", "pgd20 linf 0.2", "fgsm linf 0.1")

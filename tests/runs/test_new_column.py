@@ -13,7 +13,7 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
-from calfat_plugin.results import RunResult, measured
+from calfat_plugin.results import RunResult
 from calfat_plugin.rounds_csv import COLUMNS, Column
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
@@ -51,7 +51,7 @@ def test_it_is_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "clients used" in Page.read(write_run_report(run)).text
     assert f"| `used` | {USED.about} |" in columns.table()
 
-    assert measured(json.loads((run / "results.json").read_text()), "used") == float(number)
+    assert load_run(run).value("used") == float(number)
     suite = write_suite(tmp_path, SUITE.replace("pgd20: PGD-20", "used: clients"))
     assert make_plan(load_suite(suite), Registry.load(entry_points=False)).suite.metrics["used"] == "clients"
 

@@ -12,6 +12,8 @@ import pytest
 
 from calfat_plugin.profiling import Profile, begin_part, profiling, timed, timed_each
 from calfat_plugin.report.profile_table import ELSE, spending, spending_text
+from calfat_plugin.run_files import Spending
+from calfat_plugin.typed_json import from_json
 from tests.cli.runner import Ended
 from tests.runs.processes import RECIPE, WarmServer, sabotage
 from tests.runs.remains import everything
@@ -132,7 +134,8 @@ def test_rounds_are_averaged_and_what_no_span_covers_is_shown() -> None:
         ]
         return {"name": name, "seconds": seconds, "spans": spans}
 
-    profile = {"method": "fedpgd", "parts": [part("round 7", 10.0, 8.0, 6.0), part("round 8", 6.0, 4.0, 1.0)]}
+    parts = [part("round 7", 10.0, 8.0, 6.0), part("round 8", 6.0, 4.0, 1.0)]
+    profile = from_json(Spending, {"method": "fedpgd", "parts": parts})
     (table,) = spending(profile)
     assert table.name == "a round of fedpgd, mean of 2 rounds"
     assert table.rows == [
@@ -145,5 +148,5 @@ def test_rounds_are_averaged_and_what_no_span_covers_is_shown() -> None:
     text = spending_text(profile).splitlines()
     assert text[0] == "| a round of fedpgd, mean of 2 rounds      | seconds |   share | calls |"
     assert text[3] == "| attack / forward                         |  3.5000 |  43.8 % |     4 |"
-    assert spending({}) == []
-    assert spending_text({}) == ""
+    assert spending(Spending(())) == []
+    assert spending_text(Spending(())) == ""

@@ -105,7 +105,7 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     )
 
 
-@pytest.mark.parametrize("left", ["checkpoints", "rounds.jsonl", "results.json"])
+@pytest.mark.parametrize("left", ["checkpoints", "rounds.jsonl", "rounds.csv", "results.json"])
 def test_what_is_left_of_a_run_is_not_taken_for_the_next_one(warm: WarmServer, folder: Path, left: str) -> None:
     """Without its recipe nobody knows what it is: a new run would go on from its model, or replace what it measured."""
     (folder / "run" / "results.json").write_text("{}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.entries import AggregatorEntry
-from calfat_plugin.federation.outliers import why_not_run
 from calfat_plugin.report import write_run_report
+from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.report.made import made_run
 from tests.runs.remains import read_rows
@@ -102,8 +102,10 @@ def test_without_a_number_no_round_is_the_best_and_the_results_say_so(tmp_path: 
         ("0.5", "", ""),
         ("0.4", "", ""),
     ]
-    assert [why_not_run(row, "apgd-t") for row in rows] == ["its loss needs 4 classes, and there are 3"] * 2
-    assert why_not_run(rows[0], "natural") == ""
+    records = read_rounds(run / "rounds.jsonl")
+    why = "its loss needs 4 classes, and there are 3"
+    assert [record.evaluations["apgd-t"].not_run for record in records] == [why] * 2
+    assert records[0].evaluations["natural"].not_run == ""
 
 
 def test_an_attack_without_a_number_in_some_rounds_is_judged_by_the_others(tmp_path: Path) -> None:

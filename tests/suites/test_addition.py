@@ -25,6 +25,7 @@ from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import markdown
 from tests.cli.runner import calfat
 from tests.recipes import assembled
+from tests.suites.fake_run import written
 from tests.suites.files import BASE, CHOOSING, begun, write_suite
 from tests.suites.test_choices import finish
 
@@ -168,9 +169,8 @@ def test_a_failed_addition_costs_no_number(computed: list[tuple[str, ...]], tmp_
 def results_of(run: SuiteRun, **accuracies: float) -> None:
     """Leave the directory of a finished run."""
     directory = begun(run)
-    found: list[dict[str, Any]] = [{"label": label, "accuracy": value} for label, value in accuracies.items()]
+    found = [written(label, value) for label, value in accuracies.items()]
     for evaluation in found:
-        evaluation["settings"] = {}
         if evaluation["label"] == "worst":
             attacks = [label for label in accuracies if label not in ("natural", "worst")]
             evaluation |= {"label": "worst-case", "settings": {"attacks": attacks}}

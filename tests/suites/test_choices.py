@@ -13,9 +13,9 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import read_suite
 from calfat_plugin.report.scores import INTERVALS
 from calfat_plugin.results import EvaluationResult
+from calfat_plugin.run_files import read_suite
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import mark_lost
@@ -49,7 +49,7 @@ def measured(plan: SuitePlan, values: dict[str, dict[str, float | None]]) -> Non
             run.lost.parent.mkdir(parents=True, exist_ok=True)
             mark_lost(run, "round 1: it diverged")
         else:
-            finish(run, {"pgd20": value + 0.01 * (run.seed - 100)})
+            finish(run, {"pgd20": value + 0.01 * (run.seed % 100)})
 
 
 def rates(low: float | None, middle: float | None, high: float | None) -> dict[str, float | None]:

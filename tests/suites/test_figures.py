@@ -19,6 +19,7 @@ from calfat_plugin.suites.tables import as_csv, caption, markdown
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.plugins import offering
 from tests.snapshot import TextSnapshot
+from tests.suites.fake_run import written
 from tests.suites.files import write_suite
 
 SUITE = """\
@@ -57,9 +58,8 @@ def finished(folder: Path, *cells: str) -> SuiteSummary:
     for run in planned.runs:
         if run.cell.name in cells:
             run.directory.mkdir(parents=True)
-            fog: dict[str, object] = {"label": "fog", "accuracy": 0.5, "num_examples": 30}
-            fog["metrics"] = {"ece": None if run.seed else 0.0625}
-            natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
+            fog = written("fog", 0.5, num_examples=30, metrics={"ece": None if run.seed else 0.0625})
+            natural = written("natural", 0.75, num_examples=30)
             content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
             (run.directory / "results.json").write_text(json.dumps(content))
             outcomes.append(run.ended("finished"))

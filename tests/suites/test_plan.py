@@ -214,6 +214,9 @@ def test_checking_a_suite_imports_nothing_heavy(tmp_path):
     assert (ended.code, ended.err) == (0, "imported:\n")
 
 
+STOPPED = {"round": 4, "patience": 1, "evaluator": "pgd20", "best_round": 3, "accuracy": 0.5}
+
+
 @pytest.mark.parametrize(
     ("then", "now", "stopped", "state"),
     [
@@ -232,7 +235,7 @@ def test_a_run_that_stopped_early_is_finished_until_it_has_more_patience(then, n
     )
     run = plan_of(text.replace("PATIENCE", then)).runs[0]
     directory = begun(run)
-    directory.results.write_text(json.dumps({"evaluations": [], **({"stopped_early": {}} if stopped else {})}))
+    directory.results.write_text(json.dumps({"evaluations": [], **({"stopped_early": STOPPED} if stopped else {})}))
     if state is None:
         with pytest.raises(RunError, match=r"train_args\.patience: .* then, .* now"):
             plan_of(text.replace("PATIENCE", now))

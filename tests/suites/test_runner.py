@@ -67,6 +67,14 @@ def test_all_runs_two_at_a_time(plan_of):
     assert all(run.state == "finished" for run in plan_of().runs)
 
 
+def test_rounds_are_those_that_the_run_has_kept_whatever_it_prints(plan_of, monkeypatch):
+    behave(monkeypatch, calfat="boast")
+    heard = Recorder()
+    run_all(plan_of(only=["CalFAT"], seeds=[0]), 1, heard, [])
+    assert [event for event in heard.events if event[0] == "round"] == [("round", "CalFAT seed 0", 1)]
+    assert ("said", "CalFAT seed 0", "round 7/9  loss 1.0  ETA 0:01") in heard.events
+
+
 def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, capsys):
     """Its own lines, and between them what runs print themselves, where half a minute has gone by."""
     now = [0.0]

@@ -11,11 +11,14 @@ from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.scores import score_cell
 from calfat_plugin.report.table import Cell
+from calfat_plugin.run_files import Results
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Reported
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, caption, latex, markdown, write_tables
+from calfat_plugin.typed_json import from_json
+from tests.suites.fake_run import written
 from tests.suites.files import SUITE, write_suite
 
 TEXT = (
@@ -51,7 +54,7 @@ def summary(tmp_path, monkeypatch):
         if accuracy is not None:
             run.directory.mkdir(parents=True)
             evaluations = [
-                {"label": label, "accuracy": a, "accuracy_release": a + more}
+                written(label, a, accuracy_release=a + more)
                 for label, a, more in zip(("natural", "pgd20"), accuracy, (0, 0.01), strict=True)
             ]
             content = {"format": 2, "seconds": 9.5, "evaluations": evaluations}
@@ -132,8 +135,9 @@ def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
 
 def test_a_column_says_what_was_measured_on_fewer_examples(summary):
     first = summary.cells[0]
-    evaluations = [{"label": "natural", "num_examples": 1359}, {"label": "pgd20", "num_examples": 32}]
-    runs = tuple(replace(run, results={"evaluations": evaluations}) for run in first.runs)
+    evaluations = [written("natural", 0.9, num_examples=1359), written("pgd20", 0.5, num_examples=32)]
+    results = from_json(Results, {"evaluations": evaluations})
+    runs = tuple(replace(run, results=results) for run in first.runs)
     fewer = replace(summary, cells=(replace(first, runs=runs),))
     assert "natural | PGD-20 (32 of 1,359 images) |" in " ".join(markdown(fewer).split())
     assert "natural & PGD-20 (32 of 1,359 images)" in latex(fewer)
@@ -164,7 +168,8 @@ def test_json_holds_everything(summary):
     assert cell["source"] == "arXiv:2205.14926, Table 1"
     assert [run["status"] for run in content["cells"][1]["runs"]] == ["finished", "failed"]
     assert content["cells"][1]["runs"][0]["directory"] == "runs/suites/tiny/a-b_fedpgd/seed-0"
-    assert content["cells"][1]["runs"][0]["evaluations"][0] == {
+    evaluation = content["cells"][1]["runs"][0]["evaluations"][0]
+    assert {name: evaluation[name] for name in ("label", "accuracy", "accuracy_release")} == {
         "label": "natural",
         "accuracy": 0.6,
         "accuracy_release": 0.6,
@@ -230,10 +235,10 @@ def with_results(tmp_path, monkeypatch, results):
 
 
 def measured(label, accuracy):
-    return {"label": label, "accuracy": accuracy, "num_examples": 100}
+    return written(label, accuracy)
 
 
-IDLE = {"label": "pgd20", "accuracy": None, "accuracy_release": None, "num_examples": 0, "not_run": "it wants more"}
+IDLE = written("pgd20", None, num_examples=0, not_run="it wants more")
 SAID = {"code": "not-run", "text": "pgd20 did not run, so it has no number: it wants more.", "labels": ["pgd20"]}
 FLAT = {"code": "zero-gradients", "text": "pgd20 began at nothing.", "labels": ["pgd20"]}
 

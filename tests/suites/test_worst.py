@@ -18,6 +18,7 @@ from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_csv, as_json, caption, latex, markdown
 from tests.snapshot import TextSnapshot
+from tests.suites.fake_run import written
 from tests.suites.files import SUITE, write_suite
 
 METRICS = "metrics: {pgd20: PGD-20, 'pgd20:worst-class': worst class, 'pgd20:worst-clients': worst clients}"
@@ -39,12 +40,8 @@ def summary(folder: Path, per_class: dict[str, tuple[float, float]], text: str =
         run.directory.mkdir(parents=True)
         values = [value + run.seed % 2 / 10 for value in per_class[run.cell.labels[-1]]]
         clients = [(3 * one + other) / 4 for one, other in (values, values[::-1])]
-        worst = {
-            "worst_class": {"accuracy": min(values), "ids": [0]},
-            "worst_clients": {"accuracy": min(clients), "ids": [0]},
-        }
-        found = {"label": "pgd20", "accuracy": sum(values) / 2, "num_examples": 100, "per_class": values}
-        found |= worst | beside
+        worst = {"worst_clients": {"accuracy": min(clients), "ids": [0]}}
+        found = written("pgd20", sum(values) / 2, per_class=values) | worst | beside
         (run.directory / "results.json").write_text(json.dumps({"evaluations": [found]}))
         (run.directory / "partition.json").write_text(json.dumps({"class_counts": COUNTS}))
         outcomes.append(run.ended("finished"))
