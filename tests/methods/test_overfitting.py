@@ -145,7 +145,7 @@ def test_a_look_draws_nothing_from_training(monkeypatch: pytest.MonkeyPatch) -> 
         return list(trained_on)
 
     looked = numbers()
-    monkeypatch.setattr("calfat_plugin.trainers.loop._alignment", lambda work, batch: None)
+    monkeypatch.setattr("calfat_plugin.trainers.loop.alignment_of", lambda work, batch: None)
     assert looked == numbers() != []
 
 

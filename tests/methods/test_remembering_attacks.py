@@ -18,7 +18,7 @@ from calfat_plugin.recipe.additions import ByClassOptions
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images, tiny_task
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers import loop
+from calfat_plugin.trainers import attacking
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, Asking, TinyNet, build_method, experiment, local_task, registry
@@ -273,7 +273,7 @@ def test_parts_of_a_mini_batch_and_of_a_mixture_remember_their_own(monkeypatch: 
     squares = Mixed().fit(task).client_state["inner/squares"]
     assert torch.equal(squares > 0, torch.arange(len(squares)) % 2 == 0)
     whole = Watched().fit(local_task(threat=THREAT, inner=build_inner("atas"), round=6)).client_state
-    monkeypatch.setattr(loop, "micro_batches", lambda count, rows: [slice(0, 1), slice(1, count)])
+    monkeypatch.setattr(attacking, "micro_batches", lambda count, rows: [slice(0, 1), slice(1, count)])
     parts = Watched().fit(local_task(threat=THREAT, inner=build_inner("atas"), round=6)).client_state
     for name, kept in whole.items():
         assert torch.allclose(parts[name].float(), kept.float(), atol=1e-5)

@@ -19,7 +19,7 @@ from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.testing import builtin_registry, check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers import loop
+from calfat_plugin.trainers import attacking
 from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, Asking, Federation, TinyNet, build_method, experiment, local_task, train
@@ -255,7 +255,7 @@ def test_the_full_gradient_moves_no_memory_and_parts_count_together(monkeypatch:
     asked = fitted(correction=Asking())
     assert same_bits(whole.state, asked.state)
     assert same_bits(whole.client_state, asked.client_state)
-    monkeypatch.setattr(loop, "micro_batches", lambda count, rows: [slice(0, 1), slice(1, count)])
+    monkeypatch.setattr(attacking, "micro_batches", lambda count, rows: [slice(0, 1), slice(1, count)])
     parts = fitted().client_state
     assert torch.allclose(parts["inner/alignment"], whole.client_state["inner/alignment"], atol=1e-5)
 
