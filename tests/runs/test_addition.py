@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.evaluators import evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
 from calfat_plugin.federation import measurements
+from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.runs import writer
 from calfat_plugin.runs.directory import RunDirectory
@@ -281,7 +283,9 @@ def test_clients_whose_models_are_gone_cannot_be_measured_and_nothing_is_lost() 
 def test_what_an_evaluator_draws_does_not_depend_on_those_before_it() -> None:
     drawn: dict[str, list[list[float]]] = {"first": [], "second": []}
     for name, before in (("first", ["a"]), ("second", ["b", "a"])):
-        for label, _ in measurements._each_with_the_same_generators([(label, None) for label in before], 7):  # type: ignore[misc]
+        evaluators = [(label, None) for label in before]
+        seeded = SimpleNamespace(_seed=lambda round: 7)
+        for label, _ in Measurements._each_with_the_same_generators(seeded, evaluators):  # type: ignore[arg-type]
             values = torch.rand(3).tolist()
             if label == "a":
                 drawn[name].append(values)
