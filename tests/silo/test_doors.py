@@ -12,6 +12,7 @@ from calfat_plugin.cli import party
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat
@@ -111,7 +112,9 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     experiment = checked_experiment(read_document(Federation(tmp_path).recipe))
     run = RunDirectory.create(experiment, Path("runs/recipe/3-20260101-120000"))
-    run.rounds.write_text("round,clients,refused,seconds\n1,0 1,,1.0\n2,0 1,,1.0\n")
+    file = run.rounds_file(experiment)
+    for number in (1, 2):
+        file.append(RoundRecord(number, (0, 1), {}, {}, {}, 0.0, {}, 1.0, 0, 0))
     run.last_checkpoint.touch()
     return run
 
