@@ -12,9 +12,10 @@ import pytest
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import named_files
-from calfat_plugin.runs.directory import CLIENTS, RunDirectory
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
+from calfat_plugin.stored_run import CLIENT_STATES
 from tests.runs.remains import rows
 
 MORTAL = Path(__file__).parent / "mortal"
@@ -73,7 +74,9 @@ def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
     folder = directory / "checkpoints"
     own = sorted(folder.glob("*.safetensors"))
     named = {(client, state.round) for path in own for client, state in named_files(path).items()}
-    states = [folder / CLIENTS / f"client-{client}-round-{number}.safetensors" for client, number in sorted(named)]
+    states = [
+        folder / CLIENT_STATES / f"client-{client}-round-{number}.safetensors" for client, number in sorted(named)
+    ]
     return [path.read_bytes() for path in (*own, *states)], rows(directory)
 
 
