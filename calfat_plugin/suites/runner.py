@@ -203,13 +203,13 @@ class _Pool:
             self._ended(child)
             return
         child.lines.append(line)
-        # A run prints a line after each round, so its rounds are counted whenever it prints one.
+        self.observer.run_said(child.run, line)
+        # A run prints a line after each round, so its rounds are counted whenever it prints one. Which line that was
+        # does not matter: a round may be on disk before an earlier line is read.
         rounds = number_of_rounds(RunDirectory(child.run.directory).rounds)
-        if rounds == child.rounds:
-            self.observer.run_said(child.run, line)
-            return
-        child.rounds, child.has_moved = rounds, True
-        self.observer.run_progress(child.run, rounds)
+        if rounds != child.rounds:
+            child.rounds, child.has_moved = rounds, True
+            self.observer.run_progress(child.run, rounds)
 
     def stop(self) -> None:
         """Ask every child to stop, kill those that do not, and report them."""

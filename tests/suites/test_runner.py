@@ -6,9 +6,11 @@ import fcntl
 import functools
 import json
 import os
+import queue
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +67,22 @@ def test_all_runs_two_at_a_time(plan_of):
     output = Path("runs/suites/tiny/calfat/seed-0.txt").read_text(encoding="utf-8")
     assert output.startswith("running with 2 threads\nround   1/1  loss 1.0")
     assert all(run.state == "finished" for run in plan_of().runs)
+
+
+def test_every_line_is_said_although_its_round_is_on_disk_before_it_is_read(plan_of, monkeypatch):
+    heard, events, held_back = Recorder(), queue.SimpleQueue(), []
+
+    def get_when_all_are_there():
+        while not held_back or held_back[-1][1] is not None:  # None: the run has ended
+            held_back.append(events.get())
+        return held_back.pop(0)
+
+    late = SimpleNamespace(put=events.put, get=get_when_all_are_there)
+    monkeypatch.setattr(runner, "queue", SimpleNamespace(SimpleQueue=lambda: late))
+    run_all(plan_of(only=["CalFAT"], seeds=[0]), 1, heard, [])
+    said = [text for kind, _, text in (event for event in heard.events if event[0] == "said")]
+    assert said[0] == "running with 4 threads"
+    assert said[1].startswith("round   1/1")
 
 
 def test_rounds_are_those_that_the_run_has_kept_whatever_it_prints(plan_of, monkeypatch):
