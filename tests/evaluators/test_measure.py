@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import BudgetError, ModelError
+from calfat_plugin.errors import BudgetError, ModelError, PluginError
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
@@ -149,6 +149,33 @@ def test_an_evaluators_verdicts_are_its_own():
     found = measure(task, [("a", Scribbling(None)), ("b", Natural(None))])
     assert found["a"].accuracy == 0
     assert found["b"].accuracy == found["b"].accuracy_release > 0
+
+
+class OfClients(Natural):
+    """Looks at the round's clients."""
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        task.clients()
+        return super().evaluate(task, label)
+
+
+def test_only_an_evaluator_that_declares_it_is_given_the_clients() -> None:
+    """Also where others of the same measurement are."""
+    asked: list[str] = []
+    task = task_of(
+        Linear().eval(),
+        DATA,
+        num_classes=3,
+        batch_size=8,
+        clients=lambda: asked.append("a"),  # type: ignore[func-returns-value]
+    )
+    declares = OfClients(None)
+    declares.uses_clients = True
+    measure(task, [("a", declares)])
+    assert asked == ["a"]
+    with pytest.raises(PluginError, match="which its entry does not declare"):
+        measure(task, [("a", declares), ("b", OfClients(None))])
+    assert asked == ["a", "a"]
 
 
 def test_the_first_examples_of_an_attack_are_watched_and_all_are_handed_on():
