@@ -11,13 +11,16 @@ import calfat_plugin as calfat
 from calfat_plugin.analyses.attack import attack
 from calfat_plugin.analyses.attack_plan import planned
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
+from calfat_plugin.evaluators.base import AttackEvaluator
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.observer import Observer, RunObserver
-from calfat_plugin.results import RunResult
+from calfat_plugin.results import EvaluationResult, RunResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
+from tests.methods.helpers import Federation
 from tests.recipes import assembled
 
 RECIPE = """\
@@ -99,3 +102,18 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp
     outcome = attack(plan, [], Observer())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]
+
+
+def test_the_worst_case_of_a_run_names_an_attack_that_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = AttackEvaluator.evaluate
+
+    def idle_by_label(self: AttackEvaluator, task: EvaluationTask, label: str) -> EvaluationResult:
+        if label == "idle":
+            return EvaluationResult.without_number(label, "it wants more", settings={}, implementation="idle")
+        return evaluate(self, task, label)
+
+    monkeypatch.setattr(AttackEvaluator, "evaluate", idle_by_label)
+    evaluators = "calfat.evaluators=[pgd2, {name: pgd, label: idle, steps: 1}]"
+    federation = Federation(assembled(RECIPE, evaluators))
+    results = federation.server._measurements.final(federation.server.state, None, None)
+    assert results["worst-case"].details["not_run"] == {"idle": "it wants more"}
