@@ -6,10 +6,12 @@ anew from it where somebody has changed it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
-from calfat_plugin.disk import read_json, read_whole, reporting_disk_errors, write_text
+from calfat_plugin.disk import opened_regular, read_json, read_whole, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds_csv import RoundTables
@@ -39,8 +41,11 @@ class RoundsFile:
         else:
             self.tables.write(read_rounds(self.path))
 
-    def keep_until(self, last_round: int) -> None:
-        """Drop the rounds after ``last_round``: a crash before the checkpoint leaves one too many, or half a line."""
+    def keep_until(self, last_round: int) -> list[RoundRecord]:
+        """Drop the rounds after ``last_round``, and return the others.
+
+        A crash before the checkpoint leaves one too many, or half a line.
+        """
         records = read_rounds(self.path)[:last_round]
         if [record.round for record in records] != list(range(1, last_round + 1)):
             raise RunError(
@@ -53,6 +58,7 @@ class RoundsFile:
         else:
             self.path.unlink(missing_ok=True)
         self.tables.write(records)
+        return records
 
     def _refuse_change(self) -> None:
         """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
@@ -83,7 +89,37 @@ def read_rounds(path: Path) -> list[RoundRecord]:
 
 def number_of_rounds(path: Path) -> int:
     """How many rounds the file has; 0 without one. What is in its lines does not matter."""
-    return len(_whole_lines(path))
+    return RoundCount(path).now()
+
+
+class RoundCount:
+    """How many rounds a ``rounds.jsonl`` has while a run writes it. What was counted once is not read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rounds = 0
+        self._end = 0  # bytes: where the last counted line ends
+
+    def now(self) -> int:
+        """The finished rounds; 0 without a file. A line without its end is being written, or was cut by a crash."""
+        try:
+            with opened_regular(self._path) as handle, os.fdopen(os.dup(handle), "rb") as file:
+                if os.fstat(handle).st_size > _LARGEST:
+                    raise OSError(errno.EFBIG, f"more than {_LARGEST:,} bytes", str(self._path))
+                if self._end:
+                    file.seek(self._end - 1)
+                    if file.read(1) != b"\n":  # a resumed run has written it anew, without its last rounds
+                        self._rounds, self._end = 0, 0
+                        file.seek(0)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._rounds += 1
+                        self._end += len(line)
+        except FileNotFoundError:  # before the first round is finished
+            self._rounds, self._end = 0, 0
+        except OSError as error:
+            raise _unreadable(self._path, error.strerror) from None
+        return self._rounds
 
 
 def _line(record: RoundRecord) -> str:
@@ -108,5 +144,9 @@ def _whole_lines(path: Path) -> list[str]:
         return []
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
+        raise _unreadable(path, reason) from None
     return text.split("\n")[:-1]
+
+
+def _unreadable(path: Path, reason: str | None) -> RunError:
+    return RunError(f"{path}: cannot be read ({reason}). {_REMEDY}")

@@ -37,6 +37,7 @@ from calfat_plugin.experiment.differences import unchanging_digest
 from calfat_plugin.federation.early_stopping import is_more_patient
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document, read_text
+from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds import RoundsFile, number_of_rounds
 from calfat_plugin.rounds_csv import RoundTables
 from calfat_plugin.run_files import Results, read_results
@@ -285,11 +286,16 @@ class RunDirectory(RunPaths):
             text += f"{_DIGEST} {digest}\n"
         write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
 
-    def begin(self, last_round: int, experiment: Experiment) -> None:
-        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it."""
-        self.rounds_file(experiment).keep_until(last_round)
+    def begin(self, last_round: int, experiment: Experiment) -> list[RoundRecord]:
+        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it.
+
+        Returns:
+            The finished rounds.
+        """
+        records = self.rounds_file(experiment).keep_until(last_round)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
+        return records
 
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.

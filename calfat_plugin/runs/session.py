@@ -150,8 +150,8 @@ class Session:
         """Bring the rounds to the checkpoint's, and write what is known before the first of this process."""
         if self.snapshot is not None:
             self.directory.check_data(self.data)
-        self.directory.begin(self.info.start_round - 1, self.experiment)
-        self.behind = read_rounds(self.directory.rounds)  # what earlier processes finished
+        # What earlier processes finished.
+        self.behind = self.directory.begin(self.info.start_round - 1, self.experiment)
         if not self.directory.finished:
             self.directory.reopen(self.experiment)
         self._write_environment()

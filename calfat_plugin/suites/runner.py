@@ -20,7 +20,7 @@ from calfat_plugin.disk import lock, refuse_link
 from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.results import release_of
-from calfat_plugin.rounds import number_of_rounds
+from calfat_plugin.rounds import RoundCount
 from calfat_plugin.run_files import Environment, Results, read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
@@ -114,9 +114,10 @@ class _Child:
     run: SuiteRun
     slot: int
     process: ForkServerProcess
+    count: RoundCount
+    rounds: int  # that its directory has; a resumed run begins with some
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
-    rounds: int = 0  # that its directory has; a resumed run begins with some
     has_moved: bool = False  # whether it has finished a round since it was started
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
@@ -186,9 +187,11 @@ class _Pool:
                 words.append("--no-page")
             if self.idle:  # each run begins a session of its own, whose priority it sets itself
                 words.append("--idle")
+            count = RoundCount(RunDirectory(run.directory).rounds)
+            rounds = count.now()  # before the start: from here on nothing may fail that leaves a process to itself
             process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
-        child = _Child(run, self.free.pop(0), process, rounds=number_of_rounds(RunDirectory(run.directory).rounds))
+        child = _Child(run, self.free.pop(0), process, count, rounds)
         child.reader = threading.Thread(target=self._read, args=(child, output, kept), daemon=True)
         self.children.append(child)
         child.reader.start()
@@ -206,7 +209,7 @@ class _Pool:
         self.observer.run_said(child.run, line)
         # A run prints a line after each round, so its rounds are counted whenever it prints one. Which line that was
         # does not matter: a round may be on disk before an earlier line is read.
-        rounds = number_of_rounds(RunDirectory(child.run.directory).rounds)
+        rounds = child.count.now()
         if rounds != child.rounds:
             child.rounds, child.has_moved = rounds, True
             self.observer.run_progress(child.run, rounds)

@@ -15,7 +15,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.results import EarlyStop, RoundRecord
-from calfat_plugin.rounds import RoundsFile, number_of_rounds, read_rounds
+from calfat_plugin.rounds import RoundCount, RoundsFile, number_of_rounds, read_rounds
 from calfat_plugin.rounds_csv import RoundTables
 from tests.report.made import evaluation, idle, record
 from tests.runs.remains import read_rows
@@ -90,6 +90,27 @@ def test_a_round_is_read_back_as_the_record_that_it_was(tmp_path: Path) -> None:
     for last in (2, 1, 0):
         file.keep_until(last)
         assert read_rounds(file.path) == [FULL, second][:last]
+
+
+def test_rounds_are_counted_while_they_are_written(tmp_path: Path) -> None:
+    """A line that was counted is not read again, and one that a resumed run has dropped does not count."""
+    path = tmp_path / "rounds.jsonl"
+    count = RoundCount(path)
+    assert count.now() == 0
+    file = written(tmp_path, FULL)
+    assert count.now() == 1
+    text = path.read_text()
+    path.write_text("x" * (len(text) - 1) + "\n")  # read again, it would count as well; what follows is added
+    with path.open("a") as end:
+        end.write("half a line")
+    assert count.now() == 1
+    with path.open("a") as end:
+        end.write(", and its end\n")
+    assert count.now() == 2
+    path.write_text("a\nb\nc\n")  # shorter than before
+    assert count.now() == 3
+    path.unlink()
+    assert (count.now(), number_of_rounds(file.path)) == (0, 0)
 
 
 def test_a_number_that_is_none_is_read_back(tmp_path: Path) -> None:
