@@ -120,7 +120,12 @@ def highlights(run: RunFiles) -> dict[str, str]:
 
 def command(run: RunFiles) -> str:
     """The command line, with what may be a secret blotted out."""
-    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in run.environment.get("command") or ())
+    return command_text(run.environment.get("command") or ())
+
+
+def command_text(words: Iterable[object]) -> str:
+    """A command line, with what may be a secret blotted out."""
+    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in words)
 
 
 def budget(settings: Mapping[str, Any]) -> str:
