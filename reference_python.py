@@ -49,7 +49,7 @@ PAGES: Mapping[str, PythonPage] = {
         "What programs and notebooks call; [python.md](../python.md) shows how.",
         {
             "": [
-                *("run", "load_run", "Run", "load_model", "trust", "Verdict", "replay", "Replay"),
+                *("run", "load_run", "Run", "load_model", "trust", "Verdict", "replay", "Replay", "export", "Export"),
                 *("load_dataset", "evaluate", "attack", "__version__"),
             ]
         },

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.analyses.in_memory import attack as attack
     from calfat_plugin.analyses.in_memory import evaluate as evaluate
     from calfat_plugin.analyses.replay import Replay as Replay
+    from calfat_plugin.api import export as export
     from calfat_plugin.api import load_dataset as load_dataset
     from calfat_plugin.api import load_model as load_model
     from calfat_plugin.api import load_run as load_run
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.evaluators.base import AttackEvaluator as AttackEvaluator
     from calfat_plugin.evaluators.base import BudgetedAttack as BudgetedAttack
     from calfat_plugin.evaluators.base import BudgetOptions as BudgetOptions
+    from calfat_plugin.exporting.folder import Export as Export
     from calfat_plugin.hookspecs import hookimpl as hookimpl
     from calfat_plugin.interfaces import ActiveCorrection as ActiveCorrection
     from calfat_plugin.interfaces import Aggregate as Aggregate

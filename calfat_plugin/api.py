@@ -23,13 +23,14 @@ from calfat_plugin.datasets.findings import dataset_findings, image_findings
 from calfat_plugin.errors import DataError, OptionError, RecipeError, RunError, one_line
 from calfat_plugin.exact import exact_text, scalar
 from calfat_plugin.experiment import assemble
+from calfat_plugin.exporting.folder import Export, write_export
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE, examine, examine_module
 from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.progress import ShownProgress, choose_progress, verbatim_console
 from calfat_plugin.recipe.document import Document, from_python, read_document
-from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.recipe.plugin_files import PluginFile, with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device
@@ -383,6 +384,8 @@ def replay(
     plugins: str | Path | Sequence[str | Path] = (),
     trust_plugins: bool = False,
     pictures: str | Path | None = None,
+    model_file: str | Path | None = None,
+    eight_bit: bool = False,
 ) -> Replay:
     """Check the numbers of a finished evaluation by the adversarial images that it kept, as ``calfat replay`` does.
 
@@ -397,27 +400,82 @@ def replay(
         plugins: a file with plugins, or several.
         trust_plugins: whether plugin files of the run may be executed that this user has not run before.
         pictures: a folder for PNG files of each image; None: none are written.
+        model_file: a ``.pt2`` or ``.onnx`` file that ``export`` wrote, which is asked in the model's place.
+        eight_bit: whether images are rounded to 8 bits a value, as cameras and browsers deliver them, before they are
+            shown.
 
     Returns:
         ``stands`` says whether all numbers do, ``numbers`` which, and ``doubts`` names images that speak against it.
 
     Raises:
         CalfatError: there is no evidence, it is damaged, or it is about another model, other data or another ball: the
-            text says what, and at which image.
+            text says what, and at which image. Likewise for ``model_file``.
     """
-    found = check_evidence(
-        *open_evidence(
-            Path(path),
-            checkpoint=checkpoint,
-            model=model,
-            weights=_path(weights),
-            dataset=dataset,
-            data_dir=None if data_dir is None else str(data_dir),
-            device=device,
-            plugins=_paths(plugins),
-            trust=lambda file: trust_plugins,
-        )
+
+    def trust(file: PluginFile) -> bool:
+        return trust_plugins
+
+    run, evidence = open_evidence(
+        Path(path),
+        checkpoint=checkpoint,
+        model=model,
+        weights=_path(weights),
+        dataset=dataset,
+        data_dir=None if data_dir is None else str(data_dir),
+        device=device,
+        plugins=_paths(plugins),
+        trust=trust,
     )
+    found = check_evidence(run, evidence, model_file=_path(model_file), eight_bit=eight_bit, trust=trust)
     if pictures is not None:
         write_pictures(found, Path(pictures))
     return found
+
+
+@fresh_torch_state()
+def export(
+    path: str | Path,
+    to: str | Path | None = None,
+    *,
+    checkpoint: str | None = None,
+    card: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    plugins: str | Path | Sequence[str | Path] = (),
+    trust_plugins: bool = False,
+) -> Export:
+    """Write a trained model as files that other programs load without this package, as ``calfat export`` does.
+
+    The folder gets ``model.safetensors``, ``model.pt2`` (of ``torch.export``), ``model.onnx`` (with the extra
+    ``onnx``), ``config.json``, ``README.md`` (the card) and ``provenance.json``. At the end, the adversarial images
+    that the run kept are shown to the exported files, each in its own runtime.
+
+    Args:
+        path: a run directory, or one of its checkpoints.
+        to: a new folder; None: ``export`` in the run directory.
+        checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
+        card: a Markdown file with text of your own for the card, such as intended use and limits.
+        data_dir: where data sets are; None: as the recipe says. Without its data a model is exported, but not checked.
+        download: fetch a missing data set.
+        plugins: a file with plugins, or several.
+        trust_plugins: whether plugin files of the run may be executed that this user has not run before.
+
+    Returns:
+        ``folder``, ``files``, ``left_out`` with why a file is not there, and ``stands``: whether every number stands on
+        every exported file.
+
+    Raises:
+        CalfatError: there is no such run or checkpoint, or the folder exists.
+    """
+    return write_export(
+        Path(path),
+        _path(to),
+        notes=_path(card),
+        command=["calfat_plugin.export", str(path)],
+        observer=ShownProgress(),
+        checkpoint=checkpoint,
+        data_dir=None if data_dir is None else str(data_dir),
+        download=download,
+        plugins=_paths(plugins),
+        trust=lambda file: trust_plugins,
+    )

@@ -338,6 +338,7 @@ class DatasetEntry(Entry):
         per_party: whether each party of a cross-silo run can read its own part: ``build`` then also takes
             ``only="train"`` (a client's) or ``only="test"`` (the server's), reads that split alone, and returns it in
             the place of the other one too, which then nobody uses.
+        licence: of the data, as who publishes them states it; empty: not known.
     """
 
     kind: ClassVar[str] = "data set"
@@ -345,6 +346,7 @@ class DatasetEntry(Entry):
     num_classes: int | None = None
     image_shape: tuple[int, int, int] | None = None
     per_party: bool = False
+    licence: str = ""
 
 
 @dataclass(frozen=True)

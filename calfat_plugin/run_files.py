@@ -159,6 +159,8 @@ class Partition:
     class_counts: tuple[tuple[Count, ...], ...] = ()  # training examples: a row a client, a column a class
     groups: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)  # name to clients
     attackers: tuple[Count, ...] = ()
+    dataset_sha256: str = ""  # of all images and labels
+    partition_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,7 @@ class TrustResults:
     checks: tuple[TrustCheck, ...]
     checkpoint: str = ""
     round: Count | None = None
+    environment: Environment = Environment()  # of the command that judged
 
 
 # --- suite.json -------------------------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calfat_plugin.analyses.attack import loaded
 from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.exported import open_exported
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import BudgetError, OptionError, RunError
 from calfat_plugin.exact import exact_text
@@ -17,7 +19,7 @@ from calfat_plugin.observer import Observer
 from calfat_plugin.results import EVIDENCE, NATURAL, WORST_CASE
 from calfat_plugin.run_files import AttackResults, EvidenceFile, EvidenceFiles, TrustResults, check_evaluations
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.loaded_run import LoadedRun, near
+from calfat_plugin.runs.loaded_run import LoadedRun, Trust, distrust, near
 from calfat_plugin.typed_json import read_typed
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.evaluators.evidence import Evidence
+    from calfat_plugin.model_files import ModelFile
     from calfat_plugin.threat import ThreatModel
 
 #: Of the largest logit. Processors add up a model's sums in different orders, so an image whose classes are as close as
@@ -74,11 +77,14 @@ class Replay:
         evidence: whose adversarial images are all in the ball and in the pixel range, and of this data and model.
         data: the N test images that it is about.
         positions: (N,) of these in the test split.
-        model: in evaluation mode.
-        falls: (K,) bool, which of the adversarial images the model gets wrong here.
+        model: the run's own, in evaluation mode.
+        falls: (K,) bool, which of the adversarial images the model that was asked gets wrong here.
         doubts: images of which this machine finds something else, by their positions.
         numbers: one an evaluator whose examples the evidence has.
         without: labels of evaluators that it has nothing of.
+        model_file: the exported file that was asked in the model's place; None: the model was.
+        difference: the largest distance of a logit of this file to the model's own, over all images; 0 without a file.
+        eight_bit: whether images were rounded to 8 bits a value before they were shown.
     """
 
     path: Path
@@ -90,6 +96,9 @@ class Replay:
     doubts: tuple[Doubt, ...]
     numbers: tuple[Number, ...]
     without: tuple[str, ...]
+    model_file: ModelFile | None = None
+    difference: float = 0.0
+    eight_bit: bool = False
 
     @property
     def stands(self) -> bool:
@@ -100,7 +109,13 @@ class Replay:
         """Ready for JSON."""
         numbers = [vars(number) for number in self.numbers]
         doubts = [vars(doubt) for doubt in self.doubts]
+        asked: dict[str, Any] = {"eight_bit": self.eight_bit}
+        if self.model_file is not None:
+            asked["model_file"] = str(self.model_file.path)
+            asked["runtime"] = self.model_file.runtime
+            asked["logit_difference"] = self.difference
         return {
+            **asked,
             "evidence": str(self.path),
             "stands": self.stands,
             "images": len(self.falls),
@@ -145,12 +160,22 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def replay(run: LoadedRun, path: Path) -> Replay:
+def replay(
+    run: LoadedRun, path: Path, *, model_file: Path | None = None, eight_bit: bool = False, trust: Trust = distrust
+) -> Replay:
     """Check evidence against data and model, and the results beside it against the evidence.
+
+    Args:
+        run: whose model the evidence is about.
+        path: the file of evidence.
+        model_file: an exported file of this model, which is asked in its place.
+        eight_bit: whether to round images to 8 bits a value, as cameras and browsers deliver them, before they are
+            shown.
+        trust: is asked about a ``.pt2`` file that this user did not export.
 
     Raises:
         RunError: the file is damaged, or it is no evidence about this model, these data and this ball: the text says
-            what differs, and at which image.
+            what differs, and at which image. Likewise for ``model_file``.
     """
     from calfat_plugin.datasets.batches import batches
     from calfat_plugin.evaluators.base import fixed_subset, subset
@@ -167,10 +192,24 @@ def replay(run: LoadedRun, path: Path) -> Replay:
     threat = _ball(path, evidence, run)
     _check_ball(path, evidence, data, threat, positions)
     batch_size = run.experiment.evaluation.batch_size
-    clean_images = (x for x, _, _ in batches(data, batch_size, run.device))
-    clean, clean_leads = _asked(model, clean_images, evidence.clean)
+    exported, difference, ask = None, 0.0, _ask_network(model)
+    if model_file is not None:
+        exported = open_exported(model_file, run, model, trust)
+        ask = exported.ask
+
+    def asked(images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+        shown = map(rounded_to_8_bits, images) if eight_bit else images
+        return _asked(ask, shown, expected)
+
+    def clean_images() -> Iterable[Tensor]:
+        return (x for x, _, _ in batches(data, batch_size, run.device))
+
+    adversarial_images = evidence.x_adv.to(run.device).split(batch_size)
+    if exported is not None:
+        difference = _largest_difference(model, exported, chain(clean_images(), adversarial_images))
+    clean, clean_leads = asked(clean_images(), evidence.clean)
     labels = evidence.label[evidence.index]
-    predictions, leads = _asked(model, evidence.x_adv.to(run.device).split(batch_size), labels)
+    predictions, leads = asked(adversarial_images, labels)
     falls = predictions != labels
     doubts = []
     for at in (clean != evidence.clean).nonzero().flatten().tolist():
@@ -185,7 +224,20 @@ def replay(run: LoadedRun, path: Path) -> Replay:
         number, missing = _number(accuracy, evidence, run.dataset.num_classes, positions, doubts)
         numbers.append(number)
         doubts += missing
-    return Replay(path, evidence, data, positions, model, falls, tuple(doubts), tuple(numbers), without)
+    return Replay(
+        path,
+        evidence,
+        data,
+        positions,
+        model,
+        falls,
+        tuple(doubts),
+        tuple(numbers),
+        without,
+        exported,
+        difference,
+        eight_bit,
+    )
 
 
 def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Module, run: LoadedRun) -> None:
@@ -267,23 +319,53 @@ def _pixels(data: ImageData, where: Tensor) -> Tensor:
     return pixels(data.x[where.to(data.x.device)]).cpu()
 
 
-def _asked(model: nn.Module, images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_to_8_bits(x: Tensor) -> Tensor:
+    """The same pixels in [0, 1] as a PNG file holds them, any shape."""
+    return (x * 255).round() / 255
+
+
+def _ask_network(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What gives the network's logits on the CPU, without gradients, in its full precision."""
+    import torch
+
+    from calfat_plugin.maths.precision import float32_as
+
+    def ask(x: Tensor) -> Tensor:
+        with torch.no_grad(), float32_as("fp32", x.device):
+            logits: Tensor = model(x)
+            return logits.float().cpu()
+
+    return ask
+
+
+def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
     """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
     import torch
 
     from calfat_plugin.evaluators.base import finite
     from calfat_plugin.evaluators.gradient import margin
-    from calfat_plugin.maths.precision import float32_as
 
     if not len(expected):
         return expected, expected.float()
-    parts = []
-    with torch.no_grad():
-        for x in images:
-            with float32_as("fp32", x.device):
-                parts.append(finite(model(x).float().cpu(), "images"))
-    logits = torch.cat(parts)
+    logits = torch.cat([finite(ask(x), "images") for x in images])
     return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
+
+
+def _largest_difference(model: nn.Module, exported: ModelFile, images: Iterable[Tensor]) -> float:
+    """The largest distance of a logit of the exported file to that of the network."""
+    ask = _ask_network(model)
+    largest = 0.0
+    for x in images:
+        if not len(x):
+            continue
+        own, of_file = ask(x), exported.ask(x)
+        if own.shape != of_file.shape:
+            raise RunError(
+                f"{exported.path}: gives {tuple(of_file.shape)} for images {tuple(x.shape)}; expected logits "
+                f"{tuple(own.shape)}."
+            )
+        largest = max(largest, float((own - of_file).abs().max()))
+    return largest
 
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:

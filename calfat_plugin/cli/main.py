@@ -29,6 +29,7 @@ COMMANDS = {
     "attack": "Attack a finished model.",
     "replay": "Check a finished evaluation by the adversarial images that it kept.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
+    "export": "Write a trained model for other programs, with a card.",
     "new-plugin": "Write the package of a plugin of your own.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",

@@ -106,11 +106,18 @@ target_argument: Decorator = click.argument(
 targets_argument: Decorator = click.argument(
     "targets", metavar="[CHECKPOINT_OR_RUN_DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
-#: Which model, on which data; of ``calfat replay``, too.
+_checkpoint_option: Decorator = click.option(
+    "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
+)
+_data_dir_option: Decorator = click.option(
+    "--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."
+)
+download_option: Decorator = click.option("--download", is_flag=True, help="Fetch a missing data set.")
+#: Which model of a run, on which data.
+which_checkpoint = together(_checkpoint_option, _data_dir_option, plugin_option, _trust_option)
+#: Likewise, or a model of the user's own; of ``calfat replay``, too.
 which_model = together(
-    click.option(
-        "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
-    ),
+    _checkpoint_option,
     click.option(
         "--model",
         metavar="MODULE:FACTORY",
@@ -118,7 +125,7 @@ which_model = together(
     ),
     click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
     click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
-    click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),
+    _data_dir_option,
     plugin_option,
     _trust_option,
 )
@@ -131,7 +138,7 @@ model_options = together(
         help="Default: the recipe's (a multiple of eps follows --eps); eps/4 in another norm or without a recipe.",
     ),
     which_model,
-    click.option("--download", is_flag=True, help="Fetch a missing data set."),
+    download_option,
     click.option(
         "--batch-size", type=click.IntRange(min=1), metavar="B", help="Images at a time. Default: the recipe's."
     ),

@@ -28,8 +28,17 @@ _LISTED = 10  # images that are named
 @click.option(
     "--png", "pictures", type=click.Path(path_type=Path), metavar="DIR", help="Write each image as PNG files, too."
 )
+@click.option(
+    "--model-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Ask this file that `calfat export` wrote, a .pt2 or .onnx, in the model's place.",
+)
+@click.option("--eight-bit", is_flag=True, help="Round images to 8 bits a value before they are shown.")
 @json_option
-def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> None:
+def replay(
+    target: Path, as_json: bool, pictures: Path | None, model_file: Path | None, eight_bit: bool, **how: Any
+) -> None:
     """Check the numbers of a finished evaluation by the adversarial images that it kept.
 
     Takes a run directory, or a file of evidence that `calfat attack` or `calfat trust` wrote. Every image is compared
@@ -37,10 +46,11 @@ def replay(target: Path, as_json: bool, pictures: Path | None, **how: Any) -> No
     does not stand.
     """
     with stop_signals(), json_output(as_json) as show:
-        found = check(*open_evidence(target, **how))
+        run, evidence = open_evidence(target, **how)
+        found = check(run, evidence, model_file=model_file, eight_bit=eight_bit, trust=how["trust"])
         console = verbatim_console()
         print_table(console, _table(found))
-        for line in _lines(found):
+        for line in lines_of(found):
             console.print(line, soft_wrap=True)
         content = found.as_json()
         if pictures is not None:
@@ -65,13 +75,20 @@ def _table(found: Replay) -> Table:
     return Table(title, ["evaluator", "said", "shown", "images", "checked", "stands"], rows)
 
 
-def _lines(found: Replay) -> list[str]:
+def lines_of(found: Replay) -> list[str]:
     """What the table does not say."""
     facts, number = found.evidence.facts, len(found.falls)
     lines = [
         f"{int(found.falls.sum())} of {number} fall; all are in the {facts['norm']} ball of eps {facts['eps']}, in the "
         "pixel range, and of this data and these weights"
     ]
+    if found.model_file is not None:
+        asked = found.model_file
+        lines.append(
+            f"asked: {asked.path.name} in {asked.runtime}; logits are within {found.difference:.1e} of the model's own"
+        )
+    if found.eight_bit:
+        lines.append("images were rounded to 8 bits a value before they were shown")
     if found.without:
         lines.append(f"no evidence is kept of: {', '.join(found.without)}")
     borderline = [doubt for doubt in found.doubts if doubt.borderline]

@@ -102,9 +102,19 @@ def class_folders(classes: str | None) -> tuple[str, ...] | None:
     return names
 
 
-def _published(name: str, summary: str, num_classes: int, shape: tuple[int, int, int], paper: Citation) -> DatasetEntry:
-    build = f"calfat_plugin.datasets.published:load_{name}"
-    return DatasetEntry(name, build, DownloadOptions, summary, "", paper, num_classes=num_classes, image_shape=shape)
+def _published(
+    name: str, summary: str, num_classes: int, shape: tuple[int, int, int], paper: Citation, licence: str
+) -> DatasetEntry:
+    return DatasetEntry(
+        name,
+        build=f"calfat_plugin.datasets.published:load_{name}",
+        config=DownloadOptions,
+        summary=summary,
+        citation=paper,
+        num_classes=num_classes,
+        image_shape=shape,
+        licence=licence,
+    )
 
 
 _CIFAR = paper("krizhevsky2009learning")
@@ -112,6 +122,7 @@ _SVHN = paper("netzer2011reading")
 _MNIST = paper("lecun1998gradient")
 _FMNIST = paper("xiao2017fashion")
 _IMAGENET = paper("russakovsky2015imagenet")
+_NOT_STATED = "none is stated by who publishes them"
 
 ENTRIES = (
     DatasetEntry(
@@ -120,12 +131,20 @@ ENTRIES = (
         summary="scikit-learn's bundled 8x8 handwritten digits: real data, no download",
         num_classes=10,
         image_shape=(1, 8, 8),
+        licence="CC BY 4.0 (UCI, Optical Recognition of Handwritten Digits)",
     ),
-    _published("cifar10", "50,000 + 10,000 colour images of 10 classes", 10, (3, 32, 32), _CIFAR),
-    _published("cifar100", "50,000 + 10,000 colour images of 100 classes", 100, (3, 32, 32), _CIFAR),
-    _published("svhn", "73,257 + 26,032 house numbers, without the 'extra' split", 10, (3, 32, 32), _SVHN),
-    _published("mnist", "60,000 + 10,000 handwritten digits", 10, (1, 28, 28), _MNIST),
-    _published("fmnist", "60,000 + 10,000 pieces of clothing; Debian has them", 10, (1, 28, 28), _FMNIST),
+    _published("cifar10", "50,000 + 10,000 colour images of 10 classes", 10, (3, 32, 32), _CIFAR, _NOT_STATED),
+    _published("cifar100", "50,000 + 10,000 colour images of 100 classes", 100, (3, 32, 32), _CIFAR, _NOT_STATED),
+    _published(
+        "svhn",
+        "73,257 + 26,032 house numbers, without the 'extra' split",
+        10,
+        (3, 32, 32),
+        _SVHN,
+        "for non-commercial use only",
+    ),
+    _published("mnist", "60,000 + 10,000 handwritten digits", 10, (1, 28, 28), _MNIST, "CC BY-SA 3.0"),
+    _published("fmnist", "60,000 + 10,000 pieces of clothing; Debian has them", 10, (1, 28, 28), _FMNIST, "MIT"),
     DatasetEntry(
         "imagenet_subset",
         build="calfat_plugin.datasets.folders:load_imagenet_subset",
@@ -133,6 +152,7 @@ ENTRIES = (
         summary="12 classes of ImageNet from class folders; our own choice of classes, the paper lists none",
         citation=_IMAGENET,
         num_classes=12,
+        licence="for non-commercial research and education only (ImageNet's terms of access)",
     ),
     DatasetEntry(
         "image_folder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from importlib import metadata
@@ -10,6 +11,7 @@ from calfat_plugin.errors import HostError
 
 TESTED_FEDML = "0.9.6"  # the patches in launch.py are for this version
 TESTED_FLOWER = "1.42"
+_NEWEST_PROTOBUF = 3  # major version that FedML can be imported with
 FEDML_INSTALLS = sys.version_info < (3, 12)  # setup.cfg says why not above
 
 
@@ -24,6 +26,15 @@ def version_of(distribution: str) -> str | None:
 def refuse_without_fedml() -> None:
     if version_of("fedml") is None:
         raise HostError(f"FedML is not installed, and a run needs a host that runs its rounds. {how_to_get_a_host()}")
+    protobuf = version_of("protobuf") or ""
+    # Its wandb 0.13.2 holds code that protobuf 3 generated. Newer ones run that in pure Python only, if told to.
+    in_python = os.environ.get("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION") == "python"
+    if protobuf and int(protobuf.split(".")[0]) > _NEWEST_PROTOBUF and not in_python:
+        raise HostError(
+            f"protobuf {protobuf} is installed, and FedML {TESTED_FEDML} can be imported with protobuf "
+            f"{_NEWEST_PROTOBUF} at most. Another package brought it, as `pip install onnx` does. Put it back with: "
+            "pip install 'protobuf<4'. For ONNX files, pip install 'calfat-plugin[onnx]' takes versions that fit."
+        )
 
 
 def refuse_without_flower() -> None:

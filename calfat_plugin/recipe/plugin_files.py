@@ -69,7 +69,7 @@ class PluginFile:
         taken = self._other_module()
         if taken is not None and Path(taken).resolve() != self.path.resolve():
             raise PluginError(f"{self.path}: there is a module '{self.name}' already ({taken}); rename the file.")
-        self._note_as_known()
+        self.remember()
         return self._executed(content)
 
     def _other_module(self) -> str | None:
@@ -81,14 +81,6 @@ class PluginFile:
         if hasattr(loaded, "__sha256__"):  # another content of this plugin, which is replaced
             return None
         return getattr(loaded, "__file__", None) or "Python itself"
-
-    def _note_as_known(self) -> None:
-        """Remember that this user has run this content."""
-        if not self.is_known():
-            with suppress(OSError):  # is_known is then False in later processes
-                _known_plugins().parent.mkdir(parents=True, exist_ok=True)
-                with _known_plugins().open("a", encoding="ascii") as file:
-                    file.write(f"{self.sha256}\n")
 
     def _executed(self, content: bytes) -> ModuleType:
         """Run the file as a module of its name."""
@@ -108,6 +100,15 @@ class PluginFile:
                     place = f"{self.path}:{frame.lineno}"  # the last one: the line that raised it
             raise PluginError(f"{place}: {error_text(error)}") from error
         return module
+
+    def remember(self) -> None:
+        """Note that this user has run this very content."""
+        if self.is_known():
+            return
+        with suppress(OSError):  # then is_known says no later
+            _known_plugins().parent.mkdir(parents=True, exist_ok=True)
+            with _known_plugins().open("a", encoding="ascii") as file:
+                file.write(f"{self.sha256}\n")
 
     def is_known(self) -> bool:
         """Whether this user has run this very content before."""

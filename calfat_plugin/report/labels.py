@@ -125,7 +125,11 @@ def highlights(run: Run) -> dict[str, str]:
 
 def command(run: Run) -> str:
     """The command line, with what may be a secret blotted out."""
-    words = () if run.environment is None else run.environment.command
+    return command_text(() if run.environment is None else run.environment.command)
+
+
+def command_text(words: Iterable[object]) -> str:
+    """A command line, with what may be a secret blotted out."""
     return " ".join(_SECRET.sub(r"\1…", str(word)) for word in words)
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from typing import TextIO
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.workers import FOR_US, prepare, without_program
 
+SECONDS_TO_DIE = 10  # on a busy machine a killed process lives on for a moment
 UNKNOWN = 255  # Python's, instead of an exit code: the process that runs are forked from was killed
 
 
@@ -46,8 +48,7 @@ def started(program: str, words: Sequence[str], environment: Mapping[str, str]) 
         with output, printed:
             arguments = (program, os.getcwd(), printed, list(words), dict(environment))
             process = context.Process(target=_be_the_run, args=arguments)
-            with without_program():
-                process.start()
+            _start(process)
             return process, os.fdopen(os.dup(output.fileno()), encoding="utf-8", errors="replace")
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or "its server has ended"
@@ -55,6 +56,20 @@ def started(program: str, words: Sequence[str], environment: Mapping[str, str]) 
             f"a run cannot be started ({reason}). Use fewer --jobs, or raise the system's limits of processes and open "
             "files (ulimit -u, ulimit -n)."
         ) from None
+
+
+def _start(process: ForkServerProcess) -> None:
+    """Start it; where the server was killed a moment ago, try until Python has seen that and has started another."""
+    give_up = time.monotonic() + SECONDS_TO_DIE
+    while True:
+        try:
+            with without_program():
+                process.start()
+            return
+        except ConnectionRefusedError:  # it listens no more, and the system still counts it among the living
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(0.05)
 
 
 def _be_the_run(

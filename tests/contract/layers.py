@@ -34,15 +34,15 @@ FLOORS = (
     (
         "built-ins",
         "the built-in plugins, registered through the same hooks as third-party plugins",
-        "tensor_files partitions models trainers modifiers inner_attacks aggregators attackers evaluators loggers "
-        "builtin",
+        "tensor_files model_files partitions models trainers modifiers inner_attacks aggregators attackers evaluators "
+        "loggers builtin",
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
     ("host", "FedML and Flower; of the others, only `cli/flower_app.py` imports one", "host"),
     (
         "runs",
         "run directories, and the reports and analyses made from them",
-        "run_files stored_run runs report analyses judging suites",
+        "run_files stored_run runs report analyses judging exporting suites",
     ),
     ("commands", "the command line, and what it shows of progress", "progress cli __main__"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),

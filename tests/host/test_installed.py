@@ -85,3 +85,17 @@ def test_checks_and_views_need_no_host(without_fedml: pytest.MonkeyPatch) -> Non
     ):
         ended = calfat(*words)
         assert (ended.code, ended.err) == (0, ""), words
+
+
+@pytest.mark.parametrize("version", ["4.25.8", "7.36.2"])
+def test_a_protobuf_that_fedml_cannot_be_imported_with_is_named(
+    version: str, without_fedml: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
+    without_fedml.delenv("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", raising=False)
+    has(without_fedml, fedml="0.9.6", protobuf=version)
+    snapshot(_refusal())
+    without_fedml.setenv("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python")
+    installed.refuse_without_fedml()
+    without_fedml.delenv("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION")
+    has(without_fedml, fedml="0.9.6", protobuf="3.20.3")
+    installed.refuse_without_fedml()

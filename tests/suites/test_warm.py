@@ -16,7 +16,8 @@ from typing import TextIO
 
 import pytest
 
-from calfat_plugin.suites import runner
+from calfat_plugin.errors import RunError
+from calfat_plugin.suites import runner, warm
 from calfat_plugin.suites.runner import SuiteObserver, run_all
 from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 from tests.cli.runner import ROOT
@@ -60,6 +61,34 @@ def test_a_fork_has_its_own_arguments_environment_output_session_and_exit_code()
         said.append((text, run.exitcode))
     assert said == [("1 half True '' ü\n", 3), ("1 half True '' ü\n", 0), ("300000 half True '' ü\n", 0)]
     assert len({run.pid for run, _ in runs}) == 3
+
+
+def test_a_server_that_has_just_died_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It no longer listens before the system says that it has ended: Python takes it for alive."""
+    start, refused = ForkServerProcess.start, []
+
+    def start_at_the_third_time(process: ForkServerProcess) -> None:
+        if len(refused) < 2:
+            refused.append(process)
+            raise ConnectionRefusedError
+        start(process)
+
+    monkeypatch.setattr(ForkServerProcess, "start", start_at_the_third_time)
+    run, output = started("echo", ["0"], {"SHARE": "half"})
+    with output:
+        assert output.read().startswith("1 half True")
+    run.join()
+    assert (run.exitcode, len(refused)) == (0, 2)
+
+
+def test_a_server_that_is_never_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: ForkServerProcess) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(warm, "SECONDS_TO_DIE", 0.1)
+    monkeypatch.setattr(ForkServerProcess, "start", refuse)
+    with pytest.raises(RunError, match=r"cannot be started \(Connection refused\)\. Use fewer --jobs"):
+        started("echo", ["0"], {"SHARE": "half"})
 
 
 def test_a_signal_reaches_a_fork_and_is_how_it_ended() -> None:

@@ -1,0 +1,1 @@
+"""The Markdown of cards."""
