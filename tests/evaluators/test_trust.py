@@ -197,11 +197,15 @@ NO_SLOPE = "of the images the gradient is not the slope of the logits: attacks a
     ("kind", "causes"),
     [
         ("OneHotForeign", (SURROGATE, AS_LABELS, NO_SLOPE, "are exactly what they are at the image itself")),
-        ("OneHot", (AS_LABELS, "the gradient of the logits themselves is exactly zero for 100.0 %")),
-        ("Foreign", (NO_SLOPE,)),
+        pytest.param(
+            "OneHot",
+            (AS_LABELS, "the gradient of the logits themselves is exactly zero for 100.0 %"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("Foreign", (NO_SLOPE,), marks=pytest.mark.slow),
         ("HashNoise", (NO_SLOPE,)),
         ("Backwards", (SURROGATE,)),
-        ("RememberingForAll", ("are exactly what they are at the image itself",)),
+        pytest.param("RememberingForAll", ("are exactly what they are at the image itself",), marks=pytest.mark.slow),
     ],
 )
 def test_no_number_is_usable_of_a_model_that_hides_from_attacks(
@@ -395,7 +399,7 @@ def in_chunks_side_by_side(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) ->
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("gate", [in_a_loop, in_chunks_side_by_side])
+@pytest.mark.parametrize("gate", [in_a_loop, pytest.param(in_chunks_side_by_side, marks=pytest.mark.slow)])
 def test_a_unit_is_woken_of_which_no_value_has_a_dimension_for_images(gate: Any, digits_model: nn.Module) -> None:
     class OutOfBatches(Planted):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -436,14 +440,14 @@ def test_a_model_that_computes_gradients_itself_is_no_error(digits_model: nn.Mod
     assert DeadUnits().run(on_trial(Inner().eval(), 20)).facts["dead"] < 0.5
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("norm", ["linf", *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("l2", "l1"))])
 def test_of_an_honest_model_nothing_is_said(norm: Any, digits_model: nn.Module) -> None:
     """It has dead units as well, and what they break, if anything, are adversarial examples like others."""
     eps = {"linf": 0.1, "l2": 0.6, "l1": 2}[norm]
-    made = on_trial(digits_model, 60, threat=ThreatModel(norm, eps))
+    made = on_trial(digits_model, 40, threat=ThreatModel(norm, eps))
     evidence = [CHECK[name].run(made) for name in ("answers", "gradients", "pgd", "losses", "dead-units")]
     assert 0 < evidence[-1].facts["dead"] < 0.5
-    facts = judging_findings.found(evidence, exact_text(made.task.threat.eps), 60)
+    facts = judging_findings.found(evidence, exact_text(made.task.threat.eps), 40)
     assert facts is not None
     assert list(DeadUnits().symptoms(evidence[-1].rows, facts)) == []
 

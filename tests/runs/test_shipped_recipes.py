@@ -90,7 +90,7 @@ def test_methods_without_a_recipe_are_tried_too() -> None:
 
 
 @pytest.mark.parametrize("trainer", OTHER_METHODS)
-@pytest.mark.parametrize("data", ["digits", "cifar10"])
+@pytest.mark.parametrize("data", ["digits", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_one_round_of_another_method(trainer: str, data: str, warm: WarmServer, tmp_path: Path) -> None:
     change = f"calfat.trainer={OTHER_METHODS[trainer]}"
     document = read_document(ROOT / "recipes" / f"fedavg_{data}.yaml").with_overrides([change])
@@ -102,7 +102,7 @@ def test_one_round_of_another_method(trainer: str, data: str, warm: WarmServer, 
     [
         ("cifar100", "cnn"),
         ("svhn", "cnn"),
-        ("cifar10", "vgg8"),
+        pytest.param("cifar10", "vgg8", marks=pytest.mark.slow),
         pytest.param("cifar10", "resnet18", marks=pytest.mark.slow),
         pytest.param("imagenet_subset", "alexnet64", marks=pytest.mark.slow),
     ],
