@@ -1,7 +1,7 @@
 """A plain federation: what docs/methods.md says, in loops and without the package, to hold the package's own runs to.
 
 From the package come only FedRBN's layers with two branches, which are part of a model; the images are handed in. Every
-random number is drawn here, from seeds that are made by the rule of docs/architecture.md. ``client.py`` has the local
+random number is drawn here, from seeds that are made by the rule of docs/determinism.md. ``client.py`` has the local
 training. The numbers in brackets are sections of docs/methods.md.
 """
 
