@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import gpu, gpu_results, hosts, local_epoch, loops, round_overhead, work
+from benchmarks import folding, gpu, gpu_results, hosts, local_epoch, loops, round_overhead, work
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.models.cnn import CNN
 from calfat_plugin.threat import ThreatModel
 from tests.environment import bare
 from tests.runs.processes import ROOT
@@ -119,6 +120,23 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (passes["pgd"], passes["n-fgsm"]) == (["12", "1 x"], ["3", "4 x"])
     with pytest.raises(SystemExit, match="computes in fp32"):
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
+
+
+def test_folding(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two networks that take turns are one function."""
+    model = CNN(norm="batch").eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    x = torch.rand(2, 3, 32, 32)
+    without_norms = folding.folded(model)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in without_norms.modules())
+    torch.testing.assert_close(without_norms(x), model(x), rtol=1e-3, atol=1e-4)
+    monkeypatch.setattr(folding, "TURNS", 1)
+    monkeypatch.setattr(folding, "CASES", [("cnn", model, 2)])
+    folding.main()
+    assert re.match(r"cnn, fp32: \d\.\d\d of the time ", capsys.readouterr().out)
 
 
 @pytest.mark.slow
