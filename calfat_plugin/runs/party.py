@@ -43,10 +43,9 @@ from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.run_files import Spending
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
+from calfat_plugin.runs.compute import computing_as, environment_of, log_to, new_profile
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RECIPE, RunDirectory
-from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.request import Request, checked_experiment, pick_device
 from calfat_plugin.tensor_files import READ_ERRORS, read_facts
 from calfat_plugin.typed_json import from_json
 

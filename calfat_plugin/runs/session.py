@@ -36,11 +36,10 @@ from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.addition import Addition
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
+from calfat_plugin.runs.compute import computing_as, environment_of, log_to, new_profile
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
-from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, pick_device
 from calfat_plugin.runs.writer import RunWriter
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.tiny import (
     NUM_CLASSES,
     answered,

@@ -20,8 +20,8 @@ from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord
-from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.tiny import (
     CPU,
     NUM_CLASSES,

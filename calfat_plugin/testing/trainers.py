@@ -23,7 +23,7 @@ from calfat_plugin.maths.tied import each_once, load_state, state_of
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.runs.compute import named_device
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
