@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from calfat_plugin.disk import opened_regular, read_json, read_whole, reporting_disk_errors, write_text
@@ -41,24 +42,14 @@ class RoundsFile:
         else:
             self.tables.write(read_rounds(self.path))
 
-    def keep_until(self, last_round: int) -> list[RoundRecord]:
-        """Drop the rounds after ``last_round``, and return the others.
-
-        A crash before the checkpoint leaves one too many, or half a line.
-        """
-        records = read_rounds(self.path)[:last_round]
-        if [record.round for record in records] != list(range(1, last_round + 1)):
-            raise RunError(
-                f"{self.path}: the lines of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
-                "there; the file was changed by hand. Start the run again without --resume."
-            )
+    def rewrite(self, records: Sequence[RoundRecord]) -> None:
+        """Write the file and its tables anew, with these rounds alone: a crash may have left more, or half a line."""
         if records:
             write_text(self.path, "".join(map(_line, records)))
             self._size = self.path.stat().st_size
         else:
             self.path.unlink(missing_ok=True)
         self.tables.write(records)
-        return records
 
     def _refuse_change(self) -> None:
         """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""

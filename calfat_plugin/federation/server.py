@@ -23,12 +23,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attackers import Attackers
-from calfat_plugin.federation.clients import ClientsOfRound, no_worker
 from calfat_plugin.federation.early_stopping import Patience
-from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.federation.measurements import LoadModel, Measurements
-from calfat_plugin.federation.memory import PeakMemory
+from calfat_plugin.federation.measurements import ClientsOfRound, LoadModel, Measurements, no_worker
 from calfat_plugin.federation.outliers import (
     Alignments,
     UpdateHistory,
@@ -39,8 +35,8 @@ from calfat_plugin.federation.outliers import (
     step_alarms,
     weight_alarms,
 )
-from calfat_plugin.federation.side_effects import stateless, untouched
-from calfat_plugin.federation.updates import RoundUpdates
+from calfat_plugin.federation.side_effects import seeded_global_rng, stateless, untouched
+from calfat_plugin.federation.updates import Attackers, RoundUpdates
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
@@ -55,7 +51,7 @@ from calfat_plugin.maths.averaging import (
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.profiling import begin_part, timed
+from calfat_plugin.profiling import PeakMemory, begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
 from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed

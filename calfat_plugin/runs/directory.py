@@ -23,7 +23,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -258,7 +258,6 @@ class RunDirectory(RunPaths):
         """Refuse to continue after a round that is neither the last of this run nor the one before it.
 
         A crash leaves at most one round without its checkpoint. Any earlier one was changed, or is of an older copy.
-        Whether all rounds up to this one are there, :meth:`begin` finds.
         """
         rounds = number_of_rounds(self.rounds)
         if rounds > round + 1:
@@ -266,6 +265,14 @@ class RunDirectory(RunPaths):
                 f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds; expected "
                 f"{round}, or {round + 1} after a crash. Restore both from one copy, or start the run again in another "
                 "directory."
+            )
+
+    def check_rounds(self, records: Sequence[RoundRecord], last_round: int) -> None:
+        """Refuse to continue after a round where the lines of those before are not all there."""
+        if [record.round for record in records] != list(range(1, last_round + 1)):
+            raise RunError(
+                f"{self.rounds}: the lines of rounds 1 to {last_round}, which the checkpoint continues from, are not "
+                "all there; the file was changed by hand. Start the run again without --resume."
             )
 
     def write_recipe(
@@ -286,16 +293,11 @@ class RunDirectory(RunPaths):
             text += f"{_DIGEST} {digest}\n"
         write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
 
-    def begin(self, last_round: int, experiment: Experiment) -> list[RoundRecord]:
-        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it.
-
-        Returns:
-            The finished rounds.
-        """
-        records = self.rounds_file(experiment).keep_until(last_round)
+    def begin(self, behind: Sequence[RoundRecord], experiment: Experiment) -> None:
+        """Bring the files to the end of the finished rounds ``behind``, whatever a crash left after them."""
+        self.rounds_file(experiment).rewrite(behind)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
-        return records
 
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.

@@ -9,9 +9,9 @@ import torch
 
 from calfat_plugin.datasets import Dataset
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attackers import Attackers, build_attacker
-from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.side_effects import seeded_global_rng
+from calfat_plugin.federation.updates import Attackers, build_attacker
 from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask

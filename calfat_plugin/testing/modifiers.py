@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from calfat_plugin.experiment import Experiment, defined_modifiers
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
