@@ -83,12 +83,10 @@ class RunDirectory(RunPaths):
         """
         if not self.finished:
             return ()
-        recipe = read_document(self.recipe)
-        if recipe.get(("train_args", "comm_round")) != experiment.num_rounds:
+        if read_document(self.recipe).get(("train_args", "comm_round")) != experiment.num_rounds:
             return ()
-        with_options = evaluators_of({"calfat": {"evaluators": recipe.get(("calfat", "evaluators"))}})
         results = read_results(self.results) or Results()
-        measured = with_options.keys() & results.by_label.keys()
+        measured = self._recorded_evaluators.keys() & results.by_label.keys()
         return tuple(pick.label for pick in experiment.evaluators if pick.label not in measured)
 
     @property
@@ -105,7 +103,10 @@ class RunDirectory(RunPaths):
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
             return cls.create(experiment, path, parent)
-        directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
+        if path is None:
+            directory = cls.latest_unfinished(experiment, parent)
+        else:
+            directory = cls(path)
         if not directory.recipe.exists():
             raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
         directory.check_same(experiment)
@@ -115,8 +116,8 @@ class RunDirectory(RunPaths):
     def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
         """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
-        above = path or parent
-        new_folders = [folder for folder in (above, *above.parents) if not folder.exists()]
+        outermost = path or parent
+        new_folders = [folder for folder in (outermost, *outermost.parents) if not folder.exists()]
         if path is None:
             path = new_path(experiment, parent)
             new_folders = [path, *new_folders]
@@ -158,27 +159,26 @@ class RunDirectory(RunPaths):
             run = cls(recipe.parent)
             if not run.finished or run.goes_further(experiment) or run.not_measured(experiment):
                 return run
-        there, page = "none at all", ""
+        there, remedy = "none at all", cls.without_resume
         if runs:
             newest = cls(runs[0].parent)
             if cls.finished_too:
                 return newest
-            there, page = f"{len(runs)} finished", newest.without_page
-        raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({there}). {cls.without_resume}{page}"
-        )
+            there = f"{len(runs)} finished"
+            remedy += newest.without_page
+        raise RunError(f"{parent}: no unfinished run with seed {experiment.seed} to resume ({there}). {remedy}")
 
     def goes_further(self, experiment: Experiment) -> bool:
         """Whether a finished run has rounds to do by a recipe that asks for more of them, or has more patience."""
-        then = read_document(self.recipe)
-        rounds = then.get(("train_args", "comm_round"))
+        recipe = read_document(self.recipe)
+        rounds = recipe.get(("train_args", "comm_round"))
         if not isinstance(rounds, int) or rounds < experiment.num_rounds:
             return True
         results = read_results(self.results)
         if results is None or results.stopped_early is None:
             return False
-        before = then.get(("train_args", "patience"))
-        return isinstance(before, int) and is_more_patient(experiment.train.patience, before)
+        patience = recipe.get(("train_args", "patience"))
+        return isinstance(patience, int) and is_more_patient(experiment.train.patience, patience)
 
     @classmethod
     def left_behind(cls: type[D], experiment: Experiment) -> D | None:
@@ -197,7 +197,7 @@ class RunDirectory(RunPaths):
         try:
             document = read_document(self.recipe)
             text, _, last = read_text(self.recipe, "recipe").rpartition(END_AS_RUN)
-            if last.strip() != _noted(text):
+            if last.strip() != _digest_line(text):
                 raise RecipeError(
                     f"{self.recipe}: the file was changed after the run had written it (its last line has the SHA-256 "
                     "of another text), so nothing says how the finished rounds were trained. Undo the change, and "
@@ -236,7 +236,9 @@ class RunDirectory(RunPaths):
         if not self.recipe.exists():
             return None
         line = re.search(rf"^{re.escape(_DIGEST)} ([0-9a-f]{{64}})$", read_text(self.recipe, "recipe"), re.MULTILINE)
-        return None if line is None else line[1]
+        if line is None:
+            return None
+        return line[1]
 
     def check_own(self, checkpoint: Path, notes: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another run, by its notes."""
@@ -285,13 +287,14 @@ class RunDirectory(RunPaths):
             measured_before: further evaluators whose results the run has.
         """
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
-        written = experiment.as_run()
-        written["calfat"]["evaluators"] = [*written["calfat"]["evaluators"], *measured_before]
-        written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
-        text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
+        content = experiment.as_run()
+        section = content["calfat"]
+        section["evaluators"] = [*section["evaluators"], *measured_before]
+        content["calfat"] = {"name": experiment.name, **section}  # without it, the name would be the file's: "recipe"
+        text = f"{header}{yaml.safe_dump(content, sort_keys=False, width=120)}"
         if digest:
             text += f"{_DIGEST} {digest}\n"
-        write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
+        write_text(self.recipe, f"{text}{END_AS_RUN} {_digest_line(text)}\n")
 
     def begin(self, behind: Sequence[RoundRecord], experiment: Experiment) -> None:
         """Bring the files to the end of the finished rounds ``behind``, whatever a crash left after them."""
@@ -302,8 +305,9 @@ class RunDirectory(RunPaths):
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.
 
-        The results go first: those of fewer rounds beside the new recipe would look like its own. What a stopped final
-        evaluation had done goes where an evaluator was removed: it may come back with other options.
+        The results are removed first: those of fewer rounds beside the new recipe would look like its own. What a
+        stopped final evaluation had done is removed where the recipe has lost an evaluator, which may come back with
+        other options.
         """
         self.results.unlink(missing_ok=True)
         self.evidence.unlink(missing_ok=True)
@@ -318,10 +322,13 @@ class RunDirectory(RunPaths):
 
     def removed_evaluators(self, experiment: Experiment) -> list[Mapping[str, Any]]:
         """Evaluators of this run's recipe that another recipe no longer has."""
-        written = read_document(self.recipe).get(("calfat", "evaluators"))
         labels = {pick.label for pick in experiment.evaluators}
-        then = evaluators_of({"calfat": {"evaluators": written}})
-        return [pick for label, pick in then.items() if label not in labels]
+        return [pick for label, pick in self._recorded_evaluators.items() if label not in labels]
+
+    @property
+    def _recorded_evaluators(self) -> Mapping[str, Mapping[str, Any]]:
+        """Label to evaluator, as the run's recipe has it."""
+        return evaluators_of({"calfat": {"evaluators": read_document(self.recipe).get(("calfat", "evaluators"))}})
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -350,13 +357,13 @@ class RunDirectory(RunPaths):
         """
         if self.last_checkpoint.exists() or self.busy:
             return False
-        own_files = [self.client_states]
+        leftovers = [self.client_states]
         for file in self._files():
-            own_files += [file, temporary_of(file)]
+            leftovers += [file, temporary_of(file)]
         if self.path in self._new_folders and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
-            own_files += self.path.iterdir()
-        for path in own_files:
+            leftovers += self.path.iterdir()
+        for path in leftovers:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif path != self.log or not keep_log:
@@ -373,7 +380,7 @@ class RunDirectory(RunPaths):
         return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
 
 
-def _noted(text: str) -> str:
+def _digest_line(text: str) -> str:
     return f"SHA-256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -381,7 +388,9 @@ def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
     parent = parent or DEFAULT_ROOT / experiment.name
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):
-        path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
+        path = parent / stem
+        if attempt:
+            path = parent / f"{stem}-{attempt}"
         try:
             path.mkdir(parents=True)
             return path
