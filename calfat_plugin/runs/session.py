@@ -92,10 +92,7 @@ class Session:
         if self.request.workers:
             workers.prepare()  # they import their modules while this process reads the data
         self.addition = Addition.to(directory, experiment)
-        if directory.last_checkpoint.exists():
-            self._restore()
-        else:
-            self._refuse_lost_checkpoint()
+        self._restore()
         self.device = pick_device(experiment, self.observer.warn)
         self._load_data()
         self._warn_of_data()
@@ -123,35 +120,31 @@ class Session:
         self.listeners = Listeners.of(experiment, self.observer.warn)
         self.listeners.run_started(self.info)
 
-    def _refuse_lost_checkpoint(self) -> None:
-        """Refuse a run with rounds and without a checkpoint. One that stopped in its first round begins again."""
-        rounds = len(read_rounds(self.directory.rounds))
-        if rounds > 1 or self.directory.finished:  # the first round may have left its record, no more
-            raise RunError(
-                f"{self.directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
-                "Restore it from a copy, or start the run again in another directory."
-            )
-
     def _restore(self) -> None:
-        """Read where the run is to continue, and refuse what does not fit together."""
+        """Read where the run is to continue. A run that stopped in its first round begins again."""
         directory = self.directory
+        if not directory.last_checkpoint.exists():
+            rounds = len(read_rounds(directory.rounds))
+            if rounds > 1 or directory.finished:  # the first round may have left its record, no more
+                raise RunError(
+                    f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
+                    "Restore it from a copy, or start the run again in another directory."
+                )
+            return
         snapshot, notes = load_checkpoint(directory.last_checkpoint)
         directory.check_own(directory.last_checkpoint, notes)
         directory.check_latest(snapshot.round)
         if isinstance(snapshot.client_states, ClientStateFiles):
             snapshot.client_states.check_complete()
-        self._refuse_finished(snapshot.round)
-        self.behind = read_rounds(directory.rounds)[: snapshot.round]  # a crash may leave one too many
-        directory.check_rounds(self.behind, snapshot.round)
-        self._refuse_stopped()
-        self.snapshot = snapshot
-        self.best = notes.get("best", {})
+        behind = read_rounds(directory.rounds)[: snapshot.round]  # a crash may leave one too many
+        self._refuse_nothing_to_do(snapshot.round, behind)
+        directory.check_rounds(behind, snapshot.round)
+        self.snapshot, self.best, self.behind = snapshot, notes.get("best", {}), behind
         log.info("continuing after round %d", snapshot.round)
 
-    def _refuse_finished(self, done: int) -> None:
-        """Refuse to resume a run that has done all its rounds, or more than the recipe asks for."""
-        directory, asked = self.directory, self.experiment.num_rounds
-        state = ""
+    def _refuse_nothing_to_do(self, done: int, behind: Sequence[RoundRecord]) -> None:
+        """Refuse to resume a run that has done all its rounds, or that would stop early at once."""
+        directory, asked, state = self.directory, self.experiment.num_rounds, ""
         if done > asked:
             state = f"this run has done {done} rounds"
         elif done == asked and directory.finished and self.addition is None:
@@ -161,11 +154,7 @@ class Session:
             if directory.finished:
                 remedy += directory.without_page
             raise RunError(f"{directory.path}: {state}; {asked} are asked for. {remedy}")
-
-    def _refuse_stopped(self) -> None:
-        """Refuse to resume a run that stopped early, and would stop again."""
-        directory, done = self.directory, len(self.behind)
-        stop = early_stop(self.experiment, self.behind)
+        stop = early_stop(self.experiment, behind)
         if stop is not None and stop.round < done:
             raise RunError(
                 f"{directory.path}: {done} rounds are done, and with train_args.patience={stop.patience} this run "
