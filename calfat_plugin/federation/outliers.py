@@ -380,12 +380,19 @@ def alarms_of(records: Iterable[RoundRecord]) -> tuple[Alarm, ...]:
             findings.setdefault(code, {}).setdefault(_subject(code, text), []).append((record.round, text))
     alarms = []
     for code, advice in _ADVICE.items():  # a code without advice is in a file that somebody has changed by hand
-        if code in findings:
-            quotes = [_quote(of_subject) for of_subject in findings[code].values()]
-            text = "; ".join(quotes[:_QUOTED])
-            if len(quotes) > _QUOTED:
-                text += f" (and {len(quotes) - _QUOTED} more in rounds.csv)"
-            alarms.append(Alarm(code, f"{text}. {advice}", ()))
+        if code not in findings:
+            continue
+        quotes = []
+        for of_subject in findings[code].values():
+            round, text = of_subject[-1]
+            when = f"round {round}"
+            if len(of_subject) > 1:
+                when = f"{len(of_subject)} rounds, the last of them {round}"
+            quotes.append(f"{when}: {text}")
+        quoted = "; ".join(quotes[:_QUOTED])
+        if len(quotes) > _QUOTED:
+            quoted += f" (and {len(quotes) - _QUOTED} more in rounds.csv)"
+        alarms.append(Alarm(code, f"{quoted}. {advice}", ()))
     return tuple(alarms)
 
 
@@ -397,11 +404,3 @@ def _subject(code: str, text: str) -> str:
     if clients is None:
         return ""
     return clients[0]
-
-
-def _quote(findings: list[tuple[int, str]]) -> str:
-    """The last one of the findings of one subject, with its round and how many there are."""
-    round, text = findings[-1]
-    if len(findings) == 1:
-        return f"round {round}: {text}"
-    return f"{len(findings)} rounds, the last of them {round}: {text}"

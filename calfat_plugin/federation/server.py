@@ -53,7 +53,7 @@ from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import PeakMemory, begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,11 @@ class Server:
         self._earlier_evidence = earlier
         self._measurements.set_up()
         if snapshot is None:
-            self._try_evaluators()
+            # The initial model is evaluated. Honest clients of the first round stand in for those of a round.
+            clients = self.clients_of(1)
+            honest = [client for client in clients if client not in self._attackers.ids]
+            tried = (honest or clients)[:_TRIED_CLIENTS]
+            self._measurements.try_all(self.state, self._clients(dict.fromkeys(tried, self.state)))
             return
         trained = snapshot.trained or snapshot.global_state
         for state in (trained, snapshot.global_state, *snapshot.client_models.values()):
@@ -170,13 +174,6 @@ class Server:
         self._client_models = snapshot.client_models
         self._updates.read(records)
         self._alignments.read(records)
-
-    def _try_evaluators(self) -> None:
-        """Try the evaluators on the initial model; honest clients of the first round stand in for those of a round."""
-        clients = self.clients_of(1)
-        honest = [client for client in clients if client not in self._attackers.ids]
-        tried = (honest or clients)[:_TRIED_CLIENTS]
-        self._measurements.try_all(self.state, self._clients(dict.fromkeys(tried, self.state)))
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
@@ -246,20 +243,15 @@ class Server:
         self.server_state = aggregate.server_state
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(updates.usable)}
         if self.experiment.ema is not None:
-            self.average = self._moved_average(self.experiment.ema.decay)
+            # All earlier models together have the weight decay + decay^2 + ..., a term for each of them. So the first
+            # rounds count for no more than later ones.
+            decay = self.experiment.ema.decay
+            earlier = math.fsum(decay**age for age in range(1, round))
+            self.average = weighted_average([self.state, self.average or self.state], [1.0, earlier])
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in updates.usable.items()}
         record = self._record_of(updates, aggregate, previous)
         return replace(record, bytes_down=bytes_down, bytes_up=bytes_up)
-
-    def _moved_average(self, decay: float) -> State:
-        """The moving average of the global models after this round.
-
-        All earlier models together have the weight decay + decay^2 + ..., a term for each of them. So the first rounds
-        count for no more than later ones.
-        """
-        earlier = math.fsum(decay**age for age in range(1, self.round))
-        return weighted_average([self.state, self.average or self.state], [1.0, earlier])
 
     def _record_of(self, updates: RoundUpdates, aggregate: Aggregate, previous: State) -> RoundRecord:
         """The record of a round that started from the model ``previous``, before evaluations and costs are known."""
@@ -374,20 +366,17 @@ class Server:
                 if update is not received[client]:
                     check_update(update.state, self.state, who=f"client {client}")
                 updates.usable[client] = update
-        for client, problem in self._absurd_changes(updates.usable).items():
+        sent = {}
+        reference = dict(self.state)
+        for client, update in updates.usable.items():
+            sent[client] = {**update.state, **update.extras}
+            for name, tensor in update.extras.items():
+                if name.rpartition("/")[2] in self.state:  # it belongs to a tensor of the model, and starts at zero
+                    reference[name] = torch.zeros_like(tensor)
+        for client, problem in absurd_changes(sent, reference).items():
             updates.refuse(client, problem)
         updates.require_one()
         return updates
-
-    def _absurd_changes(self, usable: Mapping[int, LocalUpdate]) -> dict[int, str]:
-        """What is absurd in a round's updates, by client; extras that belong to a tensor of the model start at zero."""
-        sent = {client: {**update.state, **update.extras} for client, update in usable.items()}
-        reference = dict(self.state)
-        for update in usable.values():
-            for name, tensor in update.extras.items():
-                if name.rpartition("/")[2] in self.state:
-                    reference[name] = torch.zeros_like(tensor)
-        return absurd_changes(sent, reference)
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[Aggregate, State]:
         """(aggregate, next global model). While the outcome is of no use, the update that moves furthest is refused.
@@ -469,7 +458,9 @@ class Server:
         members: dict[str, list[int]] = {}
         for client in clients:
             group = self._groups.get(client)
-            name_of_group = OTHERS if group is None else group.name
+            name_of_group = OTHERS
+            if group is not None:
+                name_of_group = group.name
             members.setdefault(name_of_group, []).append(client)
         means = {}
         for name_of_group, group_clients in members.items():

@@ -17,7 +17,6 @@ from calfat_plugin.layouts import AUTO
 from calfat_plugin.layouts import CHOICES as LAYOUTS
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, Tag, option, options_to_plain, tagged
-from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.keys import (
@@ -35,7 +34,15 @@ from calfat_plugin.recipe.keys import (
 )
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
-from calfat_plugin.recipe.training import TrainArgs, useless
+from calfat_plugin.recipe.training import (
+    BY_CLASS_PAPER,
+    EMA_PAPER,
+    Additions,
+    ByClassOptions,
+    EMAOptions,
+    TrainArgs,
+    useless,
+)
 from calfat_plugin.results import NATURAL
 from calfat_plugin.threat import ThreatModel
 
@@ -184,7 +191,9 @@ class Threat(ThreatModel):
     @property
     def in_training(self) -> Threat:
         """With the steps that the inner attack takes."""
-        return self if self.own_steps is None else dataclasses.replace(self, steps=self.own_steps)
+        if self.own_steps is None:
+            return self
+        return dataclasses.replace(self, steps=self.own_steps)
 
 
 @dataclass(frozen=True)
@@ -457,8 +466,9 @@ class Recipe(CalfatSection):
     @property
     def executor(self) -> str:
         """What trains the clients of a simulation; ``--workers`` has precedence."""
-        chosen = self.runtime.executor
-        return MPI if self.comm.backend == "MPI" and chosen == PROCESSES else chosen
+        if self.comm.backend == "MPI" and self.runtime.executor == PROCESSES:
+            return MPI
+        return self.runtime.executor
 
     @property
     def host(self) -> Host:
@@ -514,11 +524,11 @@ class Recipe(CalfatSection):
         return tuple(dict.fromkeys(citations))
 
     def as_run(self) -> dict[str, Any]:
-        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
-        return {**self._host_sections_as_run(), "calfat": self._calfat_as_run()}
+        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment.
 
-    def _host_sections_as_run(self) -> dict[str, Any]:
-        """The sections beside ``calfat`` in full, without keys of no effect: read again, they would draw a warning."""
+        Keys of no effect are left out, for they would draw a warning. So is a section that does not act, unless the
+        recipe has it.
+        """
         sections = {name: options_to_plain(values) for name, values in self.host_sections.items()}
         if self.common.host == CommonArgs.host:
             del sections["common_args"]["host"]
@@ -530,10 +540,6 @@ class Recipe(CalfatSection):
         del train["federated_optimizer"]
         for name, _ in useless(self.train):
             train[name] = getattr(TrainArgs, name)
-        return sections
-
-    def _calfat_as_run(self) -> dict[str, Any]:
-        """The section ``calfat`` in full; sections that do not act only where the recipe has them."""
         section = as_plain(self, CalfatSection)
         del section["name"]  # of the recipe's file, not of what it says
         if not self.plugins:
@@ -543,7 +549,7 @@ class Recipe(CalfatSection):
             del section["silo"]
         if self.common.host != "flower" and not self.document.has(("calfat", "flower")):
             del section["flower"]
-        return section
+        return {**sections, "calfat": section}
 
 
 #: Section of the host to the attribute of a recipe that has it.

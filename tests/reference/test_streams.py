@@ -21,8 +21,7 @@ import torch
 from calfat_plugin import seeds
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.datasets.data import Augmentation
-from calfat_plugin.datasets.subset import prepared
+from calfat_plugin.datasets.data import Augmentation, prepared
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.federation.server import sample_clients
