@@ -1,8 +1,8 @@
-"""The published data sets: scikit-learn's digits; CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST by torchvision.
+"""The published data sets: digits, which come with scikit-learn, and those that torchvision reads.
 
-Digits, the default, come with scikit-learn. The loaders of the others keep images as uint8. They look below ``root`` where torchvision puts the files, and in ``root/<name>``; Fashion-MNIST is also found
-where Debian's package puts it. They keep the standard split whole. ``download=True`` lets torchvision fetch what is
-missing.
+The others are CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, kept as uint8. Their loaders look below ``root``
+where torchvision puts the files, and in ``root/<name>``; Fashion-MNIST is also found where Debian's package puts it.
+They keep the standard split whole. ``download=True`` lets torchvision fetch what is missing.
 
 ``verify=False`` reads any files in the same format, such as the small ones that tests write. The CIFAR files are
 pickles, which can run code when read: without the checksum, read only your own.
