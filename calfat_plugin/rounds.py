@@ -53,7 +53,9 @@ class RoundsFile:
 
     def _refuse_change(self) -> None:
         """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
-        size = self.path.stat().st_size if self.path.exists() else 0
+        size = 0
+        if self.path.exists():
+            size = self.path.stat().st_size
         if self._size not in (None, size):
             raise RunError(
                 f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
@@ -75,7 +77,29 @@ def read_rounds(path: Path) -> list[RoundRecord]:
             f"{versions.get('calfat-plugin') or 'of an unknown version'} wrote this run. Read it with that version, "
             "restore the file from a copy, or start the run again in another directory."
         )
-    return [_record(path, number, line) for number, line in enumerate(_whole_lines(path), start=1)]
+    records = []
+    for number, line in enumerate(_complete_lines(path), start=1):
+        try:
+            record = from_json(RoundRecord, json.loads(line))
+            if not 0 <= record.seconds <= _LONGEST_ROUND:  # their sum would not fit into results.json
+                raise ValueError(f"seconds is {record.seconds}")
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path}: line {number} is damaged ({error}). {_REMEDY}") from None
+        records.append(record)
+    return records
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
+    try:
+        text = read_whole(path, _LARGEST).decode()
+    except FileNotFoundError:  # before the first round is finished
+        return []
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from None
+    return text.split("\n")[:-1]
 
 
 def number_of_rounds(path: Path) -> int:
@@ -115,28 +139,6 @@ class RoundCount:
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(as_json(record)) + "\n"
-
-
-def _record(path: Path, number: int, line: str) -> RoundRecord:
-    try:
-        record = from_json(RoundRecord, json.loads(line))
-        if not 0 <= record.seconds <= _LONGEST_ROUND:  # their sum would not fit into results.json
-            raise ValueError(f"seconds is {record.seconds}")
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}: line {number} is damaged ({error}). {_REMEDY}") from None
-    return record
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
-    try:
-        text = read_whole(path, _LARGEST).decode()
-    except FileNotFoundError:  # before the first round is finished
-        return []
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise _unreadable(path, reason) from None
-    return text.split("\n")[:-1]
 
 
 def _unreadable(path: Path, reason: str | None) -> RunError:
