@@ -133,7 +133,7 @@ class Run:
             if len(clients) > MOST_IN_COLUMNS:
                 clients = record.clients
             row: dict[str, Any] = {}
-            for column in columns_of(self._monitored_labels, clients, self._metric_columns):
+            for column in columns_of(self.experiment.monitor.labels, clients, self._metric_columns):
                 if column.kind == "text":  # as in rounds.csv
                     row[column.name] = column.text_in(record)
                 else:
@@ -154,13 +154,13 @@ class Run:
     def columns(self) -> Mapping[str, Column]:
         """Name to column, of all numbers that its rounds may have."""
         clients = {client for record in self.records for client in record.clients}
-        columns = columns_of(self._monitored_labels, sorted(clients), self._metric_columns)
+        columns = columns_of(self.experiment.monitor.labels, sorted(clients), self._metric_columns)
         return {column.name: column for column in columns if column.kind != "text"}
 
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        return tuple(label for label in self._monitored_labels if self.curve(label))
+        return tuple(label for label in self.experiment.monitor.labels if self.curve(label))
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(round, number) for every round that has a finite one.
@@ -177,10 +177,6 @@ class Run:
             if value is not None and math.isfinite(value):
                 points.append((record.round, value))
         return points
-
-    @property
-    def _monitored_labels(self) -> list[str]:
-        return [plugin.label for plugin in self.experiment.monitor.evaluators]
 
     @cached_property
     def _metric_columns(self) -> list[str]:

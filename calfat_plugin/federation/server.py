@@ -114,9 +114,8 @@ class Server:
 
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         trainer_of_group = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
-        self._trainer = self._trainer.among(
-            {client: trainer_of_group[group.name] for client, group in self._groups.items()}
-        )
+        trainer_of_client = {client: trainer_of_group[group.name] for client, group in self._groups.items()}
+        self._trainer = self._trainer.among(trainer_of_client)
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
         self._alignments = Alignments()
@@ -256,18 +255,19 @@ class Server:
     def _record_of(self, updates: RoundUpdates, aggregate: Aggregate, previous: State) -> RoundRecord:
         """The record of a round that started from the model ``previous``, before evaluations and costs are known."""
         usable = updates.usable
-        states = [update.state for update in usable.values()]
-        drifted = drift(states, previous, self._parameter_names, self.state)
+        drifted = drift([update.state for update in usable.values()], previous, self._parameter_names, self.state)
         norms = dict(zip(usable, drifted.norms, strict=True))
         cosines = {}
         for client, cosine in zip(usable, drifted.cosines, strict=True):
             if not math.isnan(cosine):  # an update of zeros has no direction
                 cosines[client] = cosine
-        losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
-        num_examples = {client: update.num_examples for client, update in usable.items()}
-        alignments = updates.metric(ALIGNMENT)
         personal = [name for name in self._personal if previous[name].is_floating_point()]
-        personal_norms = {client: update_norm(update.state, previous, personal) for client, update in usable.items()}
+        losses, num_examples, personal_norms = {}, {}, {}
+        for client, update in usable.items():
+            losses[client] = update.metrics.get("loss", math.nan)
+            num_examples[client] = update.num_examples
+            personal_norms[client] = update_norm(update.state, previous, personal)
+        alignments = updates.metric(ALIGNMENT)
         alarms = (
             *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
@@ -279,11 +279,9 @@ class Server:
         for alarm in alarms:
             log.warning("round %d: %s", updates.round, alarm)
         numbers = {"loss": plausible_losses(losses), "update_norm": norms, "update_cosine": cosines}
-        metrics = {
-            **self._trainer_metrics(updates),
-            **self._group_metrics(usable, numbers),
-            **{f"server/{name}": number for name, number in aggregate.metrics.items()},
-        }
+        metrics = {**self._trainer_metrics(updates), **self._group_metrics(usable, numbers)}
+        for name, number in aggregate.metrics.items():
+            metrics[f"server/{name}"] = number
         return RoundRecord(
             round=updates.round,
             clients=tuple(usable),

@@ -64,11 +64,12 @@ class RoundUpdates:
         """Raise an ``UpdateError`` where no update is left to use."""
         if self.usable:
             return
-        reasons = "\n".join(f"  {reason}" for _, reason in sorted(self.refused.items()))
-        hint = ""
-        if "train_args." not in reasons:
-            hint = "\n  If training diverged, lower train_args.learning_rate."
-        raise UpdateError(f"round {self.round}: {NO_UPDATE}.\n{reasons}{hint}")
+        text = f"round {self.round}: {NO_UPDATE}."
+        for _, reason in sorted(self.refused.items()):
+            text += f"\n  {reason}"
+        if "train_args." not in text:
+            text += "\n  If training diverged, lower train_args.learning_rate."
+        raise UpdateError(text)
 
     def metric(self, name: str) -> dict[int, float]:
         """What the clients whose updates are used sent under the name of a metric, of those that sent it."""
@@ -79,12 +80,15 @@ class RoundUpdates:
 
         A number that is not finite is left out, for one client would make the mean useless.
         """
-        numbers = {client: number for client, number in self.metric(name).items() if math.isfinite(number)}
-        if not numbers:
+        terms = []
+        num_examples = 0
+        for client, number in self.metric(name).items():
+            if math.isfinite(number):
+                terms.append(self.usable[client].num_examples * number)
+                num_examples += self.usable[client].num_examples
+        if not terms:
             return None
-        examples = {client: self.usable[client].num_examples for client in numbers}
-        total = math.fsum(examples[client] * number for client, number in numbers.items())
-        return total / sum(examples.values())
+        return math.fsum(terms) / num_examples
 
     def displacement(self, client: int, start: State) -> float:
         """Euclidean length of all that the client's update changes in the model ``start``, extras included."""

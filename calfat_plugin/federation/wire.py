@@ -150,6 +150,6 @@ def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor])
             f"the tensor '{misnamed[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
             "namespace such as 'scaffold/'."
         )
-    reserved = [name for name in extras if name.startswith(_RESERVED)]
-    if reserved:
-        raise UpdateError(f"the extra '{reserved[0]}' is misnamed: {', '.join(_RESERVED)} are reserved.")
+    for name in extras:
+        if name.startswith(_RESERVED):
+            raise UpdateError(f"the extra '{name}' is misnamed: {', '.join(_RESERVED)} are reserved.")

@@ -85,9 +85,10 @@ class GroupOptions:
 
 def group_keys_with(tag: Tag) -> tuple[str, ...]:
     """The keys of a group whose declarations have all of ``tag``."""
-    options = [field.name for field in dataclasses.fields(GroupOptions) if tag in tags_of(field)]
-    beside = [name for name, key in BESIDE.items() if tag in key.tags]
-    return (*options, *beside)
+    tags = {field.name: tags_of(field) for field in dataclasses.fields(GroupOptions)}
+    for name, key in BESIDE.items():
+        tags[name] = key.tags
+    return tuple(name for name in tags if tag in tags[name])
 
 
 def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:

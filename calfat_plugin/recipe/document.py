@@ -331,9 +331,8 @@ class _Loader(yaml.SafeLoader):
 
 
 # YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
-_Loader.yaml_implicit_resolvers = {
-    first: resolvers for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
-}
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+del _Loader.yaml_implicit_resolvers["="]
 
 
 class _Builder:

@@ -215,6 +215,11 @@ class Monitor:
         default_factory=tuple,
     )
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the evaluators, in their order."""
+        return tuple(plugin.label for plugin in self.evaluators)
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:
@@ -489,11 +494,12 @@ class Recipe(CalfatSection):
     def selecting_label(self) -> str | None:
         """Whose monitored accuracy says which round is best: the last attack of the monitor, which recipes list from
         weak to strong; without an attack ``natural``; None without either."""
-        labels = [pick.label for pick in self.monitor.evaluators]
-        for label in reversed(labels):
+        for label in reversed(self.monitor.labels):
             if label != NATURAL:
                 return label
-        return NATURAL if labels else None
+        if self.monitor.labels:
+            return NATURAL
+        return None
 
     @property
     def host_sections(self) -> dict[str, Any]:
@@ -510,11 +516,14 @@ class Recipe(CalfatSection):
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        recipes = (self, *(group.recipe for group in self.clients))
+        recipes = [self, *(group.recipe for group in self.clients)]
         plugins = list(self.picked)
         for recipe in recipes:
             plugins += [recipe.trainer, recipe.modifier, recipe.threat.inner]
-        citations = [plugin.entry.citation for plugin in plugins if plugin.entry.citation is not None]
+        citations = []
+        for plugin in plugins:
+            if plugin.entry.citation is not None:
+                citations.append(plugin.entry.citation)
         for recipe in recipes:
             citations += recipe.additions.citations()
         if any(recipe.threat.by_class is not None for recipe in recipes):

@@ -46,7 +46,11 @@ def keys_with(tag: Tag) -> tuple[str, ...]:
 @functools.cache
 def reasons_to_keep() -> Mapping[str, str]:
     """Key to the reason why a resumed run may not change it, of those that give one."""
-    return {key: fixed_because(field) for key, field in _all_keys() if fixed_because(field)}
+    reasons = {}
+    for key, field in _all_keys():
+        if fixed_because(field):
+            reasons[key] = fixed_because(field)
+    return reasons
 
 
 @functools.cache  # a suite asks for each key of thousands of recipes

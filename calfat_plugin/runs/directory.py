@@ -67,7 +67,7 @@ class RunDirectory(RunPaths):
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
         """What appends rounds, with the columns of this experiment."""
-        labels = [pick.label for pick in experiment.monitor.evaluators]
+        labels = experiment.monitor.labels
         tables = RoundTables(self.path, labels, experiment.num_clients, experiment.metric_columns)
         return RoundsFile(self.rounds, tables)
 
@@ -76,10 +76,10 @@ class RunDirectory(RunPaths):
         return self.results.exists()
 
     def not_measured(self, experiment: Experiment) -> tuple[str, ...]:
-        """Labels of the recipe's evaluators that the results of this run, which has done all its rounds, do not have.
+        """Labels of the evaluators of ``experiment`` that a finished run with as many rounds has not measured.
 
-        Empty of a run that is not finished: its final evaluation will measure all. Only what the run's recipe has
-        counts as measured, for nothing else says with which options that was.
+        None of a run that is not finished: its final evaluation will measure all. An evaluator counts as measured only
+        where the run's recipe has it, for nothing else says with which options that was.
         """
         if not self.finished:
             return ()
@@ -91,7 +91,7 @@ class RunDirectory(RunPaths):
 
     @property
     def without_page(self) -> str:
-        """What to say of a finished run whose page is missing: a sentence with a space before it, or nothing."""
+        """A hint for messages about a finished run without a page, with a space before it; empty where there is one."""
         if self.page.exists():
             return ""
         command = shlex.join(["calfat", "report", str(self.path)])
@@ -228,10 +228,10 @@ class RunDirectory(RunPaths):
 
     @property
     def recipe_digest(self) -> str | None:
-        """What the run's checkpoints name, so that one of another run is told apart; None: they name nothing.
+        """The digest in ``recipe.yaml``, which the run's checkpoints have, too: so one of another run is recognised.
 
         It is that of the recipe with which the run was started. A resumed run changes only what the digest leaves out,
-        and one that a newer version resumes may have new defaults in its recipe.
+        and one that a newer version resumes may have new defaults in its recipe. None: the recipe has none.
         """
         if not self.recipe.exists():
             return None
@@ -251,7 +251,7 @@ class RunDirectory(RunPaths):
     def check_finished(self, checkpoint: Path, round: int) -> None:
         """Refuse a checkpoint of a round that this run has not finished."""
         rounds = number_of_rounds(self.rounds)
-        if 0 < rounds < round:  # who was given a model alone has no rounds at all
+        if 0 < rounds < round:  # without any rounds it is a model that was passed on alone
             raise RunError(
                 f"{checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds. Restore both from one copy."
             )
@@ -374,10 +374,9 @@ class RunDirectory(RunPaths):
         return True
 
     def _files(self) -> list[Path]:
-        checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        rounds = [self.rounds, *self.tables]
-        measured = [self.results, self.evidence, self.profile]
-        return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
+        files = [self.recipe, self.environment, self.partition, self.rounds, *self.tables]
+        files += [self.results, self.evidence, self.profile, self.log]
+        return [*files, *map(self.checkpoint, CHECKPOINTS)]
 
 
 def _digest_line(text: str) -> str:
@@ -402,7 +401,9 @@ def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
 
 
 def first_difference(then: Any, now: Any) -> tuple[Any, Any]:
-    """The first entries in which two lists differ, or both values where they are no lists of one length."""
+    """The first entries in which two different lists differ; both values where they are no lists of one length."""
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        return next(first_difference(*pair) for pair in zip(then, now, strict=True) if pair[0] != pair[1])
+        for entry_then, entry_now in zip(then, now, strict=True):
+            if entry_then != entry_now:
+                return first_difference(entry_then, entry_now)
     return then, now

@@ -81,7 +81,8 @@ class _States:
         for path in sorted(folder.glob("round-*.safetensors")):
             try:
                 facts = read_facts(path)
-                owners, recipe = [int(owner) for owner in facts["clients"]], facts["notes"].get(RECIPE)
+                owners = [int(owner) for owner in facts["clients"]]
+                recipe = facts["notes"].get(RECIPE)
             except READ_ERRORS:
                 continue  # where it is needed, :meth:`after` says what is wrong with it
             if owners != [client]:

@@ -223,7 +223,7 @@ class Session:
             last_used.update(dict.fromkeys(record.clients, record.round))
         profile = new_profile(self.device) if self.request.profile else None
         try:
-            start = workers.elsewhere(self.request, self.directory.log)
+            start = workers.worker_starter(self.request, self.directory.log)
             with profiling(profile), workers.running(self.request, start, self.observer) as crew, self.writer:
                 server = self._server()
                 task = ServerTask(
@@ -370,11 +370,14 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
 
     ``class_counts`` are training examples: a row a client, a column a class.
     """
+    splits = [dataset.train, dataset.test]
+    if dataset.validation:
+        splits.append(dataset.validation)
     return {
         "class_names": list(dataset.class_names),
         "image_shape": list(dataset.train.x.shape[1:]),
         "class_counts": [shard.y.bincount(minlength=dataset.num_classes).tolist() for shard in shards.values()],
-        "dataset_sha256": data_digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
+        "dataset_sha256": data_digest(splits),
         "partition_sha256": data_digest(shards.values()),
     }
 

@@ -117,8 +117,8 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
         )
 
 
-def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
-    """What a process of an executor calls to train any client; picklable."""
+def worker_starter(request: Request, log: Path) -> Callable[[], Worker]:
+    """What a process of an executor calls first, to get a worker that trains any client; picklable."""
     import torch
 
     from calfat_plugin.runs.party import any_clients_worker
@@ -131,7 +131,7 @@ def running(
 ) -> AbstractContextManager[Workers | None]:
     """The workers that a simulation is to have, from their start to their end; None: this process trains."""
     runtime, executor = runtime_of(request.experiment), request.experiment.executor
-    open_executor: OpenExecutor
+    open_executor: OpenExecutor  # starts the executor, and ends it
     if request.workers:
         executor, open_executor = PROCESSES, partial(_processes, request.workers, start)
     elif executor == PROCESSES or not isinstance(runtime, Simulation):
@@ -227,7 +227,7 @@ def _cannot_start(error: Exception) -> HostError:
     )
 
 
-# --- elsewhere --------------------------------------------------------------------------------------------------------
+# --- executors of MPI, Dask and the user ------------------------------------------------------------------------------
 
 
 def mpi_workers() -> int:

@@ -47,9 +47,8 @@ class RunWriter:
     ) -> None:
         self.directory, self.experiment = directory, experiment
         self._rounds = directory.rounds_file(experiment)
-        labels = [pick.label for pick in experiment.monitor.evaluators]
         self._selectors = {}  # name of each best checkpoint to the label of the evaluator that selects it
-        if NATURAL in labels:
+        if NATURAL in experiment.monitor.labels:
             self._selectors["best-natural"] = NATURAL
         if experiment.selecting_label not in (None, NATURAL):
             self._selectors["best-robust"] = experiment.selecting_label
@@ -172,13 +171,15 @@ class RunWriter:
 
 def metrics_of(experiment: Experiment, records: Sequence[RoundRecord]) -> dict[str, float]:
     """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
-    labels = [pick.label for pick in experiment.monitor.evaluators]
+    labels = experiment.monitor.labels
     of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
     metrics: dict[str, float] = {}
     for column in columns_of(labels, metrics=experiment.metric_columns):
         if not column.in_results or column.name.startswith(of_evaluators):
             continue
-        counting = records if column.in_results == "sum" else records[-1:]
+        counting = records[-1:]
+        if column.in_results == "sum":
+            counting = records
         values = [column.value_in(record) for record in counting]
         if values and None not in values:  # a client of a plugin need not say
             metrics[column.name] = float(sum(values))
