@@ -1,12 +1,12 @@
 """Checkpoints: a snapshot as one file of tensors, and what clients keep in files beside it.
 
 Files are safetensors, without pickle. Each has a digest of its content, so a byte that a disk or a copy has changed is
-found when the file is read. The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a
-model that loads (leave out the names with a slash); with ``calfat.ema`` it is the average. What else a resumed run
-needs is stored beside them under ``server/``, ``broadcast/``, ``trained/`` (the model that is averaged) and, for a
-client that keeps its own checkpoints, ``client/<id>/``; the facts say round and what was measured, and name the files
-of all other clients. Where the final evaluation needs the models that the clients of the last round sent, they are
-under ``sent/<id>/``.
+found when the file is read. The global model's tensors keep their ``state_dict`` names, so
+``safetensors.torch.load_file`` gives a model that loads (leave out the names with a slash); with ``calfat.ema`` it is
+the average. What else a resumed run needs is stored beside them under ``server/``, ``broadcast/``, ``trained/`` (the
+model that is averaged) and, for a client that keeps its own checkpoints, ``client/<id>/``. The facts say round and what
+was measured, and name the files of all other clients. Where the final evaluation needs the models that the clients of
+the last round sent, they are under ``sent/<id>/``.
 
 What each client keeps between rounds is in a file of its own. It is written when it changes, and read when the client
 trains. So a round takes time, memory and disk for the clients that train in it, however many there are in all. Later
