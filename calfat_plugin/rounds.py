@@ -33,7 +33,14 @@ class RoundsFile:
 
     def append(self, record: RoundRecord) -> None:
         """Add one round. A crash of this process keeps it, one of the system may not."""
-        self._refuse_change()
+        size = 0
+        if self.path.exists():
+            size = self.path.stat().st_size
+        if self._size not in (None, size):  # the rounds before would be missing
+            raise RunError(
+                f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
+                f"{self._size} after the last round. {_REMEDY}"
+            )
         with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
         self._size = self.path.stat().st_size
@@ -50,17 +57,6 @@ class RoundsFile:
         else:
             self.path.unlink(missing_ok=True)
         self.tables.write(records)
-
-    def _refuse_change(self) -> None:
-        """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
-        size = 0
-        if self.path.exists():
-            size = self.path.stat().st_size
-        if self._size not in (None, size):
-            raise RunError(
-                f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
-                f"{self._size} after the last round. {_REMEDY}"
-            )
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:

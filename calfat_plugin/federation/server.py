@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -279,9 +279,6 @@ class Server:
         for alarm in alarms:
             log.warning("round %d: %s", updates.round, alarm)
         numbers = {"loss": plausible_losses(losses), "update_norm": norms, "update_cosine": cosines}
-        metrics = {**self._trainer_metrics(updates), **self._group_metrics(usable, numbers)}
-        for name, number in aggregate.metrics.items():
-            metrics[f"server/{name}"] = number
         return RoundRecord(
             round=updates.round,
             clients=tuple(usable),
@@ -294,7 +291,7 @@ class Server:
             bytes_down=0,
             bytes_up=0,
             alarms=alarms,
-            metrics=metrics,
+            metrics=self._metrics_of(updates, numbers, aggregate),
             learning_rate=self.experiment.train.learning_rate_of(updates.round),
             num_examples=num_examples,
             weights=aggregate.weights,
@@ -437,36 +434,32 @@ class Server:
             with watched, untouched(inputs, f"round {task.round}: combine"):
                 return self._aggregator.combine(task)
 
-    def _trainer_metrics(self, updates: RoundUpdates) -> dict[str, float]:
-        """``train/<name>``: the mean over clients of each metric that a trainer of the run declares."""
+    def _metrics_of(
+        self, updates: RoundUpdates, numbers: Mapping[str, Mapping[int, float]], aggregate: Aggregate
+    ) -> dict[str, float]:
+        """What plugins measured in a round, and the means of ``numbers`` (name to client to number) over groups."""
+        metrics: dict[str, float] = {}
         trainers = [self.experiment.trainer]
         trainers += [group.recipe.trainer for group in self.experiment.clients]
-        means = {}
         for trainer in trainers:
             for name in trainer.entry.metrics:
                 mean = updates.mean_metric(name)
                 if mean is not None:
-                    means[f"train/{name}"] = mean
-        return means
-
-    def _group_metrics(self, clients: Iterable[int], numbers: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-        """``group/<group>/<name>``: the mean of each number over a group's clients; nothing without groups."""
-        if not self._groups:
-            return {}
+                    metrics[f"train/{name}"] = mean
         members: dict[str, list[int]] = {}
-        for client in clients:
-            group = self._groups.get(client)
-            name_of_group = OTHERS
-            if group is not None:
-                name_of_group = group.name
-            members.setdefault(name_of_group, []).append(client)
-        means = {}
-        for name_of_group, group_clients in members.items():
+        if self._groups:
+            for client in updates.usable:
+                group_of_client = self._groups.get(client)
+                name_of_group = OTHERS if group_of_client is None else group_of_client.name
+                members.setdefault(name_of_group, []).append(client)
+        for name_of_group, clients in members.items():
             for name, number_of in numbers.items():
-                values = [number_of[client] for client in group_clients if client in number_of]
+                values = [number_of[client] for client in clients if client in number_of]
                 if values:
-                    means[f"group/{name_of_group}/{name}"] = math.fsum(values) / len(values)
-        return means
+                    metrics[f"group/{name_of_group}/{name}"] = math.fsum(values) / len(values)
+        for name, number in aggregate.metrics.items():
+            metrics[f"server/{name}"] = number
+        return metrics
 
     def _problem_of(self, aggregate: Aggregate, state: State) -> str:
         """Why no round can start from the outcome of this one, in words; an empty text where all is well."""

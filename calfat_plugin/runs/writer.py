@@ -74,14 +74,18 @@ class RunWriter:
         """Record first, ``last`` checkpoint last: after a crash the record of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
+        split = self.experiment.data.monitored_split
         without_models = dataclasses.replace(snapshot, client_models={})  # the final evaluation is of ``last``
         checkpoints = []
-        for name in self._best_with(record):
-            split = self.experiment.data.monitored_split
-            selected_on = f"{split} split, {self.best[name]['evaluator']} ({split}-selected)"
-            notes = {RECIPE: self._recipe_digest, "selected_on": selected_on, **self.best[name]}
-            write_checkpoint(self.directory.checkpoint(name), without_models, notes)
-            checkpoints.append(name)
+        for name, label in self._selectors.items():
+            accuracy = record.accuracy(label)
+            best_before = self.best.get(name, {}).get("accuracy", -1.0)
+            if accuracy is not None and accuracy > best_before:
+                self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
+                selected_on = f"{split} split, {label} ({split}-selected)"
+                notes = {RECIPE: self._recipe_digest, "selected_on": selected_on, **self.best[name]}
+                write_checkpoint(self.directory.checkpoint(name), without_models, notes)
+                checkpoints.append(name)
         write_checkpoint(self.directory.last_checkpoint, snapshot, {RECIPE: self._recipe_digest, "best": self.best})
         checkpoints.append("last")
         states = self.client_states
@@ -99,16 +103,6 @@ class RunWriter:
             self._under_way = None
             done.result()
             self.client_states.saved(checkpoints, named)
-
-    def _best_with(self, record: RoundRecord) -> list[str]:
-        """Names of the checkpoints whose best round is this one, which is noted in :attr:`best`."""
-        better = []
-        for name, label in self._selectors.items():
-            accuracy = record.accuracy(label)
-            if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
-                self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
-                better.append(name)
-        return better
 
     def _put_in_place(self, checkpoints: list[str], states: list[Path]) -> None:
         """What waits for the disk; in a thread of its own, which touches nothing but files."""
