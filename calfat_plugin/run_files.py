@@ -394,8 +394,9 @@ class SuiteFile:
         if lost == 1:
             notes.append("Left out of the means: 1 run whose training diverged; it counts as 0 in the suite's table.")
         elif lost:
-            what = "runs whose training diverged; they count as 0 in the suite's table"
-            notes.append(f"Left out of the means: {lost} {what}.")
+            notes.append(
+                f"Left out of the means: {lost} runs whose training diverged; they count as 0 in the suite's table."
+            )
         return notes
 
 

@@ -77,11 +77,11 @@ class MemoryOptions:
 
 def refuse_to_read_memory(root: Path, sha256: str | None) -> NoReturn:
     """The ``build`` of images in memory where no program passes them."""
-    which = ""
+    images = "images"
     if sha256 is not None:
-        which = f" of SHA-256 {sha256}"
+        images = f"images of SHA-256 {sha256}"
     raise DataError(
-        f"data set memory: the images{which} were in the memory of a Python program, and no file has them. Pass them "
+        f"data set memory: the {images} were in the memory of a Python program, and no file has them. Pass them "
         "from Python, as data to calfat.run, or with a loaded model to calfat.evaluate or calfat.trust."
     )
 

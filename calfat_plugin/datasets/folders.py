@@ -170,11 +170,11 @@ def _listed(name: str, parent: Path, folders: Iterable[str]) -> list[tuple[Path,
             if path.suffix.lower() in IMAGE_SUFFIXES:
                 images.append((path, y))
             elif path.name[0] != "." and path.name.lower() not in _OF_SYSTEMS:
-                what = f"does not end in {', '.join(IMAGE_SUFFIXES)}"
+                problem = f"does not end in {', '.join(IMAGE_SUFFIXES)}"
                 if path.is_dir():
-                    what = "is a folder"
+                    problem = "is a folder"
                 raise DataError(
-                    f"data set {name}: {path} {what}; expected nothing but images in {parent / folder}. Move them "
+                    f"data set {name}: {path} {problem}; expected nothing but images in {parent / folder}. Move them "
                     "there, convert what is in another format, and put everything else elsewhere."
                 )
     return images

@@ -64,10 +64,10 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
         )
     if without_effect:  # one warning for all: a file from elsewhere may have a dozen of them
         first, *others = without_effect
-        what = "key"
+        kind = "key"
         if len(first) == 1:
-            what = "section"
-        text = f"{document.place(first)}: {dotted(first)}: this {what} has no effect here.{_hint(first)}"
+            kind = "section"
+        text = f"{document.place(first)}: {dotted(first)}: this {kind} has no effect here.{_hint(first)}"
         for path in others:
             text += f" Nor has {document.place(path)}: {dotted(path)}.{_hint(path)}"
         warnings.append(text)

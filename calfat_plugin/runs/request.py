@@ -89,18 +89,18 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     """
     import torch
 
-    asked = experiment.device
-    if not asked.using_gpu:
+    device_args = experiment.device
+    if not device_args.using_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         warn("device_args.using_gpu is true, but torch sees no GPU here; computing on the CPU.")
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
-    if asked.gpu_id >= num_gpus:
+    if device_args.gpu_id >= num_gpus:
         raise experiment.document.error(
-            ("device_args", "gpu_id"), f"got {asked.gpu_id}, but torch sees {num_gpus} GPU(s)."
+            ("device_args", "gpu_id"), f"got {device_args.gpu_id}, but torch sees {num_gpus} GPU(s)."
         )
-    return torch.device("cuda", (asked.gpu_id + worker) % num_gpus)
+    return torch.device("cuda", (device_args.gpu_id + worker) % num_gpus)
 
 
 def with_resolved_precision(experiment: Experiment) -> Experiment:

@@ -144,16 +144,16 @@ class Session:
 
     def _refuse_nothing_to_do(self, done: int, behind: Sequence[RoundRecord]) -> None:
         """Refuse to resume a run that has done all its rounds, or that would stop early at once."""
-        directory, asked, state = self.directory, self.experiment.num_rounds, ""
-        if done > asked:
+        directory, num_rounds, state = self.directory, self.experiment.num_rounds, ""
+        if done > num_rounds:
             state = f"this run has done {done} rounds"
-        elif done == asked and directory.finished and self.addition is None:
+        elif done == num_rounds and directory.finished and self.addition is None:
             state = f"this run is finished after {done} rounds"
         if state:
             remedy = going_further(self.experiment.as_run(), done, "it")
             if directory.finished:
                 remedy += directory.without_page
-            raise RunError(f"{directory.path}: {state}; {asked} are asked for. {remedy}")
+            raise RunError(f"{directory.path}: {state}; {num_rounds} are asked for. {remedy}")
         stop = early_stop(self.experiment, behind)
         if stop is not None and stop.round < done:
             raise RunError(
