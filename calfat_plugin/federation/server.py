@@ -256,14 +256,16 @@ class Server:
         """The record of a round that started from the model ``previous``, before evaluations and costs are known."""
         usable = updates.usable
         drifted = drift([update.state for update in usable.values()], previous, self._parameter_names, self.state)
-        norms = dict(zip(usable, drifted.norms, strict=True))
-        cosines = {}
-        for client, cosine in zip(usable, drifted.cosines, strict=True):
+        personal = [name for name in self._personal if previous[name].is_floating_point()]
+        norms: dict[int, float] = {}
+        cosines: dict[int, float] = {}
+        losses: dict[int, float] = {}
+        num_examples: dict[int, int] = {}
+        personal_norms: dict[int, float] = {}
+        for (client, update), norm, cosine in zip(usable.items(), drifted.norms, drifted.cosines, strict=True):
+            norms[client] = norm
             if not math.isnan(cosine):  # an update of zeros has no direction
                 cosines[client] = cosine
-        personal = [name for name in self._personal if previous[name].is_floating_point()]
-        losses, num_examples, personal_norms = {}, {}, {}
-        for client, update in usable.items():
             losses[client] = update.metrics.get("loss", math.nan)
             num_examples[client] = update.num_examples
             personal_norms[client] = update_norm(update.state, previous, personal)
