@@ -238,7 +238,7 @@ def _files_named_in(facts: Mapping[str, Any]) -> Named:
 
 def _states_below(tensors: Mapping[str, Tensor], namespace: str, clients: Iterable[Any]) -> dict[int, State]:
     """The state of each of these clients, of which a checkpoint has the tensors below ``<namespace>/<client>/``."""
-    states = {}
+    states: dict[int, State] = {}
     for client in clients:
         states[_checked_number(client)] = _below(tensors, f"{namespace}/{client}/")
     return states
