@@ -533,11 +533,9 @@ class Recipe(CalfatSection):
         return tuple(dict.fromkeys(citations))
 
     def as_run(self) -> dict[str, Any]:
-        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment.
-
-        Keys of no effect are left out, for they would draw a warning. So is a section that does not act, unless the
-        recipe has it.
-        """
+        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
+        # Keys of no effect are left out: read again, they would draw a warning. So is a section that does not act,
+        # unless the recipe has it.
         sections = {name: options_to_plain(values) for name, values in self.host_sections.items()}
         if self.common.host == CommonArgs.host:
             del sections["common_args"]["host"]
