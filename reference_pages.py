@@ -19,10 +19,10 @@ from calfat_plugin.cli.entry_page import WHERE, cell, facts_of, meaning_of, opti
 from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.entries import KINDS, Entry, TrainerEntry
 from calfat_plugin.options import OptionInfo, describe_options, yaml_text
-from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.clients import BESIDE, GroupOptions
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
+from calfat_plugin.recipe.training import Additions
 from calfat_plugin.registry import Registry
 from reference_python import python_pages
 

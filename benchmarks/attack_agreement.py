@@ -175,7 +175,7 @@ def _version(package: str) -> str:
 
 def images(data: str) -> tuple[Tensor, Tensor]:
     """All 1,797 digits, shuffled; in colour on 32x32 where asked for."""
-    from calfat_plugin.datasets.digits import load_digits
+    from calfat_plugin.datasets.published import load_digits
 
     digits = load_digits()
     x, y = torch.cat((digits.train.x, digits.test.x)), torch.cat((digits.train.y, digits.test.y))

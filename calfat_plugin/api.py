@@ -33,10 +33,9 @@ from calfat_plugin.recipe.document import Document, from_python, read_document
 from calfat_plugin.recipe.plugin_files import PluginFile, with_plugins
 from calfat_plugin.recipe.schema import MPI, PROCESSES
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, find_checkpoint, recipe_of
-from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.request import Request, checked_experiment, named_device
 from calfat_plugin.runs.workers import mpi_workers, with_workers
 from calfat_plugin.stored_run import Run
 from calfat_plugin.threat import Norm

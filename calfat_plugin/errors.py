@@ -67,30 +67,33 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.61) -> st
     Case is ignored, so ``FedAvg`` finds ``fedavg``. Where none is near, an abbreviation of just one of them finds it:
     ``aa`` finds ``autoattack``. The word itself, which was wrong, is no hint.
     """
-    by_lower, word = {name.lower(): name for name in known if name != word}, word.lower()
-    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff) or [
-        name for name in by_lower if len(word) > 1 and name[:1] == word[0] and _in_order(word, name)
-    ]
-    return f" Did you mean '{by_lower[near[0]]}'?" if len(near) == 1 else ""
-
-
-def _in_order(letters: str, word: str) -> bool:
-    """Whether ``word`` has all the letters, in their order."""
-    rest = iter(word)
-    return all(letter in rest for letter in letters)
+    by_lower = {name.lower(): name for name in known if name != word}
+    word = word.lower()
+    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff)
+    if not near and len(word) > 1:
+        for name in by_lower:
+            rest = iter(name)  # "in" goes on where it has found the letter before
+            if name[:1] == word[0] and all(letter in rest for letter in word):
+                near.append(name)
+    if len(near) != 1:
+        return ""
+    return f" Did you mean '{by_lower[near[0]]}'?"
 
 
 def one_line(value: object) -> str:
     """A value for a message: how Python writes it, on one short line; of a tensor or an array its shape."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
-        return f"{'a tensor' if hasattr(value, 'requires_grad') else 'an array'} of shape {tuple(shape)}"
+        kind = "a tensor" if hasattr(value, "requires_grad") else "an array"
+        return f"{kind} of shape {tuple(shape)}"
     return short(" ".join(repr(value).split()))
 
 
 def short(text: str, most: int = 60) -> str:
     """So many characters of a text at most, for a message."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 3]}..."
 
 
 #: In the error of a round without any update to go on from, such as where every client's training diverged.

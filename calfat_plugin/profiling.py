@@ -1,4 +1,4 @@
-"""Timers of a run's parts, which exist only while a profile is made.
+"""What a run takes of time and of memory: timers of its parts, which exist only with a profile, and peaks of memory.
 
 A run is a sequence of parts (its rounds, the final evaluation). In each part spans nest: ``training`` has ``attack``,
 which has ``forward`` and ``backward``. The code names them with :func:`timed`, which does nothing without a profile.
@@ -7,17 +7,27 @@ Nothing here touches numbers or random streams, so a profile never changes a res
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 Spans = dict[tuple[str, ...], list[float]]  # names from the outermost inwards -> [seconds, inner ones included; calls]
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
+
+MB = 1e6  # bytes
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_FORGET_PEAK = "5"  # proc(5): the highest resident size becomes the present one
 
 
 @dataclass
@@ -117,3 +127,44 @@ def begin_part(name: str) -> None:
     profile = _current.get()
     if profile is not None:
         profile.begin(name)
+
+
+class PeakMemory:
+    """The largest memory in use since :meth:`begin`, in MB (10^6 bytes).
+
+    The kernel's own mark is set back and read, so nothing is sampled and no peak is missed. Where it cannot be set back
+    (it is Linux's, and a sandbox may forbid it) there is no number: the mark of the whole life of a process says
+    nothing about one round.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known = False  # whether the kernel's mark was set back when the round began
+
+    def begin(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            _RESET.write_text(_FORGET_PEAK, encoding="ascii")
+            self._known = True
+        except OSError:
+            self._known = False
+
+    def of_process(self) -> float | None:
+        """Resident memory of this process; None where the system does not give it for a while alone."""
+        if not self._known:
+            return None
+        mark = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+        if mark is None:
+            return None
+        return int(mark[1]) * 1024 / MB
+
+    def of_gpu(self) -> float | None:
+        """Memory of torch's tensors on the GPU; None on another device."""
+        if self._device.type != "cuda":
+            return None
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device) / MB

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from calfat_plugin.disk import opened_regular, read_json, read_whole, reporting_disk_errors, write_text
@@ -32,7 +33,14 @@ class RoundsFile:
 
     def append(self, record: RoundRecord) -> None:
         """Add one round. A crash of this process keeps it, one of the system may not."""
-        self._refuse_change()
+        size = 0
+        if self.path.exists():
+            size = self.path.stat().st_size
+        if self._size not in (None, size):  # the rounds before would be missing
+            raise RunError(
+                f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
+                f"{self._size} after the last round. {_REMEDY}"
+            )
         with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
         self._size = self.path.stat().st_size
@@ -41,33 +49,14 @@ class RoundsFile:
         else:
             self.tables.write(read_rounds(self.path))
 
-    def keep_until(self, last_round: int) -> list[RoundRecord]:
-        """Drop the rounds after ``last_round``, and return the others.
-
-        A crash before the checkpoint leaves one too many, or half a line.
-        """
-        records = read_rounds(self.path)[:last_round]
-        if [record.round for record in records] != list(range(1, last_round + 1)):
-            raise RunError(
-                f"{self.path}: the lines of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
-                "there; the file was changed by hand. Start the run again without --resume."
-            )
+    def rewrite(self, records: Sequence[RoundRecord]) -> None:
+        """Write the file and its tables anew, with these rounds alone: a crash may have left more, or half a line."""
         if records:
             write_text(self.path, "".join(map(_line, records)))
             self._size = self.path.stat().st_size
         else:
             self.path.unlink(missing_ok=True)
         self.tables.write(records)
-        return records
-
-    def _refuse_change(self) -> None:
-        """Refuse to add to a file that somebody has removed or changed: the rounds before would be missing in it."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if self._size not in (None, size):
-            raise RunError(
-                f"{self.path}: was removed or changed while the run writes it: it has {size} bytes, and had "
-                f"{self._size} after the last round. {_REMEDY}"
-            )
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:
@@ -84,7 +73,29 @@ def read_rounds(path: Path) -> list[RoundRecord]:
             f"{versions.get('calfat-plugin') or 'of an unknown version'} wrote this run. Read it with that version, "
             "restore the file from a copy, or start the run again in another directory."
         )
-    return [_record(path, number, line) for number, line in enumerate(_whole_lines(path), start=1)]
+    records = []
+    for number, line in enumerate(_complete_lines(path), start=1):
+        try:
+            record = from_json(RoundRecord, json.loads(line))
+            if not 0 <= record.seconds <= _LONGEST_ROUND:  # their sum would not fit into results.json
+                raise ValueError(f"seconds is {record.seconds}")
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path}: line {number} is damaged ({error}). {_REMEDY}") from None
+        records.append(record)
+    return records
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
+    try:
+        text = read_whole(path, _LARGEST).decode()
+    except FileNotFoundError:  # before the first round is finished
+        return []
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from None
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from None
+    return text.split("\n")[:-1]
 
 
 def number_of_rounds(path: Path) -> int:
@@ -124,28 +135,6 @@ class RoundCount:
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(as_json(record)) + "\n"
-
-
-def _record(path: Path, number: int, line: str) -> RoundRecord:
-    try:
-        record = from_json(RoundRecord, json.loads(line))
-        if not 0 <= record.seconds <= _LONGEST_ROUND:  # their sum would not fit into results.json
-            raise ValueError(f"seconds is {record.seconds}")
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}: line {number} is damaged ({error}). {_REMEDY}") from None
-    return record
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file but the last if it is without its end: it is being written, or was cut by a crash."""
-    try:
-        text = read_whole(path, _LARGEST).decode()
-    except FileNotFoundError:  # before the first round is finished
-        return []
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise _unreadable(path, reason) from None
-    return text.split("\n")[:-1]
 
 
 def _unreadable(path: Path, reason: str | None) -> RunError:

@@ -13,7 +13,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -45,26 +45,44 @@ class Column:
     @property
     def place(self) -> str:
         """The placeholder in its name; empty without one."""
-        return next((place for place in (LABEL, CLIENT, METRIC) if place in self.name), "")
+        for place in (LABEL, CLIENT, METRIC):
+            if place in self.name:
+                return place
+        return ""
 
     def of(self, key: str | int) -> Column:
         """The column of one label, client or metric."""
-        named = {field: getattr(self, field).replace(self.place, str(key)) for field in ("name", "page", "logged")}
-        return dataclasses.replace(self, key=key, **named)
+        names = {}
+        for field in ("name", "page", "logged"):
+            names[field] = getattr(self, field).replace(self.place, str(key))
+        return dataclasses.replace(self, key=key, **names)
 
     def value_in(self, record: RoundRecord) -> Any:
         """Its value in a round; None where nothing was measured."""
-        value = getattr(record, self.name) if self.value is None else self.value(record)
-        return value if self.key is None else value.get(self.key)
+        if self.value is None:
+            value = getattr(record, self.name)
+        else:
+            value = self.value(record)
+        if self.key is None:
+            return value
+        return value.get(self.key)
 
     def text_in(self, record: RoundRecord) -> str:
         """The same as a file has it; empty where nothing was measured."""
         value = self.value_in(record)
-        return "" if value is None else self.written(value)
+        if value is None:
+            return ""
+        return self.written(value)
 
 
 def _of_each(number: Callable[[EvaluationResult], Any]) -> Callable[[RoundRecord], dict[str, Any]]:
     return lambda record: {label: number(result) for label, result in record.evaluations.items()}
+
+
+def _written_reasons(refused: Mapping[int, str]) -> str:
+    """On one line, whatever a client or a plugin wrote: people count lines."""
+    text = "; ".join(f"{client}: {reason}" for client, reason in refused.items())
+    return " ".join(text.split())
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -103,8 +121,7 @@ COLUMNS: tuple[Column, ...] = (
         "refused",
         "clients whose updates were not used, each with the reason: `3: reason; 5: reason`",
         kind="text",
-        # On one line, whatever a client or a plugin wrote: people count lines.
-        written=lambda refused: " ".join("; ".join(f"{who}: {why}" for who, why in refused.items()).split()),
+        written=_written_reasons,
         logged="refused",
     ),
     Column(
@@ -252,7 +269,8 @@ def columns_of(labels: Iterable[str], clients: Iterable[int] = (), metrics: Iter
         declared = list(block)
         place = declared[0].place
         if place:
-            columns += [column.of(key) for key in keys[place] for column in declared]
+            for key in keys[place]:
+                columns += [column.of(key) for column in declared]
         else:
             columns += declared
     return columns
@@ -265,9 +283,10 @@ def owner_of(label: str, labels: Collection[str]) -> str:
             owner = label.removesuffix(column.name.removeprefix(LABEL))
             if owner in labels and owner != label:
                 return f"of '{owner}'"
-    others = (column.name for column in COLUMNS if column.place in ("", CLIENT))
-    pattern = "|".join(re.escape(name).replace(CLIENT, "[0-9]+") for name in others)
-    return "of every run" if re.fullmatch(pattern, label) else ""
+    for column in COLUMNS:
+        if column.place in ("", CLIENT) and re.fullmatch(re.escape(column.name).replace(CLIENT, "[0-9]+"), label):
+            return "of every run"
+    return ""
 
 
 class RoundTables:
@@ -292,7 +311,9 @@ class RoundTables:
 
     @property
     def paths(self) -> list[Path]:
-        return [self.rounds] if self.clients is None else [self.clients, self.rounds]
+        if self.clients is None:
+            return [self.rounds]
+        return [self.clients, self.rounds]
 
     @property
     def header(self) -> list[str]:
@@ -322,16 +343,16 @@ class RoundTables:
         return all(path.exists() and path.stat().st_size == size for path, size in self._sizes.items())
 
     def _text(self, path: Path, records: Sequence[RoundRecord], *, header: bool) -> str:
-        rows: list[Sequence[str]] = []
-        if path == self.rounds:
-            rows += [self.header] if header else []
-            rows += [[column.text_in(record) for column in self._columns] for record in records]
-        else:
-            rows += [_CLIENTS_HEADER] if header else []
-            for record in records:
-                rows += _rows_of_clients(record)
+        """The rows of these rounds in one of the two files."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        writer = csv.writer(text, lineterminator="\n")
+        if header:
+            writer.writerow(self.header if path == self.rounds else _CLIENTS_HEADER)
+        for record in records:
+            if path == self.rounds:
+                writer.writerow([column.text_in(record) for column in self._columns])
+            else:
+                writer.writerows(_rows_of_clients(record))
         return text.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -88,18 +89,23 @@ class Results:
     def value(self, metric: str) -> float | None:
         """What was measured; None where there is no such metric, and where the attack did not run."""
         number = self.numbers.get(metric)
-        # Null in the file is nan here.
-        return None if number is None or number != number else float(number)
+        if number is None or math.isnan(number):  # null in the file is nan here
+            return None
+        return float(number)
 
     def num_examples(self, metric: str) -> int | None:
         """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
         evaluation = self.by_label.get(metric.removesuffix(f":{RELEASE}"))
-        return None if evaluation is None else evaluation.num_examples
+        if evaluation is None:
+            return None
+        return evaluation.num_examples
 
     def not_run(self, metric: str) -> str:
         """Why the attack of a metric did not run; empty where it ran, or is not there."""
         evaluation = self.by_label.get(evaluator_of(metric))
-        return "" if evaluation is None else evaluation.not_run
+        if evaluation is None:
+            return ""
+        return evaluation.not_run
 
     def as_json(self) -> dict[str, Any]:
         """As the file has it: what is None is left out."""
@@ -388,8 +394,9 @@ class SuiteFile:
         if lost == 1:
             notes.append("Left out of the means: 1 run whose training diverged; it counts as 0 in the suite's table.")
         elif lost:
-            what = "runs whose training diverged; they count as 0 in the suite's table"
-            notes.append(f"Left out of the means: {lost} {what}.")
+            notes.append(
+                f"Left out of the means: {lost} runs whose training diverged; they count as 0 in the suite's table."
+            )
         return notes
 
 

@@ -127,7 +127,18 @@ class Run:
         It has the columns of ``rounds.csv``. Accuracies are fractions in [0, 1]; what was not measured in a round is
         None (in a DataFrame: nan). Of more than ten clients, a mapping has only those of its round.
         """
-        rows = [self._row(record) for record in read_rounds(self.paths.rounds)]
+        rows = []
+        for record in read_rounds(self.paths.rounds):
+            clients: Sequence[int] = range(self.experiment.num_clients)
+            if len(clients) > MOST_IN_COLUMNS:
+                clients = record.clients
+            row: dict[str, Any] = {}
+            for column in columns_of(self.experiment.monitor.labels, clients, self._metric_columns):
+                if column.kind == "text":  # as in rounds.csv
+                    row[column.name] = column.text_in(record)
+                else:
+                    row[column.name] = column.value_in(record)
+            rows.append(row)
         try:
             import pandas
         except ImportError:
@@ -143,13 +154,13 @@ class Run:
     def columns(self) -> Mapping[str, Column]:
         """Name to column, of all numbers that its rounds may have."""
         clients = {client for record in self.records for client in record.clients}
-        columns = columns_of(self._monitored_labels, sorted(clients), self._metric_columns)
+        columns = columns_of(self.experiment.monitor.labels, sorted(clients), self._metric_columns)
         return {column.name: column for column in columns if column.kind != "text"}
 
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        return tuple(label for label in self._monitored_labels if self.curve(label))
+        return tuple(label for label in self.experiment.monitor.labels if self.curve(label))
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(round, number) for every round that has a finite one.
@@ -167,10 +178,6 @@ class Run:
                 points.append((record.round, value))
         return points
 
-    @property
-    def _monitored_labels(self) -> list[str]:
-        return [plugin.label for plugin in self.experiment.monitor.evaluators]
-
     @cached_property
     def _metric_columns(self) -> list[str]:
         """What plugins measure beside: those that the recipe declares, and those of a plugin that is not installed."""
@@ -178,16 +185,6 @@ class Run:
         for record in self.records:
             names.update(dict.fromkeys(record.metrics))
         return list(names)
-
-    def _row(self, record: RoundRecord) -> dict[str, Any]:
-        """A round by column. Texts are as in ``rounds.csv``."""
-        clients: Sequence[int] = range(self.experiment.num_clients)
-        if len(clients) > MOST_IN_COLUMNS:
-            clients = record.clients
-        row: dict[str, Any] = {}
-        for column in columns_of(self._monitored_labels, clients, self._metric_columns):
-            row[column.name] = column.text_in(record) if column.kind == "text" else column.value_in(record)
-        return row
 
     # --- its results --------------------------------------------------------------------------------------------------
 
@@ -202,25 +199,29 @@ class Run:
         return self.final is not None
 
     @property
+    def _final_or_empty(self) -> Results:
+        """``results.json``; without any result while the run is not finished."""
+        return self.final or Results()
+
+    @property
     def name(self) -> str:
         """The name of the recipe."""
-        recipe = "" if self.final is None else self.final.recipe
-        return recipe or self.directory.resolve().parent.name
+        return self._final_or_empty.recipe or self.directory.resolve().parent.name
 
     @property
     def evaluations(self) -> tuple[EvaluationResult, ...]:
         """Of the final evaluation, in the recipe's order; empty while the run is not finished."""
-        return () if self.final is None else self.final.evaluations
+        return self._final_or_empty.evaluations
 
     @property
     def results(self) -> Mapping[str, EvaluationResult]:
         """Label to final result, in the recipe's order; empty while the run is not finished."""
-        return {} if self.final is None else self.final.by_label
+        return self._final_or_empty.by_label
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Findings about results that look too good; each has a ``code`` and a ``text``."""
-        return () if self.final is None else self.final.alarms
+        return self._final_or_empty.alarms
 
     @property
     def stopped_early(self) -> EarlyStop | None:
@@ -228,7 +229,7 @@ class Run:
 
         As a text it is a sentence. None: it did not end early, or the run is not finished.
         """
-        return None if self.final is None else self.final.stopped_early
+        return self._final_or_empty.stopped_early
 
     def value(self, metric: str) -> float | None:
         """What the final evaluation measured; None where there is no number.
@@ -236,7 +237,7 @@ class Run:
         Args:
             metric: as suites name it, such as ``pgd20`` or ``pgd20:worst-class``.
         """
-        return None if self.final is None else self.final.value(metric)
+        return self._final_or_empty.value(metric)
 
     def num_examples(self, metric: str) -> int | None:
         """The number of test examples that an accuracy is a share of; None for other metrics.
@@ -244,7 +245,7 @@ class Run:
         Args:
             metric: as suites name it.
         """
-        return None if self.final is None else self.final.num_examples(metric)
+        return self._final_or_empty.num_examples(metric)
 
     def not_run(self, metric: str) -> str:
         """Why the attack of a metric did not run; empty where it ran.
@@ -252,7 +253,7 @@ class Run:
         Args:
             metric: as suites name it.
         """
-        return "" if self.final is None else self.final.not_run(metric)
+        return self._final_or_empty.not_run(metric)
 
     # --- other files --------------------------------------------------------------------------------------------------
 
@@ -282,10 +283,11 @@ class Run:
         attacks = {}
         for file in sorted(self.paths.attacks.glob("*.json"), key=lambda file: file.stem):
             try:
-                is_begun = file.stat().st_size > 0
+                if file.stat().st_size == 0:  # it was just begun
+                    continue
             except OSError as error:
                 raise RunError(f"{file}: cannot be read ({error.strerror}). {RESTORE}") from None
-            results = read_typed(AttackResults, file) if is_begun else None
+            results = read_typed(AttackResults, file)
             if results is not None and results.evaluations:
                 check_evaluations(results.evaluations, file)
                 attacks[str(file.relative_to(self.directory))] = results
@@ -322,24 +324,31 @@ class Run:
 
     def __repr__(self) -> str:
         accuracies = [f"{label} {_percent(result.accuracy)}" for label, result in self.results.items()]
-        stopped = "" if self.stopped_early is None else f", {self.stopped_early}"
-        return f"<Run {self.directory}: {', '.join(accuracies) or 'not finished'}{stopped}>"
+        text = ", ".join(accuracies) or "not finished"
+        if self.stopped_early is not None:
+            text += f", {self.stopped_early}"
+        return f"<Run {self.directory}: {text}>"
 
     def _repr_html_(self) -> str:
-        has_release = any(result.accuracy_release != result.accuracy for result in self.evaluations)
-        table = [["evaluator", "accuracy", *(["release"] if has_release else []), "examples"]]
+        table = [["evaluator", "accuracy", "release", "examples"]]
         for result in self.evaluations:
-            row = [result.label, _percent(result.accuracy)]
-            if has_release:
-                row.append(_percent(result.accuracy_release))
-            table.append([*row, str(result.num_examples)])
+            accuracies = [_percent(result.accuracy), _percent(result.accuracy_release)]
+            table.append([result.label, *accuracies, str(result.num_examples)])
+        if all(result.accuracy_release == result.accuracy for result in self.evaluations):
+            for row in table:
+                del row[2]  # the release
         if not self.evaluations:
             table = [["not finished"]]
-        lines = [escape(str(self.directory)), _html_table(table)]
+        html = f"<p>{escape(str(self.directory))}</p><table>"
+        for row in table:
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+            html += f"<tr>{cells}</tr>"
+        html += "</table>"
         if self.stopped_early is not None:
-            lines.append(f"<p>{escape(str(self.stopped_early))}</p>")
-        lines += [f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms]
-        return f"<div><p>{lines[0]}</p>{''.join(lines[1:])}</div>"
+            html += f"<p>{escape(str(self.stopped_early))}</p>"
+        for alarm in self.alarms:
+            html += f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>"
+        return f"<div>{html}</div>"
 
 
 @cache
@@ -349,11 +358,3 @@ def _installed() -> Registry:
 
 def _percent(share: float | None) -> str:
     return "not run" if share is None else f"{100 * share:.1f} %"
-
-
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = []
-    for row in rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return f"<table>{''.join(lines)}</table>"

@@ -57,7 +57,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
     with _opened(path) as file:
         metadata = file.metadata() or {}
-    facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
+    facts: dict[str, Any] = json.loads(metadata.get(KEY, "{}"))
     return facts
 
 
@@ -89,7 +89,9 @@ def refuse_endless(path: Path) -> None:
 
 def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:
     """SHA-256 of the facts, and of names, types, shapes and bytes of the tensors."""
-    digest = hashlib.sha256(b"" if facts is None else json.dumps(facts).encode())
+    digest = hashlib.sha256()
+    if facts is not None:
+        digest.update(json.dumps(facts).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -99,11 +101,13 @@ def digest_of(tensors: Mapping[str, Tensor], facts: Any = None) -> str:
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the CPU, contiguous, and none sharing memory with another, which the format forbids."""
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
+    separate: dict[str, Tensor] = {}
+    addresses: set[int] = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in taken else tensor
-        taken.add(place)
-    return found
+        address = tensor.untyped_storage().data_ptr()
+        if address in addresses:
+            tensor = tensor.clone()
+        separate[name] = tensor
+        addresses.add(address)
+    return separate

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return is_number(value) and abs(value) < math.inf
+    return is_number(value) and abs(value) <= sys.float_info.max  # a whole number may be larger, and no float
 
 
 def _is_count(value: Any) -> bool:
@@ -107,18 +108,17 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     values = {}
     declared: Any = kind  # mypy does not know that a class is hashable
     for name, hint, has_default in _fields_of(declared):
-        if name not in value and not has_default:
-            raise wrong(where, f"has no '{name}'")
-        if value.get(name) is None and has_default:
+        if has_default and value.get(name) is None:
             continue
+        if name not in value:
+            raise wrong(where, f"has no '{name}'")
         values[name] = _typed(value[name], hint, f"{where}.{name}".removeprefix("."))
     return kind(**values)
 
 
 def wrong(where: str, what: str) -> NotAsDeclaredError:
     """The error about a place of a file."""
-    place = f"{where} " if where else "the file "
-    return NotAsDeclaredError(place + what)
+    return NotAsDeclaredError(f"{where or 'the file'} {what}")
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.cnn import CNNSmall
 

@@ -24,9 +24,10 @@ from calfat_plugin.observer import Observer
 from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EVIDENCE, NATURAL, RESULTS_FORMAT, EvaluationResult, evaluation_as_json
-from calfat_plugin.runs.compute import computing_as, named_device, pick_device
+from calfat_plugin.runs.compute import computing_as
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
+from calfat_plugin.runs.request import named_device, pick_device
 from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:

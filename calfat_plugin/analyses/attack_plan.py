@@ -20,8 +20,8 @@ from calfat_plugin.recipe.document import EPS, NORM, Document, KeyPath, parsed_v
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import NATURAL
-from calfat_plugin.runs.compute import check_device
 from calfat_plugin.runs.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
+from calfat_plugin.runs.request import check_device
 from calfat_plugin.threat import ThreatModel
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -28,8 +28,8 @@ from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.schema import MPI
 from calfat_plugin.report.profile_table import spending_text
+from calfat_plugin.runs.compute import lowest_priority
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.priority import lowest_priority
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.workers import OPTION, mpi_workers, with_workers
 from calfat_plugin.shipped import located

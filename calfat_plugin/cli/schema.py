@@ -20,11 +20,11 @@ from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
-from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection, Threat
+from calfat_plugin.recipe.training import Additions
 from calfat_plugin.registry import Registry
 from calfat_plugin.version import __version__
 

@@ -26,7 +26,7 @@ from calfat_plugin.progress import lines_or_bars, verbatim_console
 from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.run_files import SUITE
-from calfat_plugin.runs.priority import lowest_priority
+from calfat_plugin.runs.compute import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun

@@ -71,7 +71,11 @@ def batches(
     if generator is not None:
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
         if augment:
-            draws = _draws(n, augment, generator).to(device)
+            # (n, 3): top and left of the crop in 0..2*padding, and 1 where to flip
+            drawn = []
+            for below in (2 * augment.crop_padding + 1, 2 * augment.crop_padding + 1, 1 + augment.flip):
+                drawn.append(torch.randint(below, (n,), generator=generator, device=generator.device))
+            draws = torch.stack(drawn, dim=1).to(device)
     for start, stop in batch_bounds(n, batch_size, merge_single=merge_single):
         where = order[start:stop]
         examples = Examples(where)
@@ -89,16 +93,6 @@ def batch_bounds(num_examples: int, batch_size: int, *, merge_single: bool = Fal
     if merge_single and len(starts) > 1 and num_examples - starts[-1] == 1:
         starts.pop()
     return list(pairwise([*starts, num_examples]))
-
-
-def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:
-    """Draw (n, 3) int64: top and left of the crop in 0..2*padding, and 1 where to flip."""
-
-    def integers(below: int) -> Tensor:
-        return torch.randint(below, (n,), generator=generator, device=generator.device)
-
-    offsets = 2 * augment.crop_padding + 1
-    return torch.stack((integers(offsets), integers(offsets), integers(1 + augment.flip)), dim=1)
 
 
 def _places(image: Tensor, draws: Tensor, padded: Tensor, height: int, width: int) -> tuple[Tensor, ...]:

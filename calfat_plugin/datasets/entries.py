@@ -77,9 +77,11 @@ class MemoryOptions:
 
 def refuse_to_read_memory(root: Path, sha256: str | None) -> NoReturn:
     """The ``build`` of images in memory where no program passes them."""
-    which = "" if sha256 is None else f" of SHA-256 {sha256}"
+    images = "images"
+    if sha256 is not None:
+        images = f"images of SHA-256 {sha256}"
     raise DataError(
-        f"data set memory: the images{which} were in the memory of a Python program, and no file has them. Pass them "
+        f"data set memory: the {images} were in the memory of a Python program, and no file has them. Pass them "
         "from Python, as data to calfat.run, or with a loaded model to calfat.evaluate or calfat.trust."
     )
 
@@ -127,7 +129,7 @@ _NOT_STATED = "none is stated by who publishes them"
 ENTRIES = (
     DatasetEntry(
         "digits",
-        build="calfat_plugin.datasets.digits:load_digits",
+        build="calfat_plugin.datasets.published:load_digits",
         summary="scikit-learn's bundled 8x8 handwritten digits: real data, no download",
         num_classes=10,
         image_shape=(1, 8, 8),

@@ -72,26 +72,16 @@ class PublishedFiles:
             f"data set {self.name}: the download failed ({problem}). Try again. By hand: {self._by_hand(root)}."
         ) from cause
 
-    def _places(self, root: Path) -> list[Path]:
-        """Where the files may be: below the root, and below the folders that freedesktop.org's XDG_DATA_DIRS names."""
+    def _checked(self, root: Path, verify: bool) -> Path:
+        """The first one of the folders that hold most of the files; it must have them all.
+
+        Checksums are compared where ``verify`` says so.
+        """
         places = [root / below for below in self.folders]
         if self.debian is not None:
             _, below_data = self.debian
-            data = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+            data = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"  # by freedesktop.org
             places += [Path(folder, below_data) for folder in data.split(os.pathsep) if folder]
-        return places
-
-    def _checked(self, root: Path, verify: bool) -> Path:
-        """The folder with all files, whose checksums are compared where ``verify`` says so."""
-        folder = self._complete_folder(root)
-        if verify:
-            for file in self.md5:
-                self._verify(root, folder, file)
-        return folder
-
-    def _complete_folder(self, root: Path) -> Path:
-        """The first one of the folders that hold most of the files; it must have them all."""
-        places = self._places(root)
 
         def num_files(folder: Path) -> int:
             return sum(self.stored(folder, file).is_file() for file in self.md5)
@@ -106,6 +96,9 @@ class PublishedFiles:
                     f"data set {self.name}: {folder / file} is missing (looked in "
                     f"{' or '.join(map(str, places))}). {install}{self._by_hand(root)}, or {self._by_command(root)}."
                 )
+        if verify:
+            for file in self.md5:
+                self._verify(root, folder, file)
         return folder
 
     def _verify(self, root: Path, folder: Path, file: str) -> None:

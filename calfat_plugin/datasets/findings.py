@@ -30,7 +30,13 @@ def dataset_findings(dataset: Dataset, splits: Collection[str] = BOTH_SPLITS) ->
         yield from image_findings(dataset.train, "training images")
     if "test" in splits:
         yield from image_findings(dataset.test, "test images")
-        yield from _classes_not_tested(dataset)
+        counts = dataset.test.y.bincount(minlength=dataset.num_classes).tolist()
+        missing = [name for name, count in zip(dataset.class_names, counts, strict=True) if count == 0]
+        if missing:
+            yield (
+                f"{len(missing)} of {dataset.num_classes} classes have no test image ({some_of(missing)}), so no "
+                "accuracy says anything about them. Add test images of them, unless that is meant."
+            )
     if "train" in splits and "test" in splits:
         yield from _in_both_splits(dataset)
 
@@ -67,16 +73,6 @@ def some_of(names: Sequence[str]) -> str:
     if len(names) > _NAMED:
         names = [*names[:_NAMED], "..."]
     return ", ".join(names)
-
-
-def _classes_not_tested(dataset: Dataset) -> Iterator[str]:
-    counts = dataset.test.y.bincount(minlength=dataset.num_classes).tolist()
-    missing = [name for name, count in zip(dataset.class_names, counts, strict=True) if count == 0]
-    if missing:
-        yield (
-            f"{len(missing)} of {dataset.num_classes} classes have no test image ({some_of(missing)}), so no accuracy "
-            "says anything about them. Add test images of them, unless that is meant."
-        )
 
 
 def _in_both_splits(dataset: Dataset) -> Iterator[str]:

@@ -170,9 +170,11 @@ def _listed(name: str, parent: Path, folders: Iterable[str]) -> list[tuple[Path,
             if path.suffix.lower() in IMAGE_SUFFIXES:
                 images.append((path, y))
             elif path.name[0] != "." and path.name.lower() not in _OF_SYSTEMS:
-                what = "is a folder" if path.is_dir() else f"does not end in {', '.join(IMAGE_SUFFIXES)}"
+                problem = f"does not end in {', '.join(IMAGE_SUFFIXES)}"
+                if path.is_dir():
+                    problem = "is a folder"
                 raise DataError(
-                    f"data set {name}: {path} {what}; expected nothing but images in {parent / folder}. Move them "
+                    f"data set {name}: {path} {problem}; expected nothing but images in {parent / folder}. Move them "
                     "there, convert what is in another format, and put everything else elsewhere."
                 )
     return images
@@ -184,13 +186,13 @@ def _own_shape(name: str, paths: Sequence[Path], size: int | None, channels: int
 
     def header(path: Path) -> tuple[int, int, int]:
         with _opened(name, path) as image:
-            own_channels = 1 if image.mode in _GREY else 3
+            channels_of_mode = 1 if image.mode in _GREY else 3
             height, width = image.height, image.width
             # Pillow has turned a TIFF already. For the EXIF of a PNG it reads the whole file, so only where it matters.
             may_be_turned = height != width and size is None and image.format != "TIFF"
             if may_be_turned and image.getexif().get(ExifTags.Base.Orientation) in _TURNED:
                 height, width = width, height
-            return channels or own_channels, size or height, size or width
+            return channels or channels_of_mode, size or height, size or width
 
     shapes = list(_in_threads(header, paths))
     if len(set(shapes)) > 1:
@@ -249,7 +251,13 @@ def _opened(name: str, path: Path) -> Iterator[Image.Image]:
 
     with naming_file(name, path), Image.open(path, formats=_FORMATS) as image:
         _refuse_more_than_8_bits(path, image)
-        _refuse_several_images(path, image)
+        # Pages of a TIFF and frames of an animation. What cameras put behind the photograph of a JPEG (MPO) is left.
+        num_images = getattr(image, "n_frames", 1)
+        if num_images > 1 and image.format != "MPO":
+            raise DataError(
+                f"{path} holds {num_images} images (pages of a {image.format}, or frames of an animation), and an "
+                "example is one. Save each that is an example as a file of its own."
+            )
         yield image
 
 
@@ -268,14 +276,4 @@ def _refuse_more_than_8_bits(path: Path, image: Image.Image) -> None:
         raise DataError(
             f"{path} has more than 8 bits a channel (mode {image.mode}{largest}). Convert it to 8 bits "
             "first: how to scale its values is your decision."
-        )
-
-
-def _refuse_several_images(path: Path, image: Image.Image) -> None:
-    """Refuse pages of a TIFF and frames of an animation; what cameras put behind the photograph of a JPEG is left."""
-    frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":
-        raise DataError(
-            f"{path} holds {frames} images (pages of a {image.format}, or frames of an animation), and an example is "
-            "one. Save each that is an example as a file of its own."
         )

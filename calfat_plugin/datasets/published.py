@@ -1,8 +1,8 @@
-"""CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, read by torchvision and kept as uint8.
+"""The published data sets: digits, which come with scikit-learn, and those that torchvision reads.
 
-All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``; Fashion-MNIST is also found
-where Debian's package puts it. They keep the standard split whole. ``download=True`` lets torchvision fetch what is
-missing.
+The others are CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, kept as uint8. Their loaders look below ``root``
+where torchvision puts the files, and in ``root/<name>``; Fashion-MNIST is also found where Debian's package puts it.
+They keep the standard split whole. ``download=True`` lets torchvision fetch what is missing.
 
 ``verify=False`` reads any files in the same format, such as the small ones that tests write. The CIFAR files are
 pickles, which can run code when read: without the checksum, read only your own.
@@ -10,6 +10,7 @@ pickles, which can run code when read: without the checksum, read only your own.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
 from calfat_plugin.datasets.files import PublishedFiles, naming_file, uncompressed
+from calfat_plugin.errors import DataError
 
+_SPLIT_SEED = 1797  # of digits; fixed, whatever the seed of a run: the test set must not depend on it
 CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
 _READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
 _MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
@@ -39,6 +42,33 @@ _IDX_MD5 = {
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
+
+
+def load_digits(root: Path | None = None) -> Dataset:
+    """The optical digits of Alpaydin and Kaynak (1998) that scikit-learn ships, which needs no ``root``.
+
+    1,797 images of 1x8x8, grey levels 0..16 divided by 16, float32. scikit-learn knows no split, so
+    a fixed fifth of every class is the test set: 1,438 to train, 359 to test. Not augmented.
+    """
+    package = importlib.util.find_spec("sklearn")  # not imported, which takes a second
+    folders = (package and package.submodule_search_locations) or []
+    files = [Path(folder, "datasets", "data", "digits.csv.gz") for folder in folders]
+    file = next(filter(Path.is_file, files), None)
+    if file is None:
+        raise DataError(
+            "digits: scikit-learn's package has no datasets/data/digits.csv.gz. Install scikit-learn again."
+        )
+    table = np.loadtxt(file, delimiter=",")  # (1797, 65): 64 pixels and the label
+    labels = table[:, -1].astype(np.int64)
+    everything = ImageData((table[:, :-1].astype(np.float32) / 16).reshape(-1, 1, 8, 8), labels)
+    rng = np.random.RandomState(_SPLIT_SEED)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        is_test[members[: round(len(members) * 0.2)]] = True
+    train = everything.subset(np.flatnonzero(~is_test))
+    test = everything.subset(np.flatnonzero(is_test))
+    return Dataset("digits", train, test, 10)
 
 
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
 from calfat_plugin.datasets import Dataset
+from calfat_plugin.datasets.data import prepared
 from calfat_plugin.datasets.findings import BOTH_SPLITS
-from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
 from calfat_plugin.errors import CalfatError, DataError, OptionError, PluginError
@@ -34,12 +34,12 @@ from calfat_plugin.interfaces import (
     TrainSettings,
 )
 from calfat_plugin.plugin_errors import attribute_errors_to
-from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
+from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import columns_of
 from calfat_plugin.seeds import derive_seed

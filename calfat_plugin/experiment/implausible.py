@@ -15,10 +15,10 @@ from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.interfaces import InnerAttack
 from calfat_plugin.options import describe_options
-from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import EPS, Document, KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import start_noise_option
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
 from calfat_plugin.options import describe, describe_options, quoting_hint
-from calfat_plugin.recipe.additions import ADDED, Additions
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.keys import (
     Groups,
@@ -27,6 +26,7 @@ from calfat_plugin.recipe.keys import (
 )
 from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.schema import HOST_SECTIONS
+from calfat_plugin.recipe.training import ADDED, Additions
 from calfat_plugin.registry import Registry
 
 E = TypeVar("E", bound=entries.Entry)

@@ -143,7 +143,7 @@ class UpdateHistory:
         log_norms = {}
         for client, norm in norms.items():
             if norm > 0 and client in num_examples:
-                log_norms[client] = math.log(norm / self._steps(client, num_examples[client]))
+                log_norms[client] = math.log(norm / self._num_steps(client, num_examples[client]))
         findings = []
         for client, z in self._scores_of_norms(log_norms).items():
             lasting = _lasting(self._norm_scores[client], z, len(log_norms))
@@ -192,7 +192,7 @@ class UpdateHistory:
         upper_quartile = sorted(self._medians)[3 * len(self._medians) // 4]
         return robust_z(log_norms, _SPREAD_OF_LOG_NORMS, floor=upper_quartile + rate)
 
-    def _steps(self, client: int, num_examples: float) -> int:
+    def _num_steps(self, client: int, num_examples: float) -> int:
         """How many steps a client's optimiser takes in a round; at least one."""
         experiment = self._experiment.trained_by(self._groups.get(client))
         train = experiment.train
@@ -377,31 +377,24 @@ def alarms_of(records: Iterable[RoundRecord]) -> tuple[Alarm, ...]:
     for record in records:
         for finding in record.alarms:
             code, _, text = finding.partition(": ")
-            findings.setdefault(code, {}).setdefault(_subject(code, text), []).append((record.round, text))
+            clients = _CLIENTS.search(text)
+            subject = text  # an attack, and why it did not run
+            if code != NOT_RUN:
+                subject = clients[0] if clients else ""
+            findings.setdefault(code, {}).setdefault(subject, []).append((record.round, text))
     alarms = []
     for code, advice in _ADVICE.items():  # a code without advice is in a file that somebody has changed by hand
-        if code in findings:
-            quotes = [_quote(of_subject) for of_subject in findings[code].values()]
-            text = "; ".join(quotes[:_QUOTED])
-            if len(quotes) > _QUOTED:
-                text += f" (and {len(quotes) - _QUOTED} more in rounds.csv)"
-            alarms.append(Alarm(code, f"{text}. {advice}", ()))
+        if code not in findings:
+            continue
+        quotes = []
+        for of_subject in findings[code].values():
+            round, text = of_subject[-1]
+            when = f"round {round}"
+            if len(of_subject) > 1:
+                when = f"{len(of_subject)} rounds, the last of them {round}"
+            quotes.append(f"{when}: {text}")
+        quoted = "; ".join(quotes[:_QUOTED])
+        if len(quotes) > _QUOTED:
+            quoted += f" (and {len(quotes) - _QUOTED} more in rounds.csv)"
+        alarms.append(Alarm(code, f"{quoted}. {advice}", ()))
     return tuple(alarms)
-
-
-def _subject(code: str, text: str) -> str:
-    """Whom or what a finding is about: clients, or an attack and why it did not run."""
-    if code == NOT_RUN:
-        return text
-    clients = _CLIENTS.search(text)
-    if clients is None:
-        return ""
-    return clients[0]
-
-
-def _quote(findings: list[tuple[int, str]]) -> str:
-    """The last one of the findings of one subject, with its round and how many there are."""
-    round, text = findings[-1]
-    if len(findings) == 1:
-        return f"round {round}: {text}"
-    return f"{len(findings)} rounds, the last of them {round}: {text}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +23,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attackers import Attackers
-from calfat_plugin.federation.clients import ClientsOfRound, no_worker
 from calfat_plugin.federation.early_stopping import Patience
-from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.federation.measurements import LoadModel, Measurements
-from calfat_plugin.federation.memory import PeakMemory
+from calfat_plugin.federation.measurements import ClientsOfRound, LoadModel, Measurements, no_worker
 from calfat_plugin.federation.outliers import (
     Alignments,
     UpdateHistory,
@@ -39,8 +35,8 @@ from calfat_plugin.federation.outliers import (
     step_alarms,
     weight_alarms,
 )
-from calfat_plugin.federation.side_effects import stateless, untouched
-from calfat_plugin.federation.updates import RoundUpdates
+from calfat_plugin.federation.side_effects import seeded_global_rng, stateless, untouched
+from calfat_plugin.federation.updates import Attackers, RoundUpdates
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
@@ -55,9 +51,9 @@ from calfat_plugin.maths.averaging import (
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.maths.tied import load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.profiling import begin_part, timed
+from calfat_plugin.profiling import PeakMemory, begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import ALIGNMENT, PASSES, EarlyStop, EvaluationResult, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -118,9 +114,8 @@ class Server:
 
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         trainer_of_group = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
-        self._trainer = self._trainer.among(
-            {client: trainer_of_group[group.name] for client, group in self._groups.items()}
-        )
+        trainer_of_client = {client: trainer_of_group[group.name] for client, group in self._groups.items()}
+        self._trainer = self._trainer.among(trainer_of_client)
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
         self._alignments = Alignments()
@@ -152,7 +147,11 @@ class Server:
         self._earlier_evidence = earlier
         self._measurements.set_up()
         if snapshot is None:
-            self._try_evaluators()
+            # The initial model is evaluated. Honest clients of the first round stand in for those of a round.
+            clients = self.clients_of(1)
+            honest = [client for client in clients if client not in self._attackers.ids]
+            tried = (honest or clients)[:_TRIED_CLIENTS]
+            self._measurements.try_all(self.state, self._clients(dict.fromkeys(tried, self.state)))
             return
         trained = snapshot.trained or snapshot.global_state
         for state in (trained, snapshot.global_state, *snapshot.client_models.values()):
@@ -174,13 +173,6 @@ class Server:
         self._client_models = snapshot.client_models
         self._updates.read(records)
         self._alignments.read(records)
-
-    def _try_evaluators(self) -> None:
-        """Try the evaluators on the initial model; honest clients of the first round stand in for those of a round."""
-        clients = self.clients_of(1)
-        honest = [client for client in clients if client not in self._attackers.ids]
-        tried = (honest or clients)[:_TRIED_CLIENTS]
-        self._measurements.try_all(self.state, self._clients(dict.fromkeys(tried, self.state)))
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
@@ -250,36 +242,34 @@ class Server:
         self.server_state = aggregate.server_state
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(updates.usable)}
         if self.experiment.ema is not None:
-            self.average = self._moved_average(self.experiment.ema.decay)
+            # All earlier models together have the weight decay + decay^2 + ..., a term for each of them. So the first
+            # rounds count for no more than later ones.
+            decay = self.experiment.ema.decay
+            earlier = math.fsum(decay**age for age in range(1, round))
+            self.average = weighted_average([self.state, self.average or self.state], [1.0, earlier])
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in updates.usable.items()}
         record = self._record_of(updates, aggregate, previous)
         return replace(record, bytes_down=bytes_down, bytes_up=bytes_up)
 
-    def _moved_average(self, decay: float) -> State:
-        """The moving average of the global models after this round.
-
-        All earlier models together have the weight decay + decay^2 + ..., a term for each of them. So the first rounds
-        count for no more than later ones.
-        """
-        earlier = math.fsum(decay**age for age in range(1, self.round))
-        return weighted_average([self.state, self.average or self.state], [1.0, earlier])
-
     def _record_of(self, updates: RoundUpdates, aggregate: Aggregate, previous: State) -> RoundRecord:
         """The record of a round that started from the model ``previous``, before evaluations and costs are known."""
         usable = updates.usable
-        states = [update.state for update in usable.values()]
-        drifted = drift(states, previous, self._parameter_names, self.state)
-        norms = dict(zip(usable, drifted.norms, strict=True))
-        cosines = {}
-        for client, cosine in zip(usable, drifted.cosines, strict=True):
+        drifted = drift([update.state for update in usable.values()], previous, self._parameter_names, self.state)
+        personal = [name for name in self._personal if previous[name].is_floating_point()]
+        norms: dict[int, float] = {}
+        cosines: dict[int, float] = {}
+        losses: dict[int, float] = {}
+        num_examples: dict[int, int] = {}
+        personal_norms: dict[int, float] = {}
+        for (client, update), norm, cosine in zip(usable.items(), drifted.norms, drifted.cosines, strict=True):
+            norms[client] = norm
             if not math.isnan(cosine):  # an update of zeros has no direction
                 cosines[client] = cosine
-        losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
-        num_examples = {client: update.num_examples for client, update in usable.items()}
+            losses[client] = update.metrics.get("loss", math.nan)
+            num_examples[client] = update.num_examples
+            personal_norms[client] = update_norm(update.state, previous, personal)
         alignments = updates.metric(ALIGNMENT)
-        personal = [name for name in self._personal if previous[name].is_floating_point()]
-        personal_norms = {client: update_norm(update.state, previous, personal) for client, update in usable.items()}
         alarms = (
             *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
@@ -291,11 +281,6 @@ class Server:
         for alarm in alarms:
             log.warning("round %d: %s", updates.round, alarm)
         numbers = {"loss": plausible_losses(losses), "update_norm": norms, "update_cosine": cosines}
-        metrics = {
-            **self._trainer_metrics(updates),
-            **self._group_metrics(usable, numbers),
-            **{f"server/{name}": number for name, number in aggregate.metrics.items()},
-        }
         return RoundRecord(
             round=updates.round,
             clients=tuple(usable),
@@ -308,7 +293,7 @@ class Server:
             bytes_down=0,
             bytes_up=0,
             alarms=alarms,
-            metrics=metrics,
+            metrics=self._metrics_of(updates, numbers, aggregate),
             learning_rate=self.experiment.train.learning_rate_of(updates.round),
             num_examples=num_examples,
             weights=aggregate.weights,
@@ -378,20 +363,17 @@ class Server:
                 if update is not received[client]:
                     check_update(update.state, self.state, who=f"client {client}")
                 updates.usable[client] = update
-        for client, problem in self._absurd_changes(updates.usable).items():
+        sent = {}
+        reference = dict(self.state)
+        for client, update in updates.usable.items():
+            sent[client] = {**update.state, **update.extras}
+            for name, tensor in update.extras.items():
+                if name.rpartition("/")[2] in self.state:  # it belongs to a tensor of the model, and starts at zero
+                    reference[name] = torch.zeros_like(tensor)
+        for client, problem in absurd_changes(sent, reference).items():
             updates.refuse(client, problem)
         updates.require_one()
         return updates
-
-    def _absurd_changes(self, usable: Mapping[int, LocalUpdate]) -> dict[int, str]:
-        """What is absurd in a round's updates, by client; extras that belong to a tensor of the model start at zero."""
-        sent = {client: {**update.state, **update.extras} for client, update in usable.items()}
-        reference = dict(self.state)
-        for update in usable.values():
-            for name, tensor in update.extras.items():
-                if name.rpartition("/")[2] in self.state:
-                    reference[name] = torch.zeros_like(tensor)
-        return absurd_changes(sent, reference)
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[Aggregate, State]:
         """(aggregate, next global model). While the outcome is of no use, the update that moves furthest is refused.
@@ -454,34 +436,32 @@ class Server:
             with watched, untouched(inputs, f"round {task.round}: combine"):
                 return self._aggregator.combine(task)
 
-    def _trainer_metrics(self, updates: RoundUpdates) -> dict[str, float]:
-        """``train/<name>``: the mean over clients of each metric that a trainer of the run declares."""
+    def _metrics_of(
+        self, updates: RoundUpdates, numbers: Mapping[str, Mapping[int, float]], aggregate: Aggregate
+    ) -> dict[str, float]:
+        """What plugins measured in a round, and the means of ``numbers`` (name to client to number) over groups."""
+        metrics: dict[str, float] = {}
         trainers = [self.experiment.trainer]
         trainers += [group.recipe.trainer for group in self.experiment.clients]
-        means = {}
         for trainer in trainers:
             for name in trainer.entry.metrics:
                 mean = updates.mean_metric(name)
                 if mean is not None:
-                    means[f"train/{name}"] = mean
-        return means
-
-    def _group_metrics(self, clients: Iterable[int], numbers: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-        """``group/<group>/<name>``: the mean of each number over a group's clients; nothing without groups."""
-        if not self._groups:
-            return {}
+                    metrics[f"train/{name}"] = mean
         members: dict[str, list[int]] = {}
-        for client in clients:
-            group = self._groups.get(client)
-            name_of_group = OTHERS if group is None else group.name
-            members.setdefault(name_of_group, []).append(client)
-        means = {}
-        for name_of_group, group_clients in members.items():
+        if self._groups:
+            for client in updates.usable:
+                group_of_client = self._groups.get(client)
+                name_of_group = OTHERS if group_of_client is None else group_of_client.name
+                members.setdefault(name_of_group, []).append(client)
+        for name_of_group, clients in members.items():
             for name, number_of in numbers.items():
-                values = [number_of[client] for client in group_clients if client in number_of]
+                values = [number_of[client] for client in clients if client in number_of]
                 if values:
-                    means[f"group/{name_of_group}/{name}"] = math.fsum(values) / len(values)
-        return means
+                    metrics[f"group/{name_of_group}/{name}"] = math.fsum(values) / len(values)
+        for name, number in aggregate.metrics.items():
+            metrics[f"server/{name}"] = number
+        return metrics
 
     def _problem_of(self, aggregate: Aggregate, state: State) -> str:
         """Why no round can start from the outcome of this one, in words; an empty text where all is well."""

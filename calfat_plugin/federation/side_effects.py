@@ -1,12 +1,20 @@
-"""Checks of what plugins change while they work: their own attributes, and the tensors that they are given."""
+"""What code of plugins, and of torch, may change while it works.
+
+The global random generators are put at a derived state, and back afterwards. A plugin that changes its own attributes
+is reported, and one that changes the tensors it is given is refused.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from calfat_plugin.errors import PluginError, listed
 
@@ -14,6 +22,53 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+
+_ABSENT = object()  # the value of an attribute that was not there
+
+# --- global random generators -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Give the global generators back as they were, whatever happens to them inside."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices: list[int] = []
+    if torch.cuda.is_available():
+        devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded_global_rng(seed: int) -> Iterator[None]:
+    """Put the global generators at a derived state for a while, then back to what they were.
+
+    Nothing of ours draws from them. PyTorch's dropout does, and other people's plugins may: without this, what a
+    client draws would depend on who trained before it in this process, and a resumed run would end elsewhere.
+    """
+    with generators_kept():
+        set_global_rng(seed)
+        yield
+
+
+def set_global_rng(seed: int) -> None:
+    """Put the global generators at a derived state."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    # Not torch.manual_seed: for kinds of devices that are not in use it queues a call with a traceback each time,
+    # which takes milliseconds and is never freed.
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+# --- attributes and tensors -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -25,7 +80,11 @@ def stateless(plugin: object, who: str, reported: set[str]) -> Iterator[None]:
     before = _attributes(plugin)
     yield
     after = _attributes(plugin)
-    changed = [name for name, (value, size) in after.items() if _differs(before.get(name), value, size)]
+    changed = []
+    for name, (value, size) in after.items():
+        value_before, size_before = before.get(name, (_ABSENT, 0))
+        if value is not value_before or size != size_before:
+            changed.append(name)
     if changed and who not in reported:
         reported.add(who)
         log.warning(
@@ -47,13 +106,6 @@ def _attributes(plugin: object) -> dict[str, tuple[Any, int]]:
         else:
             attributes[name] = (value, getattr(value, "_version", 0))  # a tensor counts its changes in _version
     return attributes
-
-
-def _differs(before: tuple[Any, int] | None, value: Any, size: int) -> bool:
-    if before is None:
-        return True
-    value_before, size_before = before
-    return value is not value_before or size != size_before
 
 
 @contextmanager

@@ -1,19 +1,27 @@
-"""A round's updates: those that are used, and why others are not."""
+"""A round's updates: those that are used, why others are not, and what the attackers of a simulation send."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from calfat_plugin.errors import NO_UPDATE, UpdateError
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.checked import CheckedAttacker
+from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.federation.side_effects import stateless
+from calfat_plugin.interfaces import Attacker, AttackTask
 from calfat_plugin.maths.averaging import update_norm
 from calfat_plugin.peer_text import peer_text
+from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import LocalUpdate, State
+from calfat_plugin.seeds import generator
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +64,12 @@ class RoundUpdates:
         """Raise an ``UpdateError`` where no update is left to use."""
         if self.usable:
             return
-        reasons = "\n".join(f"  {reason}" for _, reason in sorted(self.refused.items()))
-        hint = ""
-        if "train_args." not in reasons:
-            hint = "\n  If training diverged, lower train_args.learning_rate."
-        raise UpdateError(f"round {self.round}: {NO_UPDATE}.\n{reasons}{hint}")
+        text = f"round {self.round}: {NO_UPDATE}."
+        for _, reason in sorted(self.refused.items()):
+            text += f"\n  {reason}"
+        if "train_args." not in text:
+            text += "\n  If training diverged, lower train_args.learning_rate."
+        raise UpdateError(text)
 
     def metric(self, name: str) -> dict[int, float]:
         """What the clients whose updates are used sent under the name of a metric, of those that sent it."""
@@ -71,12 +80,15 @@ class RoundUpdates:
 
         A number that is not finite is left out, for one client would make the mean useless.
         """
-        numbers = {client: number for client, number in self.metric(name).items() if math.isfinite(number)}
-        if not numbers:
+        terms = []
+        num_examples = 0
+        for client, number in self.metric(name).items():
+            if math.isfinite(number):
+                terms.append(self.usable[client].num_examples * number)
+                num_examples += self.usable[client].num_examples
+        if not terms:
             return None
-        examples = {client: self.usable[client].num_examples for client in numbers}
-        total = math.fsum(examples[client] * number for client, number in numbers.items())
-        return total / sum(examples.values())
+        return math.fsum(terms) / num_examples
 
     def displacement(self, client: int, start: State) -> float:
         """Euclidean length of all that the client's update changes in the model ``start``, extras included."""
@@ -85,3 +97,51 @@ class RoundUpdates:
         of_state = update_norm(update.state, start, start)
         of_extras = update_norm(update.extras, zeros, update.extras)
         return math.hypot(of_state, of_extras)
+
+
+def build_attacker(experiment: Experiment, group: ClientGroup) -> CheckedAttacker:
+    assert group.attacker is not None
+    attacker = experiment.built(group.attacker, Attacker)
+    return CheckedAttacker(attacker, group.attacker.entry, experiment.who(group.attacker))
+
+
+class Attackers:
+    """All attackers of a run; ``names`` are those of the trainable parameters that are not personal."""
+
+    def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
+        self._experiment = experiment
+        self._names = names
+        self._reported: set[str] = set()
+        self._groups = {client: groups[client] for client in attackers_among(groups)}
+        self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
+        self.ids = frozenset(self._groups)
+
+    def send(self, round: int, updates: Mapping[int, LocalUpdate], global_state: State) -> dict[int, LocalUpdate]:
+        """A round's updates as they arrive: honest clients' as they are, attackers' as they change them.
+
+        All clients started from ``global_state``.
+        """
+        attacking = [client for client in updates if client in self.ids]
+        honest = {client: update.state for client, update in updates.items() if client not in self.ids}
+        sent = dict(updates)
+        for client in attacking:
+            picked = self._groups[client].attacker
+            assert picked is not None
+            task = AttackTask(
+                client=client,
+                round=round,
+                own=updates[client].state,
+                global_state=global_state,
+                parameter_names=self._names,
+                generator=generator(self._experiment.seed, "attacker", round=round, client=client),
+                num_attackers=len(attacking),
+            )
+            if picked.entry.sees_honest:
+                if not honest:
+                    continue  # without a model to look at, it sends what it trained
+                task = replace(task, honest=lambda: honest)
+            attacker = self._built[client]
+            with stateless(attacker.plugin, self._experiment.who(picked), self._reported):
+                state = attacker.sent(task)
+            sent[client] = replace(updates[client], state=state)
+        return sent

@@ -88,7 +88,10 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     if _REFUSED in wire:
         reason = wire[_REFUSED].flatten()[: 4 * MAX_TEXT]
         raise UpdateError(bytes(reason.byte().tolist()).decode(errors="replace"))
-    _check_num_examples(num_examples)
+    if type(num_examples) is not int or not 1 <= num_examples <= _MOST_EXAMPLES:  # a bool is an int, too
+        if isinstance(num_examples, int) and abs(num_examples) > _MOST_EXAMPLES:  # it may have too many digits to print
+            raise UpdateError("it claims an absurd number of training examples; expected 1 to 2^53")
+        raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
     state = {}
     extras = {}
     metrics = {}
@@ -116,14 +119,6 @@ def _check_tensors(wire: Mapping[str, Tensor]) -> None:
             raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
         if value.dtype not in reals | integers:
             raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
-
-
-def _check_num_examples(num_examples: int) -> None:
-    if type(num_examples) is int and 1 <= num_examples <= _MOST_EXAMPLES:  # a bool is an int, but no number of examples
-        return
-    if isinstance(num_examples, int) and abs(num_examples) > _MOST_EXAMPLES:  # its digits may be too many to print
-        raise UpdateError("it claims an absurd number of training examples; expected 1 to 2^53")
-    raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
 
 
 def _metric(name: str, tensor: Tensor) -> float:
@@ -155,6 +150,6 @@ def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor])
             f"the tensor '{misnamed[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
             "namespace such as 'scaffold/'."
         )
-    reserved = [name for name in extras if name.startswith(_RESERVED)]
-    if reserved:
-        raise UpdateError(f"the extra '{reserved[0]}' is misnamed: {', '.join(_RESERVED)} are reserved.")
+    for name in extras:
+        if name.startswith(_RESERVED):
+            raise UpdateError(f"the extra '{name}' is misnamed: {', '.join(_RESERVED)} are reserved.")

@@ -18,9 +18,8 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.checked import CheckedTrainer
-from calfat_plugin.federation.attackers import build_attacker
-from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.federation.side_effects import stateless
+from calfat_plugin.federation.side_effects import seeded_global_rng, stateless
+from calfat_plugin.federation.updates import build_attacker
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import InnerAttack, LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update

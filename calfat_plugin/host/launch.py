@@ -26,7 +26,7 @@ with warnings.catch_warnings(), quick_imports():
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
-from calfat_plugin.federation.global_rng import generators_kept
+from calfat_plugin.federation.side_effects import generators_kept
 from calfat_plugin.host.installed import TESTED_FEDML
 
 if TYPE_CHECKING:

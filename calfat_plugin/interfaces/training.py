@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets.batches import Examples
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
-    from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
+    from calfat_plugin.recipe.training import AWPOptions, ByClassOptions
     from calfat_plugin.threat import ThreatModel
 
 

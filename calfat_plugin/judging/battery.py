@@ -54,7 +54,7 @@ class Answers(Check):
         import torch
 
         from calfat_plugin.datasets.batches import batches
-        from calfat_plugin.federation.global_rng import seeded_global_rng
+        from calfat_plugin.federation.side_effects import seeded_global_rng
         from calfat_plugin.judging.trial import differ
         from calfat_plugin.seeds import derive_seed, generator
 

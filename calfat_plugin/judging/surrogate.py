@@ -11,7 +11,7 @@ from torch.nn import functional
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import ImageData, pixels
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.seeds import derive_seed, generator
 

@@ -21,7 +21,7 @@ from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.evaluators.gradient import CW, CWOptions, margin
 from calfat_plugin.evaluators.measure import Progress, evaluation_task, measure, no_progress, with_model
 from calfat_plugin.exact import exact_text
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, SetUpTask
 from calfat_plugin.judging.findings import Row
 from calfat_plugin.maths.precision import float32_as

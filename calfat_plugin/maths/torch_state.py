@@ -3,7 +3,7 @@
 A notebook or a program may have changed them: mixed precision, no gradients, another default type or device. Numbers
 must not depend on that, so every public function that computes, and every function that a host or a worker calls, is
 inside :func:`fresh_torch_state`. Not among them: the number of threads, of which a recipe decides or its caller, and
-the random generators, of which ``federation/global_rng.py`` takes care.
+the random generators, of which ``federation/side_effects.py`` takes care.
 """
 
 from __future__ import annotations

@@ -85,15 +85,18 @@ class GroupOptions:
 
 def group_keys_with(tag: Tag) -> tuple[str, ...]:
     """The keys of a group whose declarations have all of ``tag``."""
-    options = [field.name for field in dataclasses.fields(GroupOptions) if tag in tags_of(field)]
-    beside = [name for name, key in BESIDE.items() if tag in key.tags]
-    return (*options, *beside)
+    tags = {field.name: tags_of(field) for field in dataclasses.fields(GroupOptions)}
+    for name, key in BESIDE.items():
+        tags[name] = key.tags
+    return tuple(name for name in tags if tag in tags[name])
 
 
 def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
     """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending."""
     ids: set[int] = set()
-    items = raw if isinstance(raw, list) else [raw]
+    items = raw
+    if not isinstance(raw, list):
+        items = [raw]
     for item in items:
         first, last = _parsed_range(item)
         if last >= num_clients:  # before the range is made, which may be of any length
@@ -114,9 +117,10 @@ def _parsed_range(item: Any) -> tuple[int, int]:
     """First and last client of ``3`` or of ``2-4``."""
     if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
         return item, item
-    match = _IDS.fullmatch(item) if isinstance(item, str) else None
-    if match is not None:
-        first, last = int(match[1]), int(match[2] or match[1])
-        if first <= last:
-            return first, last
+    if isinstance(item, str):
+        match = _IDS.fullmatch(item)
+        if match is not None:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first <= last:
+                return first, last
     raise OptionError(f"got {describe(item)}, expected {_EXPECTED_IDS}.")

@@ -234,7 +234,9 @@ def read_text(path: Path, kind: str, *, piped: bool = False) -> str:
     try:
         if path.is_dir():
             files = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
-            hint = f" Did you mean {path / files[0]}?" if files else ""
+            hint = ""
+            if files:
+                hint = f" Did you mean {path / files[0]}?"
             raise RecipeError(f"{path}: this is a directory, expected a {kind} file.{hint}")
         content = read_bytes(path, _MAX_BYTES, piped=piped)
     except FileNotFoundError:
@@ -304,7 +306,9 @@ def parsed_value(text: str, path: KeyPath, place: str) -> Any:
     builder = _Builder(lambda line: place)
     try:
         node = builder.compose(text)
-        return None if node is None else builder.build(node, path)
+        if node is None:
+            return None
+        return builder.build(node, path)
     except yaml.YAMLError as error:
         raise RecipeError(
             f"{place}: the value is not valid YAML ({_problem(error)}); quote it for the shell, such as "
@@ -327,9 +331,8 @@ class _Loader(yaml.SafeLoader):
 
 
 # YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
-_Loader.yaml_implicit_resolvers = {
-    first: resolvers for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
-}
+_Loader.yaml_implicit_resolvers = dict(yaml.SafeLoader.yaml_implicit_resolvers)
+del _Loader.yaml_implicit_resolvers["="]
 
 
 class _Builder:

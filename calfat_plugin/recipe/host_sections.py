@@ -3,7 +3,7 @@ lists what has no effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calfat_plugin.errors import did_you_mean
@@ -59,10 +59,18 @@ def read_host_sections(document: Document, warnings: list[str]) -> dict[str, Any
     optimizer = typed["train_args"].federated_optimizer
     reason = _REFUSED_OPTIMIZERS.get(optimizer.lower())
     if reason:
-        path: KeyPath = ("train_args", "federated_optimizer")
-        raise document.error(path, f"got '{optimizer}', but {reason}. Remove the key, or write FedAvg.")
-    if without_effect:
-        warnings.append(_warning(document, without_effect))
+        raise document.error(
+            ("train_args", "federated_optimizer"), f"got '{optimizer}', but {reason}. Remove the key, or write FedAvg."
+        )
+    if without_effect:  # one warning for all: a file from elsewhere may have a dozen of them
+        first, *others = without_effect
+        kind = "key"
+        if len(first) == 1:
+            kind = "section"
+        text = f"{document.place(first)}: {dotted(first)}: this {kind} has no effect here.{_hint(first)}"
+        for path in others:
+            text += f" Nor has {document.place(path)}: {dotted(path)}.{_hint(path)}"
+        warnings.append(text)
     return typed
 
 
@@ -70,16 +78,6 @@ def read_host_section(document: Document, name: str) -> Any:
     """A section of the host, typed; keys of it that do not act here are left out."""
     known = {key: value for key, value in document.section((name,)).items() if key in _KEYS[name]}
     return document.options((name,), schema.HOST_SECTIONS[name], known)
-
-
-def _warning(document: Document, without_effect: Sequence[KeyPath]) -> str:
-    """One warning for all keys and sections that have no effect: a file from elsewhere may have a dozen of them."""
-    first, *others = without_effect
-    what = "section" if len(first) == 1 else "key"
-    text = f"{document.place(first)}: {dotted(first)}: this {what} has no effect here.{_hint(first)}"
-    for path in others:
-        text += f" Nor has {document.place(path)}: {dotted(path)}.{_hint(path)}"
-    return text
 
 
 def refuse_misplaced(document: Document, path: KeyPath) -> None:

@@ -126,7 +126,9 @@ def keys_of(config: type) -> dict[str, Key]:
 
 def as_plain(section: Any, config: type) -> dict[str, Any]:
     """A section with the keys of ``config`` as a recipe writes it in full: its options, then its other keys."""
-    plain = {info.name: to_plain(getattr(section, info.name)) for info in describe_options(config)}
+    plain = {}
+    for info in describe_options(config):
+        plain[info.name] = to_plain(getattr(section, info.name))
     for name, declared in keys_of(config).items():
         value = getattr(section, name)
         match declared:

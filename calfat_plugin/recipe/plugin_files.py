@@ -77,7 +77,9 @@ class PluginFile:
         loaded = sys.modules.get(self.name)
         if loaded is None:
             spec = importlib.util.find_spec(self.name)
-            return None if spec is None else spec.origin or "a folder"
+            if spec is None:
+                return None
+            return spec.origin or "a folder"
         if hasattr(loaded, "__sha256__"):  # another content of this plugin, which is replaced
             return None
         return getattr(loaded, "__file__", None) or "Python itself"
@@ -138,25 +140,20 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
     path_of_module: dict[str, Path] = {}
     for file in files:
         place = f"--plugin {file}"
-        path = _python_file(file, place)
+        path = expanded(file).absolute()
+        if path.suffix != ".py" or not path.stem.isidentifier():
+            raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
+        if path.is_dir():
+            raise PluginError(f"{place}: this is a directory, expected a Python file.")
+        if not path.is_file():
+            beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
+            raise PluginError(f"{place}: no such file.{did_you_mean(path.name, beside)}")
         first = path_of_module.setdefault(path.stem, path)
         if not first.samefile(path):
             raise PluginError(f"{place}: {first} is a module '{path.stem}', too; rename one of the two files.")
         plugin = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, plugin.name), plugin.as_run(), place)
     return document
-
-
-def _python_file(file: str | Path, place: str) -> Path:
-    path = expanded(file).absolute()
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
-    if path.is_dir():
-        raise PluginError(f"{place}: this is a directory, expected a Python file.")
-    if not path.is_file():
-        beside = [other.name for other in path.parent.glob("*.py") if other.is_file()]
-        raise PluginError(f"{place}: no such file.{did_you_mean(path.name, beside)}")
-    return path
 
 
 def _known_plugins() -> Path:

@@ -17,7 +17,6 @@ from calfat_plugin.layouts import AUTO
 from calfat_plugin.layouts import CHOICES as LAYOUTS
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, Tag, option, options_to_plain, tagged
-from calfat_plugin.recipe.additions import BY_CLASS_PAPER, EMA_PAPER, Additions, ByClassOptions, EMAOptions
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.keys import (
@@ -35,7 +34,15 @@ from calfat_plugin.recipe.keys import (
 )
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
-from calfat_plugin.recipe.training import TrainArgs, useless
+from calfat_plugin.recipe.training import (
+    BY_CLASS_PAPER,
+    EMA_PAPER,
+    Additions,
+    ByClassOptions,
+    EMAOptions,
+    TrainArgs,
+    useless,
+)
 from calfat_plugin.results import NATURAL
 from calfat_plugin.threat import ThreatModel
 
@@ -184,7 +191,9 @@ class Threat(ThreatModel):
     @property
     def in_training(self) -> Threat:
         """With the steps that the inner attack takes."""
-        return self if self.own_steps is None else dataclasses.replace(self, steps=self.own_steps)
+        if self.own_steps is None:
+            return self
+        return dataclasses.replace(self, steps=self.own_steps)
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,11 @@ class Monitor:
         ),
         default_factory=tuple,
     )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the evaluators, in their order."""
+        return tuple(plugin.label for plugin in self.evaluators)
 
 
 @dataclass(frozen=True)
@@ -457,8 +471,9 @@ class Recipe(CalfatSection):
     @property
     def executor(self) -> str:
         """What trains the clients of a simulation; ``--workers`` has precedence."""
-        chosen = self.runtime.executor
-        return MPI if self.comm.backend == "MPI" and chosen == PROCESSES else chosen
+        if self.comm.backend == "MPI" and self.runtime.executor == PROCESSES:
+            return MPI
+        return self.runtime.executor
 
     @property
     def host(self) -> Host:
@@ -479,11 +494,12 @@ class Recipe(CalfatSection):
     def selecting_label(self) -> str | None:
         """Whose monitored accuracy says which round is best: the last attack of the monitor, which recipes list from
         weak to strong; without an attack ``natural``; None without either."""
-        labels = [pick.label for pick in self.monitor.evaluators]
-        for label in reversed(labels):
+        for label in reversed(self.monitor.labels):
             if label != NATURAL:
                 return label
-        return NATURAL if labels else None
+        if self.monitor.labels:
+            return NATURAL
+        return None
 
     @property
     def host_sections(self) -> dict[str, Any]:
@@ -500,11 +516,14 @@ class Recipe(CalfatSection):
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        recipes = (self, *(group.recipe for group in self.clients))
+        recipes = [self, *(group.recipe for group in self.clients)]
         plugins = list(self.picked)
         for recipe in recipes:
             plugins += [recipe.trainer, recipe.modifier, recipe.threat.inner]
-        citations = [plugin.entry.citation for plugin in plugins if plugin.entry.citation is not None]
+        citations = []
+        for plugin in plugins:
+            if plugin.entry.citation is not None:
+                citations.append(plugin.entry.citation)
         for recipe in recipes:
             citations += recipe.additions.citations()
         if any(recipe.threat.by_class is not None for recipe in recipes):
@@ -515,10 +534,8 @@ class Recipe(CalfatSection):
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
-        return {**self._host_sections_as_run(), "calfat": self._calfat_as_run()}
-
-    def _host_sections_as_run(self) -> dict[str, Any]:
-        """The sections beside ``calfat`` in full, without keys of no effect: read again, they would draw a warning."""
+        # Keys of no effect are left out: read again, they would draw a warning. So is a section that does not act,
+        # unless the recipe has it.
         sections = {name: options_to_plain(values) for name, values in self.host_sections.items()}
         if self.common.host == CommonArgs.host:
             del sections["common_args"]["host"]
@@ -530,10 +547,6 @@ class Recipe(CalfatSection):
         del train["federated_optimizer"]
         for name, _ in useless(self.train):
             train[name] = getattr(TrainArgs, name)
-        return sections
-
-    def _calfat_as_run(self) -> dict[str, Any]:
-        """The section ``calfat`` in full; sections that do not act only where the recipe has them."""
         section = as_plain(self, CalfatSection)
         del section["name"]  # of the recipe's file, not of what it says
         if not self.plugins:
@@ -543,7 +556,7 @@ class Recipe(CalfatSection):
             del section["silo"]
         if self.common.host != "flower" and not self.document.has(("calfat", "flower")):
             del section["flower"]
-        return section
+        return {**sections, "calfat": section}
 
 
 #: Section of the host to the attribute of a recipe that has it.

@@ -12,29 +12,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calfat_plugin.options import Tag, fixed_because, tags_of
-from calfat_plugin.recipe.keys import Key, OptionsOf, Section, Sections, keys_of
+from calfat_plugin.recipe.keys import OptionsOf, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import CalfatSection, HostSections
 
 
 def declared_keys(config: type, above: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     """(key, declaration) of each field of a section's class and of the sections below it; ``above``: its own key."""
-    held = keys_of(config)
+    held_by = keys_of(config)
     for field in dataclasses.fields(config):
         key = f"{above}.{field.name}".removeprefix(".")
         yield key, field
-        yield from _keys_below(key, held.get(field.name))
-
-
-def _keys_below(key: str, held: Key | None) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """The declared keys below ``key``, which holds ``held``; None: a single value."""
-    match held:
-        case Section():
+        held = held_by.get(field.name)
+        if isinstance(held, Section):
             yield from declared_keys(held.config, key)
-        case Sections():
+        elif isinstance(held, Sections):
             yield from declared_keys(held.config, f"{key}.*")
-        case OptionsOf():
-            for config in held.configs:
-                yield from declared_keys(config, key)
+        elif isinstance(held, OptionsOf):
+            for config_of_option in held.configs:
+                yield from declared_keys(config_of_option, key)
 
 
 def _all_keys() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -51,7 +46,11 @@ def keys_with(tag: Tag) -> tuple[str, ...]:
 @functools.cache
 def reasons_to_keep() -> Mapping[str, str]:
     """Key to the reason why a resumed run may not change it, of those that give one."""
-    return {key: fixed_because(field) for key, field in _all_keys() if fixed_because(field)}
+    reasons = {}
+    for key, field in _all_keys():
+        if fixed_because(field):
+            reasons[key] = fixed_because(field)
+    return reasons
 
 
 @functools.cache  # a suite asks for each key of thousands of recipes

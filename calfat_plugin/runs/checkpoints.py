@@ -1,16 +1,16 @@
 """Checkpoints: a snapshot as one file of tensors, and what clients keep in files beside it.
 
-Files are safetensors, so without pickle, with a digest of it all: a byte that a disk or a copy changed is found when
-the file is read. The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a
-model that loads (leave out the names with a slash); with ``calfat.ema`` it is the average. What else a resumed run
-needs is stored beside them under ``server/``, ``broadcast/``, ``trained/`` (the model that is averaged) and, for a
-client that keeps its own checkpoints, ``client/<id>/``; the facts say round and what was measured, and name the files
-of all other clients. Where the final evaluation needs the models that the clients of the last round sent, they are
-under ``sent/<id>/``.
+Files are safetensors, without pickle. Each has a digest of its content, so a byte that a disk or a copy has changed is
+found when the file is read. The global model's tensors keep their ``state_dict`` names, so
+``safetensors.torch.load_file`` gives a model that loads (leave out the names with a slash); with ``calfat.ema`` it is
+the average. What else a resumed run needs is stored beside them under ``server/``, ``broadcast/``, ``trained/`` (the
+model that is averaged) and, for a client that keeps its own checkpoints, ``client/<id>/``. The facts say round and what
+was measured, and name the files of all other clients. Where the final evaluation needs the models that the clients of
+the last round sent, they are under ``sent/<id>/``.
 
-What each client keeps between rounds is in a file of its own: written when it changes, read when the client trains. So
-a round costs the states of its own clients, in time, memory and bytes written, however many clients there are. A file
-that a checkpoint names is not changed by later rounds: the next state of that client goes to another one, called after
+What each client keeps between rounds is in a file of its own. It is written when it changes, and read when the client
+trains. So a round takes time, memory and disk for the clients that train in it, however many there are in all. Later
+rounds do not change a file that a checkpoint names: the next state of that client goes to another file, called after
 its round. The same round, done again after a crash, writes it again. Files that no checkpoint names are removed.
 """
 
@@ -31,6 +31,8 @@ from calfat_plugin.stored_run import CLIENT_STATES
 from calfat_plugin.tensor_files import DIGEST, KEY, READ_ERRORS, REMEDY, read_facts, read_tensors, write_tensors
 
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
+_FORMAT = 2
+_FIELDS = {"server": "server_state", "broadcast": "broadcast", "trained": "trained"}  # of a snapshot, by namespace
 
 
 # --- what clients keep ------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ class ClientStateFiles(Mapping[int, State]):
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
-        """Look for the files, and whether they say that they are those which are named; no tensor is read."""
+        """Refuse a missing file, and one whose facts have another digest than the checkpoint; no tensor is read."""
         for client, file in self.named.items():
             path = self.path(client, file.round)
             try:
@@ -99,7 +101,11 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         self.round = round
         self._checkpoints = dict(checkpoints)
         self._written: set[Path] = set()
-        self._files = _files_in(folder)
+        self._files: set[tuple[int, int]] = set()  # (client, round) of each state in the folder
+        for path in folder.glob("*"):
+            match = _NAME.fullmatch(path.name)
+            if match:
+                self._files.add((int(match[1]), int(match[2])))
         self._remove_unnamed()
 
     def __setitem__(self, client: int, state: State) -> None:
@@ -119,9 +125,11 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
 
     def take_written(self) -> list[Path]:
         """What was written since the last call, and its folder: to be forced to disk before a checkpoint names it."""
-        written = sorted(self._written)
+        if not self._written:
+            return []
+        written = [*sorted(self._written), self.folder]
         self._written = set()
-        return [*written, self.folder] if written else []
+        return written
 
     def saved(self, checkpoints: Iterable[str], named: Named) -> None:
         """Note that these checkpoints, on disk, name ``named``; remove what is neither named by any nor present."""
@@ -135,20 +143,6 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         for client, round in self._files - named:
             self.path(client, round).unlink(missing_ok=True)
         self._files &= named
-
-
-def _files_in(folder: Path) -> set[tuple[int, int]]:
-    """(client, round) of each state in the folder."""
-    files = set()
-    for path in folder.glob("*"):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            files.add((int(match[1]), int(match[2])))
-    return files
-
-
-_FORMAT = 2
-_FIELDS = {"server": "server_state", "broadcast": "broadcast", "trained": "trained"}  # of a snapshot, by namespace
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -172,12 +166,17 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
         named = snapshot.client_states.named
     else:
         within = snapshot.client_states
+    states_below: dict[str, State] = {}  # by namespace
+    for namespace, field in _FIELDS.items():
+        states_below[namespace] = getattr(snapshot, field)
+    for client, state in within.items():
+        states_below[f"client/{client}"] = state
+    for client, state in snapshot.client_models.items():
+        states_below[f"sent/{client}"] = state
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
-    for kind, field in _FIELDS.items():
-        tensors.update(_under(f"{kind}/", getattr(snapshot, field)))
-    for kind, by_client in (("client", within), ("sent", snapshot.client_models)):
-        for client, state in by_client.items():
-            tensors.update(_under(f"{kind}/{client}/", state))
+    for namespace, state in states_below.items():
+        for name, tensor in state.items():
+            tensors[f"{namespace}/{name}"] = tensor
     facts = {
         "format": _FORMAT,
         "round": snapshot.round,
@@ -199,63 +198,70 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             raise RunError(
                 f"{path}: not a checkpoint of calfat_plugin (no '{KEY}' of format {_FORMAT} in its metadata)."
             )
-        round = _whole(facts["round"])
+        round = _checked_number(facts["round"])
         if round == 0:
             raise ValueError("it is of round 0, and the first round is 1")
-        named = _named(facts)
-        within = {_whole(client): _below(tensors, f"client/{client}/") for client in facts.get("clients", ())}
-        sent = {_whole(client): _below(tensors, f"sent/{client}/") for client in facts.get("sent", ())}
-        notes = _notes(facts["notes"])
+        client_states: Mapping[int, State]
+        named = _files_named_in(facts)
+        if named:
+            client_states = ClientStateFiles(path.parent / CLIENT_STATES, named)
+        else:
+            client_states = _states_below(tensors, "client", facts.get("clients", ()))
+        client_models = _states_below(tensors, "sent", facts.get("sent", ()))
+        _check_notes(facts["notes"])
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
     except READ_ERRORS as error:
         raise RunError(f"{path}: the checkpoint cannot be read ({error}). {REMEDY}") from None
-    states: Mapping[int, State] = ClientStateFiles(path.parent / CLIENT_STATES, named) if named else within
+    fields = {field: _below(tensors, f"{namespace}/") for namespace, field in _FIELDS.items()}
     snapshot = Snapshot(
         round=round,
         global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
-        **{field: _below(tensors, f"{kind}/") for kind, field in _FIELDS.items()},
-        client_states=states,
-        client_models=sent,
+        **fields,
+        client_states=client_states,
+        client_models=client_models,
     )
-    return snapshot, notes
+    return snapshot, facts["notes"]
 
 
 def named_files(path: Path) -> Named:
     """The client states that a checkpoint names, without a look at its digest; none where it cannot be read."""
     try:
-        return _named(read_facts(path))
+        return _files_named_in(read_facts(path))
     except READ_ERRORS:
         return {}
 
 
-def _named(facts: Mapping[str, Any]) -> Named:
+def _files_named_in(facts: Mapping[str, Any]) -> Named:
     return {int(client): ClientStateFile(int(round), str(sha256)) for client, round, sha256 in facts.get("files", ())}
 
 
-def _whole(value: Any) -> int:
-    """A number of a round or a client, as JSON has it: not 1.5, not true, not a text."""
+def _states_below(tensors: Mapping[str, Tensor], namespace: str, clients: Iterable[Any]) -> dict[int, State]:
+    """The state of each of these clients, of which a checkpoint has the tensors below ``<namespace>/<client>/``."""
+    states: dict[int, State] = {}
+    for client in clients:
+        states[_checked_number(client)] = _below(tensors, f"{namespace}/{client}/")
+    return states
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _checked_number(value: Any) -> int:
+    """The number of a round or a client, as JSON has it: not 1.5, not true, not a text."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number of a round or a client")
     return value
 
 
-def _notes(value: Any) -> dict[str, Any]:
-    """A checkpoint's notes: a mapping, whose ``best`` has a mapping with an accuracy for each name."""
-    if not isinstance(value, dict):
-        raise ValueError(f"its notes are {value!r}, expected a mapping")
-    best = value.get("best", {})
+def _check_notes(notes: Any) -> None:
+    """Refuse notes other than a mapping, whose ``best`` has a mapping with an accuracy for each name."""
+    if not isinstance(notes, dict):
+        raise ValueError(f"its notes are {notes!r}, expected a mapping")
+    best = notes.get("best", {})
     if not isinstance(best, dict):
         raise ValueError(f"its best rounds are {best!r}, expected a mapping")
     for name, facts in best.items():
         if not isinstance(facts, dict) or not isinstance(facts.get("accuracy"), float):
             raise ValueError(f"its best round of {name} is {facts!r}, expected a mapping with an accuracy")
-    return value
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

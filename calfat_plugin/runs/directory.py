@@ -23,7 +23,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ class RunDirectory(RunPaths):
 
     def rounds_file(self, experiment: Experiment) -> RoundsFile:
         """What appends rounds, with the columns of this experiment."""
-        labels = [pick.label for pick in experiment.monitor.evaluators]
+        labels = experiment.monitor.labels
         tables = RoundTables(self.path, labels, experiment.num_clients, experiment.metric_columns)
         return RoundsFile(self.rounds, tables)
 
@@ -76,24 +76,22 @@ class RunDirectory(RunPaths):
         return self.results.exists()
 
     def not_measured(self, experiment: Experiment) -> tuple[str, ...]:
-        """Labels of the recipe's evaluators that the results of this run, which has done all its rounds, do not have.
+        """Labels of the evaluators of ``experiment`` that a finished run with as many rounds has not measured.
 
-        Empty of a run that is not finished: its final evaluation will measure all. Only what the run's recipe has
-        counts as measured, for nothing else says with which options that was.
+        None of a run that is not finished: its final evaluation will measure all. An evaluator counts as measured only
+        where the run's recipe has it, for nothing else says with which options that was.
         """
         if not self.finished:
             return ()
-        recipe = read_document(self.recipe)
-        if recipe.get(("train_args", "comm_round")) != experiment.num_rounds:
+        if read_document(self.recipe).get(("train_args", "comm_round")) != experiment.num_rounds:
             return ()
-        with_options = evaluators_of({"calfat": {"evaluators": recipe.get(("calfat", "evaluators"))}})
         results = read_results(self.results) or Results()
-        measured = with_options.keys() & results.by_label.keys()
+        measured = self._recorded_evaluators.keys() & results.by_label.keys()
         return tuple(pick.label for pick in experiment.evaluators if pick.label not in measured)
 
     @property
     def without_page(self) -> str:
-        """What to say of a finished run whose page is missing: a sentence with a space before it, or nothing."""
+        """A hint for messages about a finished run without a page, with a space before it; empty where there is one."""
         if self.page.exists():
             return ""
         command = shlex.join(["calfat", "report", str(self.path)])
@@ -105,7 +103,10 @@ class RunDirectory(RunPaths):
         experiment, path = request.experiment, request.run_dir
         if not request.resume:
             return cls.create(experiment, path, parent)
-        directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
+        if path is None:
+            directory = cls.latest_unfinished(experiment, parent)
+        else:
+            directory = cls(path)
         if not directory.recipe.exists():
             raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
         directory.check_same(experiment)
@@ -115,8 +116,8 @@ class RunDirectory(RunPaths):
     def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
         """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run."""
         parent = parent or DEFAULT_ROOT / experiment.name
-        above = path or parent
-        new_folders = [folder for folder in (above, *above.parents) if not folder.exists()]
+        outermost = path or parent
+        new_folders = [folder for folder in (outermost, *outermost.parents) if not folder.exists()]
         if path is None:
             path = new_path(experiment, parent)
             new_folders = [path, *new_folders]
@@ -158,27 +159,26 @@ class RunDirectory(RunPaths):
             run = cls(recipe.parent)
             if not run.finished or run.goes_further(experiment) or run.not_measured(experiment):
                 return run
-        there, page = "none at all", ""
+        there, remedy = "none at all", cls.without_resume
         if runs:
             newest = cls(runs[0].parent)
             if cls.finished_too:
                 return newest
-            there, page = f"{len(runs)} finished", newest.without_page
-        raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({there}). {cls.without_resume}{page}"
-        )
+            there = f"{len(runs)} finished"
+            remedy += newest.without_page
+        raise RunError(f"{parent}: no unfinished run with seed {experiment.seed} to resume ({there}). {remedy}")
 
     def goes_further(self, experiment: Experiment) -> bool:
         """Whether a finished run has rounds to do by a recipe that asks for more of them, or has more patience."""
-        then = read_document(self.recipe)
-        rounds = then.get(("train_args", "comm_round"))
+        recipe = read_document(self.recipe)
+        rounds = recipe.get(("train_args", "comm_round"))
         if not isinstance(rounds, int) or rounds < experiment.num_rounds:
             return True
         results = read_results(self.results)
         if results is None or results.stopped_early is None:
             return False
-        before = then.get(("train_args", "patience"))
-        return isinstance(before, int) and is_more_patient(experiment.train.patience, before)
+        patience = recipe.get(("train_args", "patience"))
+        return isinstance(patience, int) and is_more_patient(experiment.train.patience, patience)
 
     @classmethod
     def left_behind(cls: type[D], experiment: Experiment) -> D | None:
@@ -197,7 +197,7 @@ class RunDirectory(RunPaths):
         try:
             document = read_document(self.recipe)
             text, _, last = read_text(self.recipe, "recipe").rpartition(END_AS_RUN)
-            if last.strip() != _noted(text):
+            if last.strip() != _digest_line(text):
                 raise RecipeError(
                     f"{self.recipe}: the file was changed after the run had written it (its last line has the SHA-256 "
                     "of another text), so nothing says how the finished rounds were trained. Undo the change, and "
@@ -228,15 +228,17 @@ class RunDirectory(RunPaths):
 
     @property
     def recipe_digest(self) -> str | None:
-        """What the run's checkpoints name, so that one of another run is told apart; None: they name nothing.
+        """The digest in ``recipe.yaml``, which the run's checkpoints have, too: so one of another run is recognised.
 
         It is that of the recipe with which the run was started. A resumed run changes only what the digest leaves out,
-        and one that a newer version resumes may have new defaults in its recipe.
+        and one that a newer version resumes may have new defaults in its recipe. None: the recipe has none.
         """
         if not self.recipe.exists():
             return None
         line = re.search(rf"^{re.escape(_DIGEST)} ([0-9a-f]{{64}})$", read_text(self.recipe, "recipe"), re.MULTILINE)
-        return None if line is None else line[1]
+        if line is None:
+            return None
+        return line[1]
 
     def check_own(self, checkpoint: Path, notes: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another run, by its notes."""
@@ -249,7 +251,7 @@ class RunDirectory(RunPaths):
     def check_finished(self, checkpoint: Path, round: int) -> None:
         """Refuse a checkpoint of a round that this run has not finished."""
         rounds = number_of_rounds(self.rounds)
-        if 0 < rounds < round:  # who was given a model alone has no rounds at all
+        if 0 < rounds < round:  # without any rounds it is a model that was passed on alone
             raise RunError(
                 f"{checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds. Restore both from one copy."
             )
@@ -258,7 +260,6 @@ class RunDirectory(RunPaths):
         """Refuse to continue after a round that is neither the last of this run nor the one before it.
 
         A crash leaves at most one round without its checkpoint. Any earlier one was changed, or is of an older copy.
-        Whether all rounds up to this one are there, :meth:`begin` finds.
         """
         rounds = number_of_rounds(self.rounds)
         if rounds > round + 1:
@@ -266,6 +267,14 @@ class RunDirectory(RunPaths):
                 f"{self.last_checkpoint}: is of round {round}, but {self.rounds} has {rounds} rounds; expected "
                 f"{round}, or {round + 1} after a crash. Restore both from one copy, or start the run again in another "
                 "directory."
+            )
+
+    def check_rounds(self, records: Sequence[RoundRecord], last_round: int) -> None:
+        """Refuse to continue after a round where the lines of those before are not all there."""
+        if [record.round for record in records] != list(range(1, last_round + 1)):
+            raise RunError(
+                f"{self.rounds}: the lines of rounds 1 to {last_round}, which the checkpoint continues from, are not "
+                "all there; the file was changed by hand. Start the run again without --resume."
             )
 
     def write_recipe(
@@ -278,30 +287,27 @@ class RunDirectory(RunPaths):
             measured_before: further evaluators whose results the run has.
         """
         header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
-        written = experiment.as_run()
-        written["calfat"]["evaluators"] = [*written["calfat"]["evaluators"], *measured_before]
-        written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
-        text = f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}"
+        content = experiment.as_run()
+        section = content["calfat"]
+        section["evaluators"] = [*section["evaluators"], *measured_before]
+        content["calfat"] = {"name": experiment.name, **section}  # without it, the name would be the file's: "recipe"
+        text = f"{header}{yaml.safe_dump(content, sort_keys=False, width=120)}"
         if digest:
             text += f"{_DIGEST} {digest}\n"
-        write_text(self.recipe, f"{text}{END_AS_RUN} {_noted(text)}\n")
+        write_text(self.recipe, f"{text}{END_AS_RUN} {_digest_line(text)}\n")
 
-    def begin(self, last_round: int, experiment: Experiment) -> list[RoundRecord]:
-        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left after it.
-
-        Returns:
-            The finished rounds.
-        """
-        records = self.rounds_file(experiment).keep_until(last_round)
+    def begin(self, behind: Sequence[RoundRecord], experiment: Experiment) -> None:
+        """Bring the files to the end of the finished rounds ``behind``, whatever a crash left after them."""
+        self.rounds_file(experiment).rewrite(behind)
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
-        return records
 
     def reopen(self, experiment: Experiment) -> None:
         """Make it a run that is not finished, with the recipe as run now.
 
-        The results go first: those of fewer rounds beside the new recipe would look like its own. What a stopped final
-        evaluation had done goes where an evaluator was removed: it may come back with other options.
+        The results are removed first: those of fewer rounds beside the new recipe would look like its own. What a
+        stopped final evaluation had done is removed where the recipe has lost an evaluator, which may come back with
+        other options.
         """
         self.results.unlink(missing_ok=True)
         self.evidence.unlink(missing_ok=True)
@@ -316,10 +322,13 @@ class RunDirectory(RunPaths):
 
     def removed_evaluators(self, experiment: Experiment) -> list[Mapping[str, Any]]:
         """Evaluators of this run's recipe that another recipe no longer has."""
-        written = read_document(self.recipe).get(("calfat", "evaluators"))
         labels = {pick.label for pick in experiment.evaluators}
-        then = evaluators_of({"calfat": {"evaluators": written}})
-        return [pick for label, pick in then.items() if label not in labels]
+        return [pick for label, pick in self._recorded_evaluators.items() if label not in labels]
+
+    @property
+    def _recorded_evaluators(self) -> Mapping[str, Mapping[str, Any]]:
+        """Label to evaluator, as the run's recipe has it."""
+        return evaluators_of({"calfat": {"evaluators": read_document(self.recipe).get(("calfat", "evaluators"))}})
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -348,13 +357,13 @@ class RunDirectory(RunPaths):
         """
         if self.last_checkpoint.exists() or self.busy:
             return False
-        own_files = [self.client_states]
+        leftovers = [self.client_states]
         for file in self._files():
-            own_files += [file, temporary_of(file)]
+            leftovers += [file, temporary_of(file)]
         if self.path in self._new_folders and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
-            own_files += self.path.iterdir()
-        for path in own_files:
+            leftovers += self.path.iterdir()
+        for path in leftovers:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif path != self.log or not keep_log:
@@ -365,13 +374,12 @@ class RunDirectory(RunPaths):
         return True
 
     def _files(self) -> list[Path]:
-        checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        rounds = [self.rounds, *self.tables]
-        measured = [self.results, self.evidence, self.profile]
-        return [self.recipe, self.environment, self.partition, *rounds, *measured, self.log, *checkpoints]
+        files = [self.recipe, self.environment, self.partition, self.rounds, *self.tables]
+        files += [self.results, self.evidence, self.profile, self.log]
+        return [*files, *map(self.checkpoint, CHECKPOINTS)]
 
 
-def _noted(text: str) -> str:
+def _digest_line(text: str) -> str:
     return f"SHA-256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -379,7 +387,9 @@ def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
     parent = parent or DEFAULT_ROOT / experiment.name
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):
-        path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
+        path = parent / stem
+        if attempt:
+            path = parent / f"{stem}-{attempt}"
         try:
             path.mkdir(parents=True)
             return path
@@ -391,7 +401,9 @@ def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
 
 
 def first_difference(then: Any, now: Any) -> tuple[Any, Any]:
-    """The first entries in which two lists differ, or both values where they are no lists of one length."""
+    """The first entries in which two different lists differ; both values where they are no lists of one length."""
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        return next(first_difference(*pair) for pair in zip(then, now, strict=True) if pair[0] != pair[1])
+        for entry_then, entry_now in zip(then, now, strict=True):
+            if entry_then != entry_now:
+                return first_difference(entry_then, entry_now)
     return then, now

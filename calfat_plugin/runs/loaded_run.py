@@ -53,11 +53,11 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
         name = checkpoint or "last"
         path = run.checkpoint(name)
         if not path.is_file():
-            there = sorted(file.stem for file in path.parent.glob("*.safetensors"))
-            if not there:
+            names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
+            if not names:
                 raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
-            hint = did_you_mean(name, there)
-            raise RunError(f"{path}: no such checkpoint.{hint} There are: {', '.join(there)}.")
+            hint = did_you_mean(name, names)
+            raise RunError(f"{path}: no such checkpoint.{hint} There are: {', '.join(names)}.")
         return path, target
     if not target.is_file():
         raise RunError(f"{target}: no such checkpoint or run directory.{near(target)}")
@@ -105,8 +105,9 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust, todo: str = _TRU
 
 def near(path: Path) -> str:
     """A hint at the file beside ``path`` whose name is nearest to it."""
-    there = [str(child) for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(str(path), there)
+    if not path.parent.is_dir():
+        return ""
+    return did_you_mean(str(path), map(str, path.parent.iterdir()))
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """What the run has, whatever seed an attack has: the run's own seed chose ``max_test_examples``."""
+        """The data of the run. An attack may have another seed, but the run's seed chose ``max_test_examples``."""
         experiment = self.experiment
         if self.run is not None:
             seed = read_document(RunDirectory(self.run).recipe).get(("common_args", "random_seed")) or 0
@@ -166,11 +167,13 @@ class LoadedRun:
             state = each_once(state, model, who="the file")  # of one's own it may have all names of a tied tensor
             check_update(state, state_of(model), who="the file")
         except UpdateError as error:
-            end = "" if str(error).endswith("?") else "."
+            problem = str(error)
+            if not problem.endswith("?"):
+                problem += "."
             if not set(state) & set(state_of(model)):
-                end += f" It holds {one_line(list(state))}: save the state dict among them alone, if there is one."
+                problem += f" It holds {one_line(list(state))}: save the state dict among them alone, if there is one."
             raise ModelError(
-                f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {error}{end}"
+                f"{self.weights}: these are not weights of the model '{self.experiment.model.name}': {problem}"
             ) from None
         load_state(model, state)
         return moved(model, self.device).eval()
@@ -192,8 +195,11 @@ def model_loader(
         else:
             otherwise = "Say how its model is built: model: package.module:factory beside the source."
             weights, run = find_checkpoint(path, otherwise=otherwise)
-            once = f"run once: {shlex.join(['calfat', 'attack', str(run), '--trust-plugins'])}"
-            document = recipe_of(run, (), distrust, once) if trust is None else recipe_of(run, (), trust)
+            if trust is None:
+                once = f"run once: {shlex.join(['calfat', 'attack', str(run), '--trust-plugins'])}"
+                document = recipe_of(run, (), distrust, once)
+            else:
+                document = recipe_of(run, (), trust)
         experiment = assemble(document, Registry.for_recipe(document))
         if run is not None and dataset not in (None, experiment.dataset.name):
             raise RunError(
@@ -224,7 +230,8 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
     try:
         refuse_endless(path)
         if path.suffix == ".safetensors":
-            content: Any = {name: tensor for name, tensor in read_tensors(path)[0].items() if "/" not in name}
+            tensors, _ = read_tensors(path)
+            content: Any = {name: tensor for name, tensor in tensors.items() if "/" not in name}
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except RunError:
@@ -262,8 +269,10 @@ def _without_wrappers(state: Mapping[str, Any], expected: Mapping[str, Any]) -> 
     """A state dict under the names of the model, as ``expected`` has them, if only names of wrappers are in front."""
     tensors = {name: tensor for name, tensor in state.items() if name != _AVERAGED or name in expected}
     while not tensors.keys() & expected.keys():
-        prefixes = [prefix for prefix in _WRAPPERS if all(str(name).startswith(prefix) for name in tensors)]
-        if not prefixes:
+        for prefix in _WRAPPERS:
+            if all(str(name).startswith(prefix) for name in tensors):
+                tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+                break
+        else:
             return state  # it is of another model: the error shows the names as they are
-        tensors = {name.removeprefix(prefixes[0]): tensor for name, tensor in tensors.items()}
     return tensors

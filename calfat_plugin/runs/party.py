@@ -43,10 +43,9 @@ from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.run_files import Spending
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
+from calfat_plugin.runs.compute import computing_as, environment_of, log_to, new_profile
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RECIPE, RunDirectory
-from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.request import Request, checked_experiment, pick_device
 from calfat_plugin.tensor_files import READ_ERRORS, read_facts
 from calfat_plugin.typed_json import from_json
 
@@ -82,7 +81,8 @@ class _States:
         for path in sorted(folder.glob("round-*.safetensors")):
             try:
                 facts = read_facts(path)
-                owners, recipe = [int(owner) for owner in facts["clients"]], facts["notes"].get(RECIPE)
+                owners = [int(owner) for owner in facts["clients"]]
+                recipe = facts["notes"].get(RECIPE)
             except READ_ERRORS:
                 continue  # where it is needed, :meth:`after` says what is wrong with it
             if owners != [client]:
@@ -100,7 +100,10 @@ class _States:
     def after(self, used: int) -> State:
         """The state after the round that the server last used; empty before the first."""
         path = self._path(used)
-        return load_checkpoint(path)[0].client_states[self._client] if used and path.exists() else {}
+        if not used or not path.exists():
+            return {}
+        snapshot, _ = load_checkpoint(path)
+        return snapshot.client_states[self._client]
 
     def keep(self, round: int, state: State, used: int) -> None:
         """Store the state after ``round``, and forget all but that and ``used``."""
@@ -109,12 +112,10 @@ class _States:
                 f"round {round} was trained without what this client kept after round {used}: it is not in "
                 f"{self._folder}. To go on with it, start a client again with --resume."
             )
-        kept = self._path(round), self._path(used)
-        save_checkpoint(
-            kept[0], Snapshot(round, {}, client_states={self._client: state}), {RECIPE: self._recipe_digest}
-        )
+        snapshot = Snapshot(round, {}, client_states={self._client: state})
+        save_checkpoint(self._path(round), snapshot, {RECIPE: self._recipe_digest})
         for path in self._folder.glob("round-*"):  # a half-written one, too
-            if path not in kept:
+            if path not in (self._path(round), self._path(used)):
                 path.unlink()
 
     def _path(self, round: int) -> Path:
@@ -138,15 +139,16 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     def warn(text: str) -> None:
         say(f"warning: {text}")
 
-    def say_round(round: int, what: str) -> None:
-        say(f"round {round}/{experiment.num_rounds}  {what}")
+    def say_round(round: int, text: str) -> None:
+        say(f"round {round}/{experiment.num_rounds}  {text}")
 
     def say_joined(run: str, round: int) -> None:
         say_round(round, f"of the server's run {run}")
 
     def keep_goodbye(rounds: int) -> None:
-        stopped_early = rounds < experiment.num_rounds
-        patience = experiment.train.patience if stopped_early else None
+        patience = None
+        if rounds < experiment.num_rounds:  # the run stopped early
+            patience = experiment.train.patience
         about = {"recipe": name, "seed": experiment.seed, "rank": rank}
         write_json(directory.results, {**about, "rounds": rounds, "patience": patience})
 
@@ -257,8 +259,12 @@ def any_clients_worker(document: Document, threads: int, log_file: Path) -> Work
 
 
 def _number_on_machine() -> int:
-    """This process among the workers of its machine, counted from 0, as whoever started it has told it."""
+    """The number of this process among the workers of its machine, from 0, as the program that started it says."""
     number = current_process().name.rpartition("-")[2]  # of Python's own processes, counted from 1
     if number.isdecimal():
         return int(number) - 1
-    return next((int(os.environ[name]) for name in _RANKS_ON_MACHINE if os.environ.get(name, "").isdecimal()), 0)
+    for name in _RANKS_ON_MACHINE:
+        rank = os.environ.get(name, "")
+        if rank.isdecimal():
+            return int(rank)
+    return 0

@@ -1,13 +1,14 @@
-"""One run from recipe to results: directory, data, device, host, listeners, and the way back in after a stop."""
+"""One run from recipe to results: its directory, its data, its rounds, what it is resumed from, and who listens."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json, staying_here, write_json
 from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.evidence import Evidence
+from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.experiment.implausible import classes_not_trained, implausible_data, too_large_batches
@@ -31,16 +34,15 @@ from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.profiling import profiling, timed
-from calfat_plugin.results import EarlyStop, EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds import read_rounds
+from calfat_plugin.run_files import read_results
 from calfat_plugin.runs import workers
-from calfat_plugin.runs.addition import Addition
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
-from calfat_plugin.runs.compute import computing_as, environment_of, new_profile, pick_device
+from calfat_plugin.runs.compute import computing_as, environment_of, log_to, new_profile
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import model_loader
-from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, pick_device
 from calfat_plugin.runs.writer import RunWriter
 
 log = logging.getLogger(__name__)
@@ -74,29 +76,95 @@ class Session:
         self.observer = observer
         self.runtime = runtime
         self.started = time.perf_counter()
+        # What earlier processes left; nothing of a new run.
+        self.snapshot: Snapshot | None = None
+        self.best: Mapping[str, Mapping[str, Any]] = {}  # best checkpoints so far
+        self.behind: Sequence[RoundRecord] = ()  # the finished rounds
 
     # --- begin --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Find out where the run stands, load the data, and bring the files to the end of the last finished round."""
-        self.directory.refuse_links()
+        directory, experiment = self.directory, self.experiment
+        directory.refuse_links()
         for finding in self.runtime.security_warnings(rank=0):
             self.observer.warn(finding)
         if self.request.workers:
             workers.prepare()  # they import their modules while this process reads the data
-        self.addition = Addition.to(self.directory, self.experiment)
-        self.snapshot, best = _restore(self.directory, self.experiment, self.addition)
-        self.device = pick_device(self.experiment, self.observer.warn)
+        self.addition = Addition.to(directory, experiment)
+        self._restore()
+        self.device = pick_device(experiment, self.observer.warn)
         self._load_data()
         self._warn_of_data()
-        self.info = self._info()
-        self._write_first_files()
+        self.info = RunInfo(
+            name=experiment.name,
+            directory=directory.path,
+            recipe=experiment.as_run(),
+            num_rounds=experiment.num_rounds,
+            start_round=len(self.behind) + 1,
+            class_counts=tuple(map(tuple, self.class_counts)),
+            stop=early_stop(experiment, self.behind),
+        )
+        if self.snapshot is not None:
+            directory.check_data(self.data)
+        directory.begin(self.behind, experiment)
+        if not directory.finished:
+            directory.reopen(experiment)
+        self._write_environment()
+        if self.data:
+            write_json(directory.partition, self.data)
         self.observer.run_started(self.info)
-        self.directory = RunDirectory(self.directory.path.absolute())  # code of plugins may go to another folder
+        self.directory = RunDirectory(directory.path.absolute())  # code of plugins may go to another folder
         self.info = replace(self.info, directory=self.directory.path)
-        self.writer = RunWriter(self.directory, self.experiment, best, self.snapshot)
-        self.listeners = Listeners.of(self.experiment, self.observer.warn)
+        self.writer = RunWriter(self.directory, experiment, self.best, self.snapshot)
+        self.listeners = Listeners.of(experiment, self.observer.warn)
         self.listeners.run_started(self.info)
+
+    def _restore(self) -> None:
+        """Read where the run is to continue. A run that stopped in its first round begins again."""
+        directory = self.directory
+        if not directory.last_checkpoint.exists():
+            rounds = len(read_rounds(directory.rounds))
+            if rounds > 1 or directory.finished:  # the first round may have left its record, no more
+                raise RunError(
+                    f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
+                    "Restore it from a copy, or start the run again in another directory."
+                )
+            return
+        snapshot, notes = load_checkpoint(directory.last_checkpoint)
+        directory.check_own(directory.last_checkpoint, notes)
+        directory.check_latest(snapshot.round)
+        if isinstance(snapshot.client_states, ClientStateFiles):
+            snapshot.client_states.check_complete()
+        behind = read_rounds(directory.rounds)[: snapshot.round]  # a crash may leave one too many
+        self._refuse_nothing_to_do(snapshot.round, behind)
+        directory.check_rounds(behind, snapshot.round)
+        self.snapshot, self.best, self.behind = snapshot, notes.get("best", {}), behind
+        log.info("continuing after round %d", snapshot.round)
+
+    def _refuse_nothing_to_do(self, done: int, behind: Sequence[RoundRecord]) -> None:
+        """Refuse to resume a run that has done all its rounds, or that would stop early at once."""
+        directory, num_rounds, state = self.directory, self.experiment.num_rounds, ""
+        if done > num_rounds:
+            state = f"this run has done {done} rounds"
+        elif done == num_rounds and directory.finished and self.addition is None:
+            state = f"this run is finished after {done} rounds"
+        if state:
+            remedy = going_further(self.experiment.as_run(), done, "it")
+            if directory.finished:
+                remedy += directory.without_page
+            raise RunError(f"{directory.path}: {state}; {num_rounds} are asked for. {remedy}")
+        stop = early_stop(self.experiment, behind)
+        if stop is not None and stop.round < done:
+            raise RunError(
+                f"{directory.path}: {done} rounds are done, and with train_args.patience={stop.patience} this run "
+                f"would have {stop}. Resume it with a larger train_args.patience, or start a new run."
+            )
+        if stop is not None and directory.finished:
+            raise RunError(
+                f"{directory.path}: this run is finished: it {stop}. To go further, resume it with a larger patience, "
+                f"such as --set train_args.patience={stop.patience + 5}.{directory.without_page}"
+            )
 
     def _load_data(self) -> None:
         """Read the data set, and deal it to the clients of a simulation; silos have data of their own."""
@@ -131,45 +199,18 @@ class Session:
             if finding:
                 self.observer.warn(finding)
 
-    def _info(self) -> RunInfo:
-        done, stop = 0, None
-        if self.snapshot is not None:
-            done = self.snapshot.round
-            stop = _stop_of(self.directory, self.experiment, done)
-        return RunInfo(
-            name=self.experiment.name,
-            directory=self.directory.path,
-            recipe=self.experiment.as_run(),
-            num_rounds=self.experiment.num_rounds,
-            start_round=done + 1,
-            class_counts=tuple(map(tuple, self.class_counts)),
-            stop=stop,
-        )
-
-    def _write_first_files(self) -> None:
-        """Bring the rounds to the checkpoint's, and write what is known before the first of this process."""
-        if self.snapshot is not None:
-            self.directory.check_data(self.data)
-        # What earlier processes finished.
-        self.behind = self.directory.begin(self.info.start_round - 1, self.experiment)
-        if not self.directory.finished:
-            self.directory.reopen(self.experiment)
-        self._write_environment()
-        if self.data:
-            write_json(self.directory.partition, self.data)
-
     def _write_environment(self) -> None:
         """Write ``environment.json`` for this process, with those of earlier ones below ``earlier``."""
         try:
-            before = read_json(self.directory.environment)
+            last = read_json(self.directory.environment)
         except RunError as error:  # not worth stopping for
             self.observer.warn(f"{error} What it said of earlier processes is lost.")
-            before = {}
-        earlier = before.pop("earlier", [])
+            last = {}
+        earlier = last.pop("earlier", [])
         if not isinstance(earlier, list):
             earlier = []
-        if before:
-            earlier = [*earlier, before]
+        if last:
+            earlier = [*earlier, last]
         environment = environment_of(self.experiment, self.device, self.request.command)
         write_json(self.directory.environment, {**environment, "earlier": earlier})
 
@@ -177,9 +218,12 @@ class Session:
 
     def rounds(self) -> Sequence[EvaluationResult]:
         """Let the host run the rounds that are left, and the final evaluation; return what that measured."""
+        last_used: dict[int, int] = {}  # client to the last round in which its update was used
+        for record in self.behind:
+            last_used.update(dict.fromkeys(record.clients, record.round))
         profile = new_profile(self.device) if self.request.profile else None
         try:
-            start = workers.elsewhere(self.request, self.directory.log)
+            start = workers.worker_starter(self.request, self.directory.log)
             with profiling(profile), workers.running(self.request, start, self.observer) as crew, self.writer:
                 server = self._server()
                 task = ServerTask(
@@ -187,7 +231,7 @@ class Session:
                     on_round=self.round,
                     shards=self.shards,
                     client_states=self.writer.client_states,
-                    used=self._last_used(),
+                    used=last_used,
                     scratch=self._scratch,
                     workers=crew,
                     start_elsewhere=start,
@@ -200,20 +244,6 @@ class Session:
                 write_json(self.directory.profile, {"method": self.experiment.trainer.name, "parts": profile.as_json()})
         self.num_rounds, self.stop = server.round, server.stop
         return evaluations
-
-    def round(self, measured: RoundRecord, snapshot: Snapshot) -> None:
-        """Keep a round that the server has finished, and tell whoever listens."""
-        record = measured.with_worst_clients(self.honest_counts)
-        if self.directory.finished:  # it goes further: until it really does, the results are all that there is
-            self.directory.reopen(self.experiment)
-        with timed("checkpoint"):
-            self.writer.round_finished(record, snapshot)
-            # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
-            if self.runtime.is_cross_silo or self.listeners.wants_rounds:
-                self.writer.settle()
-        self.observer.round_finished(record)
-        with timed("loggers"):
-            self.listeners.round_finished(self.info, record)
 
     def _server(self) -> Server:
         """The server, at the end of the last finished round."""
@@ -231,17 +261,26 @@ class Session:
         server.begin(self.snapshot, self.behind, evidence)
         return server
 
-    def _last_used(self) -> dict[int, int]:
-        """Client to the last round in which its update was used; without clients whose updates never were."""
-        used: dict[int, int] = {}
-        for record in self.behind:
-            used.update(dict.fromkeys(record.clients, record.round))
-        return used
+    def round(self, measured: RoundRecord, snapshot: Snapshot) -> None:
+        """Store a round that the server has finished, and report it to whoever listens."""
+        record = measured.with_worst_clients(self.honest_counts)
+        if self.directory.finished:  # it goes further: until it really does, the results are all that there is
+            self.directory.reopen(self.experiment)
+        with timed("checkpoint"):
+            self.writer.round_finished(record, snapshot)
+            # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
+            if self.runtime.is_cross_silo or self.listeners.wants_rounds:
+                self.writer.settle()
+        self.observer.round_finished(record)
+        with timed("loggers"):
+            self.listeners.round_finished(self.info, record)
 
     @property
     def _scratch(self) -> Path:
         """Where the final evaluation keeps what it needs to continue after a crash."""
-        return self.directory.evaluation if self.addition is None else self.addition.scratch
+        if self.addition is None:
+            return self.directory.evaluation
+        return self.addition.scratch
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
@@ -249,10 +288,10 @@ class Session:
         """Write the results: only now is the run finished."""
         tails = self.experiment.partition.entry.long_tailed
         evaluations = [result.with_worst_clients(self.honest_counts, long_tailed=tails) for result in evaluations]
-        earlier = sum(record.seconds for record in self.behind)
+        seconds_before = sum(record.seconds for record in self.behind)
         if self.addition is not None:
-            evaluations, earlier = self.addition.together(evaluations), self.addition.seconds
-        seconds = earlier + time.perf_counter() - self.started
+            evaluations, seconds_before = self.addition.together(evaluations), self.addition.seconds
+        seconds = seconds_before + time.perf_counter() - self.started
         result = RunResult(tuple(evaluations), self.num_rounds, seconds, self.stop)
         self.writer.run_finished(result, self._scratch)
         if self.addition is not None:  # only now: until the results have them, the recipe must not say so
@@ -269,59 +308,61 @@ class Session:
             report.try_report(page, self.directory.path, self.observer.warn, after=after, traceback=True)
 
 
-def _restore(
-    directory: RunDirectory, experiment: Experiment, addition: Addition | None
-) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
-    """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
-    if not directory.last_checkpoint.exists():
-        rounds = len(read_rounds(directory.rounds))
-        if rounds > 1 or directory.finished:  # the first round may have left its record, no more
+@dataclass(frozen=True)
+class Addition:
+    """Evaluators that are added to a finished run. They measure its last checkpoint; what was measured before stays."""
+
+    experiment: Experiment  # its final evaluation has the added evaluators alone
+    labels: tuple[str, ...]  # of all evaluators that are asked for, in the recipe's order
+    earlier: tuple[EvaluationResult, ...]  # the results of the run, the worst case included
+    evidence: Evidence | None  # of these; None where none was kept
+    seconds: float  # what the run took so far
+    scratch: Path  # where the added evaluation keeps what it needs to continue after a crash
+
+    @classmethod
+    def to(cls, directory: RunDirectory, experiment: Experiment) -> Addition | None:
+        """What this recipe adds to the run; None where it adds nothing, or the run is not finished."""
+        missing = directory.not_measured(experiment)
+        if not missing:
+            return None
+        results = read_results(directory.results)
+        if results is None:
+            return None
+        if results.format != RESULTS_FORMAT:
             raise RunError(
-                f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
-                "Restore it from a copy, or start the run again in another directory."
+                f"{directory.results}: its format is {results.format}, and this version's is {RESULTS_FORMAT}, "
+                "so new evaluations cannot stand beside its own. Run it again in another directory."
             )
-        return None, {}
-    snapshot, notes = load_checkpoint(directory.last_checkpoint)
-    directory.check_own(directory.last_checkpoint, notes)
-    directory.check_latest(snapshot.round)
-    if isinstance(snapshot.client_states, ClientStateFiles):
-        snapshot.client_states.check_complete()
-    _refuse_nothing_to_do(directory, experiment, addition, snapshot.round)
-    log.info("continuing after round %d", snapshot.round)
-    return snapshot, notes.get("best", {})
-
-
-def _refuse_nothing_to_do(
-    directory: RunDirectory, experiment: Experiment, addition: Addition | None, done: int
-) -> None:
-    """Refuse to resume a run that has done all its rounds, or more than the recipe asks for."""
-    asked, state = experiment.num_rounds, ""
-    if done > asked:
-        state = f"this run has done {done} rounds"
-    elif done == asked and directory.finished and addition is None:
-        state = f"this run is finished after {done} rounds"
-    if state:
-        page = directory.without_page if directory.finished else ""
-        raise RunError(
-            f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}{page}"
-        )
-    stop = _stop_of(directory, experiment, done)
-    if stop is not None and stop.round < done:
-        raise RunError(
-            f"{directory.path}: {done} rounds are done, and with train_args.patience={stop.patience} this run would "
-            f"have {stop}. Resume it with a larger train_args.patience, or start a new run."
-        )
-    if stop is not None and directory.finished:
-        raise RunError(
-            f"{directory.path}: this run is finished: it {stop}. To go further, resume it with a larger patience, such "
-            f"as --set train_args.patience={stop.patience + 5}.{directory.without_page}"
+        picks = tuple(pick for pick in experiment.evaluators if pick.label in missing)
+        # Whoever changes an added evaluator that was stopped half-way must not continue with the other's images.
+        written = json.dumps([pick.as_run() for pick in picks], sort_keys=True, default=str)
+        digest = hashlib.sha256(written.encode()).hexdigest()[:16]
+        evidence = None
+        if directory.evidence.exists():
+            evidence = read_evidence(directory.evidence)
+        return cls(
+            experiment=replace(experiment, evaluators=picks),
+            labels=tuple(pick.label for pick in experiment.evaluators),
+            earlier=results.evaluations,
+            evidence=evidence,
+            seconds=results.seconds,
+            scratch=directory.evaluation / f"added-{digest}",
         )
 
+    def together(self, added: Sequence[EvaluationResult]) -> tuple[EvaluationResult, ...]:
+        """All evaluations: those that are asked for, in the recipe's order, then the others, then the worst case."""
+        by_label = {result.label: result for result in (*self.earlier, *added)}
+        by_label.pop(WORST_CASE, None)
+        evaluations = [by_label.pop(label) for label in self.labels]
+        evaluations += by_label.values()
+        # Without evidence of the earlier attacks, nobody knows which images they broke.
+        attacked_before = any(result.settings.get("attack") != "none" for result in self.earlier)
+        if self.evidence is not None or not attacked_before:
+            evaluations += [result for result in added if result.label == WORST_CASE]
+        return tuple(evaluations)
 
-def _stop_of(directory: RunDirectory, experiment: Experiment, done: int) -> EarlyStop | None:
-    """Why no round is left after those that are done, where it is not that they are all."""
-    behind = read_rounds(directory.rounds)[:done]  # a crash may leave one too many
-    return early_stop(experiment, behind)
+
+# --- the data of a run ------------------------------------------------------------------------------------------------
 
 
 def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str, Any]:
@@ -329,11 +370,14 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
 
     ``class_counts`` are training examples: a row a client, a column a class.
     """
+    splits = [dataset.train, dataset.test]
+    if dataset.validation:
+        splits.append(dataset.validation)
     return {
         "class_names": list(dataset.class_names),
         "image_shape": list(dataset.train.x.shape[1:]),
         "class_counts": [shard.y.bincount(minlength=dataset.num_classes).tolist() for shard in shards.values()],
-        "dataset_sha256": data_digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
+        "dataset_sha256": data_digest(splits),
         "partition_sha256": data_digest(shards.values()),
     }
 

@@ -58,18 +58,20 @@ def with_workers(
     number = number_of_workers(text, experiment, option)
     workers, cores = counted(number, "worker"), num_cores()
     threads = experiment.runtime.threads or cores
-    each = counted(threads, "thread")
+    per_worker = counted(threads, "thread")
     if text != AUTO and int(text) > number:
         warn(f"{option} {text}: a round has {counted(number, 'client')}; starting {workers}.")
-    if experiment.device.using_gpu:
-        pass
-    elif number > 1 and number * threads > cores:
-        faster = "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
-        remedy = faster if threads > 1 else "Fewer workers are as fast."
-        warn(f"{option} {text}: {workers} of {each} share {counted(cores, 'core')}. {remedy}")
-    elif text == AUTO and number < min(cores, experiment.clients_per_round):
+    on_cores = not experiment.device.using_gpu
+    if on_cores and number > 1 and number * threads > cores:
+        remedy = "Fewer workers are as fast."
+        if threads > 1:
+            remedy = (
+                "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
+            )
+        warn(f"{option} {text}: {workers} of {per_worker} share {counted(cores, 'core')}. {remedy}")
+    elif on_cores and text == AUTO and number < min(cores, experiment.clients_per_round):
         warn(
-            f"{option} {text}: {workers} of {each} on {counted(cores, 'core')}. With a smaller "
+            f"{option} {text}: {workers} of {per_worker} on {counted(cores, 'core')}. With a smaller "
             "calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
         )
     return replace(request, workers=number)
@@ -85,9 +87,12 @@ def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -
     if number is None and experiment.device.using_gpu:
         import torch
 
-        number = torch.cuda.device_count() if torch.cuda.is_available() else None
-    cores = num_cores()
-    return min(number or max(1, cores // (experiment.runtime.threads or cores)), experiment.clients_per_round)
+        if torch.cuda.is_available():
+            number = torch.cuda.device_count()
+    if not number:
+        cores = num_cores()
+        number = max(1, cores // (experiment.runtime.threads or cores))
+    return min(number, experiment.clients_per_round)
 
 
 def asked_workers(text: str, option: str = OPTION) -> int | None:
@@ -112,8 +117,8 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
         )
 
 
-def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
-    """What a process of an executor calls to train any client; picklable."""
+def worker_starter(request: Request, log: Path) -> Callable[[], Worker]:
+    """What a process of an executor calls first, to get a worker that trains any client; picklable."""
     import torch
 
     from calfat_plugin.runs.party import any_clients_worker
@@ -126,7 +131,7 @@ def running(
 ) -> AbstractContextManager[Workers | None]:
     """The workers that a simulation is to have, from their start to their end; None: this process trains."""
     runtime, executor = runtime_of(request.experiment), request.experiment.executor
-    open_executor: OpenExecutor
+    open_executor: OpenExecutor  # starts the executor, and ends it
     if request.workers:
         executor, open_executor = PROCESSES, partial(_processes, request.workers, start)
     elif executor == PROCESSES or not isinstance(runtime, Simulation):
@@ -136,7 +141,7 @@ def running(
     elif executor == DASK:
         open_executor = partial(_dask, request.experiment)
     else:
-        open_executor = partial(_own, runtime)
+        open_executor = partial(_of_factory, runtime)
     return Workers(executor, open_executor, start, observer, observer.warn)
 
 
@@ -160,7 +165,7 @@ def prepare(modules: list[str] = _PRELOADED) -> None:
 
 @contextmanager
 def without_program() -> Iterator[None]:
-    """A process that is started meanwhile does not import the program that this one runs: a script would run again."""
+    """Keep a process that is started meanwhile from importing the program of this one: a script would run again."""
     program, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -184,8 +189,8 @@ def _processes(number: int, start: Callable[[], Worker]) -> Iterator[Executor]:
     """So many processes, which end with this one, however it ends."""
     context = multiprocessing.get_context("forkserver")
     try:
-        theirs, ours = context.Pipe(duplex=False)
-        pool = _Pool(number, context, initializer=_end_with, initargs=(theirs,))
+        read_end, write_end = context.Pipe(duplex=False)  # the workers wait until this process's end is closed
+        pool = _Pool(number, context, initializer=_end_with, initargs=(read_end,))
     except OSError as error:
         raise _cannot_start(error) from None
     try:
@@ -193,9 +198,9 @@ def _processes(number: int, start: Callable[[], Worker]) -> Iterator[Executor]:
             pool.submit(_get_ready, pickle.dumps(start))
         yield pool
     finally:
-        ours.close()
+        write_end.close()
         pool.shutdown()
-        theirs.close()
+        read_end.close()
 
 
 def _end_with(leader: Connection) -> None:
@@ -222,7 +227,7 @@ def _cannot_start(error: Exception) -> HostError:
     )
 
 
-# --- elsewhere --------------------------------------------------------------------------------------------------------
+# --- executors of MPI, Dask and the user ------------------------------------------------------------------------------
 
 
 def mpi_workers() -> int:
@@ -263,7 +268,8 @@ def _dask(experiment: Experiment) -> Iterator[Executor]:
 
 
 @contextmanager
-def _own(runtime: Simulation) -> Iterator[Executor]:
+def _of_factory(runtime: Simulation) -> Iterator[Executor]:
+    """The executor that the factory of the recipe makes: ``package.module:factory``."""
     name, factory = runtime.experiment.executor, runtime.executor_factory()
     fail = partial(runtime.experiment.document.error, EXECUTOR)
     try:

@@ -47,8 +47,9 @@ class RunWriter:
     ) -> None:
         self.directory, self.experiment = directory, experiment
         self._rounds = directory.rounds_file(experiment)
-        labels = [pick.label for pick in experiment.monitor.evaluators]
-        self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
+        self._selectors = {}  # name of each best checkpoint to the label of the evaluator that selects it
+        if NATURAL in experiment.monitor.labels:
+            self._selectors["best-natural"] = NATURAL
         if experiment.selecting_label not in (None, NATURAL):
             self._selectors["best-robust"] = experiment.selecting_label
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
@@ -73,12 +74,18 @@ class RunWriter:
         """Record first, ``last`` checkpoint last: after a crash the record of an unfinished round is made again."""
         self.settle()
         self._rounds.append(record)
+        split = self.experiment.data.monitored_split
         without_models = dataclasses.replace(snapshot, client_models={})  # the final evaluation is of ``last``
         checkpoints = []
-        for name, notes in self._selected(record).items():
-            notes = {RECIPE: self._recipe_digest, **notes}
-            write_checkpoint(self.directory.checkpoint(name), without_models, notes)
-            checkpoints.append(name)
+        for name, label in self._selectors.items():
+            accuracy = record.accuracy(label)
+            best_before = self.best.get(name, {}).get("accuracy", -1.0)
+            if accuracy is not None and accuracy > best_before:
+                self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
+                selected_on = f"{split} split, {label} ({split}-selected)"
+                notes = {RECIPE: self._recipe_digest, "selected_on": selected_on, **self.best[name]}
+                write_checkpoint(self.directory.checkpoint(name), without_models, notes)
+                checkpoints.append(name)
         write_checkpoint(self.directory.last_checkpoint, snapshot, {RECIPE: self._recipe_digest, "best": self.best})
         checkpoints.append("last")
         states = self.client_states
@@ -97,17 +104,6 @@ class RunWriter:
             done.result()
             self.client_states.saved(checkpoints, named)
 
-    def _selected(self, record: RoundRecord) -> dict[str, dict[str, Any]]:
-        """Name of each checkpoint whose best round is this one, to its notes."""
-        better = {}
-        for name, label in self._selectors.items():
-            accuracy = record.accuracy(label)
-            if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
-                self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
-                split = self.experiment.data.monitored_split
-                better[name] = {"selected_on": f"{split} split, {label} ({split}-selected)", **self.best[name]}
-        return better
-
     def _put_in_place(self, checkpoints: list[str], states: list[Path]) -> None:
         """What waits for the disk; in a thread of its own, which touches nothing but files."""
         paths = [self.directory.checkpoint(name) for name in checkpoints]
@@ -121,9 +117,19 @@ class RunWriter:
             result: of the whole run.
             scratch: where its final evaluation has left its evidence; None: in ``evaluation/``.
         """
-        experiment, records = self.experiment, read_rounds(self.directory.rounds)
-        evidence = self._keep_evidence((scratch or self.directory.evaluation) / EVIDENCE)
-        best, validated = self._best_rounds(), experiment.data.monitored_split == "validation"
+        experiment = self.experiment
+        records = read_rounds(self.directory.rounds)
+        partition = read_typed(Partition, self.directory.partition) or Partition()
+        model = "global model" if experiment.ema is None else "moving average of the global models"
+        model += " after the final round"
+        if result.stop is not None:
+            model += f", with which training stopped early: round {result.stop.round}"
+        selected = {}
+        for name, facts in self.best.items():
+            path = self.directory.checkpoint(name).relative_to(self.directory.path)
+            selected[name] = Selected(facts["evaluator"], facts["accuracy"], facts["round"], str(path))
+        is_validated = experiment.data.monitored_split == "validation"
+        alarms = [*find_alarms(result.evaluations, partition.class_names), *alarms_of(records)]
         results = Results(
             format=RESULTS_FORMAT,
             recipe=experiment.name,
@@ -133,22 +139,22 @@ class RunWriter:
             rounds=result.num_rounds,
             seconds=result.seconds,
             stopped_early=result.stop,
-            model=_evaluated_model(experiment, result),
+            model=model,
             conventions=CONVENTIONS,
             evaluations=result.evaluations,
-            evidence=evidence,
+            evidence=self._moved_evidence((scratch or self.directory.evaluation) / EVIDENCE),
             metrics=metrics_of(experiment, records),
-            alarms=(*self._alarms_of_results(result), *alarms_of(records), *_alarms_of_recipe(experiment)),
-            test_selected=None if validated else best,
-            validation_selected=best if validated else None,
+            alarms=(*alarms, *_alarms_of_recipe(experiment)),
+            test_selected=None if is_validated else selected,
+            validation_selected=selected if is_validated else None,
             calfat_plugin=__version__,
             citations=experiment.citations(),
         )
         write_json(self.directory.results, results.as_json())
         shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use
 
-    def _keep_evidence(self, collected: Path) -> tuple[Mapping[str, Any], ...]:
-        """Move the file of evidence to its place, and say what it is about; nothing where none was collected."""
+    def _moved_evidence(self, collected: Path) -> tuple[Mapping[str, Any], ...]:
+        """Move the file of evidence to its place; return what ``results.json`` says of it, nothing without a file."""
         if not collected.exists():
             return ()
         about = {"file": EVIDENCE, **read_evidence(collected).as_json()}
@@ -156,39 +162,22 @@ class RunWriter:
             collected.replace(self.directory.evidence)
         return (about,)
 
-    def _best_rounds(self) -> dict[str, Selected]:
-        """Name of each best checkpoint to its round."""
-        selected = {}
-        for name, facts in self.best.items():
-            path = self.directory.checkpoint(name).relative_to(self.directory.path)
-            selected[name] = Selected(facts["evaluator"], facts["accuracy"], facts["round"], str(path))
-        return selected
-
-    def _alarms_of_results(self, result: RunResult) -> tuple[Alarm, ...]:
-        partition = read_typed(Partition, self.directory.partition) or Partition()
-        return find_alarms(result.evaluations, partition.class_names)
-
 
 def metrics_of(experiment: Experiment, records: Sequence[RoundRecord]) -> dict[str, float]:
     """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
-    labels = [pick.label for pick in experiment.monitor.evaluators]
+    labels = experiment.monitor.labels
     of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
     metrics: dict[str, float] = {}
     for column in columns_of(labels, metrics=experiment.metric_columns):
         if not column.in_results or column.name.startswith(of_evaluators):
             continue
-        counting = records if column.in_results == "sum" else records[-1:]
+        counting = records[-1:]
+        if column.in_results == "sum":
+            counting = records
         values = [column.value_in(record) for record in counting]
         if values and None not in values:  # a client of a plugin need not say
             metrics[column.name] = float(sum(values))
     return metrics
-
-
-def _evaluated_model(experiment: Experiment, result: RunResult) -> str:
-    model = "global model" if experiment.ema is None else "moving average of the global models"
-    if result.stop is None:
-        return f"{model} after the final round"
-    return f"{model} after the final round, with which training stopped early: round {result.stop.round}"
 
 
 def _alarms_of_recipe(experiment: Experiment) -> list[Alarm]:

@@ -19,8 +19,8 @@ from calfat_plugin.recipe.document import read_document, read_text
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import WORST_CASE, evaluator_of
 from calfat_plugin.run_files import Results, read_results
-from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import with_resolved_precision
 from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.record import Digests, Key, Recorded, digest, read_record, verdict_of
 from calfat_plugin.suites.schema import SEED_KEY, slug

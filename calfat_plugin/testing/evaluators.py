@@ -20,13 +20,13 @@ from calfat_plugin.evaluators.base import share
 from calfat_plugin.evaluators.measure import Progress, evaluation_task, measure, no_progress
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.tiny import (
     NUM_CLASSES,
     answered,

@@ -9,9 +9,9 @@ import torch
 
 from calfat_plugin.datasets import Dataset
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attackers import Attackers, build_attacker
-from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.side_effects import seeded_global_rng
+from calfat_plugin.federation.updates import Attackers, build_attacker
 from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask
@@ -20,8 +20,8 @@ from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord
-from calfat_plugin.runs.compute import named_device
 from calfat_plugin.runs.loaded_run import model_loader
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.tiny import (
     CPU,
     NUM_CLASSES,

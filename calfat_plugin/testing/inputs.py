@@ -20,7 +20,7 @@ from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.models.building import built_model, refuse_other_training_mode, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
-from calfat_plugin.runs.compute import named_device
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.runs.session import Listeners
 from calfat_plugin.testing.tiny import (
     NUM_CLASSES,

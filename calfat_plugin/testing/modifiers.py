@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import named_device
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.tiny import NUM_CLASSES, SIDE, TinyModel, one_thread, require, tiny_experiment, unchanged
 
 _COUNTS = ((5, 3, 2, 1), (7, 0, 0, 2), (0, 0, 1, 0))  # of a client's labels: all classes, some, one

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from calfat_plugin.experiment import Experiment, defined_modifiers
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
@@ -23,7 +23,7 @@ from calfat_plugin.maths.tied import each_once, load_state, state_of
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.runs.compute import named_device
+from calfat_plugin.runs.request import named_device
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (

@@ -14,7 +14,7 @@ from calfat_plugin.trainers.batches import TrainBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from calfat_plugin.recipe.additions import AWPOptions, ByClassOptions
+    from calfat_plugin.recipe.training import AWPOptions, ByClassOptions
 
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:

@@ -24,9 +24,9 @@ from calfat_plugin.entries import (
 from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options, option
-from calfat_plugin.recipe.additions import ADDED
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
+from calfat_plugin.recipe.training import ADDED
 from calfat_plugin.registry import Registry
 from calfat_plugin.threat import ThreatModel
 from tests import recipes

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel

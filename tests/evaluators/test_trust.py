@@ -23,7 +23,7 @@ from torch import nn
 
 import calfat_plugin as calfat
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.judging.attacks import Noise, NoiseOptions

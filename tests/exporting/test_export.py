@@ -358,7 +358,7 @@ def test_without_its_data_a_model_is_exported_and_not_checked(run: Path, monkeyp
     def gone(*arguments: object, **options: object) -> None:
         raise calfat_plugin.DataError("digits: its files are not here.")
 
-    monkeypatch.setattr("calfat_plugin.datasets.digits.load_digits", gone)
+    monkeypatch.setattr("calfat_plugin.datasets.published.load_digits", gone)
     done = calfat("export", run, "--to", run / "blind")
     assert done.code == 0, done
     assert "the evidence was not shown to the files: its images are not here" in done.out

@@ -15,7 +15,7 @@ import yaml
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import PluginError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.attackers import Attackers, build_attacker
+from calfat_plugin.federation.updates import Attackers, build_attacker
 from calfat_plugin.interfaces import State
 from calfat_plugin.results import LocalUpdate
 from tests.cli.runner import calfat

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from calfat_plugin.federation import memory
-from calfat_plugin.federation.memory import PeakMemory
+from calfat_plugin import profiling
+from calfat_plugin.profiling import PeakMemory
 from tests.host.federation import experiment, run
 
 CPU = torch.device("cpu")
-needs_mark = pytest.mark.skipif(not memory._RESET.exists(), reason="no mark that can be set back")
+needs_mark = pytest.mark.skipif(not profiling._RESET.exists(), reason="no mark that can be set back")
 
 
 @needs_mark
@@ -38,7 +38,7 @@ def test_a_peak_is_of_the_time_since_it_began() -> None:
 def test_there_is_no_number_where_the_mark_cannot_be_set_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     peak = PeakMemory(CPU)
     assert peak.of_process() is None  # of the whole life, before a round began
-    monkeypatch.setattr(memory, "_RESET", tmp_path / "none" / "clear_refs")
+    monkeypatch.setattr(profiling, "_RESET", tmp_path / "none" / "clear_refs")
     peak.begin()
     assert peak.of_process() is None
 

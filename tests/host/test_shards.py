@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.federation.worker import Shards, shards_of
 from tests.host.federation import CPU, experiment
 

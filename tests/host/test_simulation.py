@@ -165,7 +165,7 @@ def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeyp
 def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     """The host evaluates data sets called ``stackoverflow...`` in another place, on a data loader we do not have."""
 
-    entry = DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")
+    entry = DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.published:load_digits")
     ran = run(experiment(offering(entry), data_args__dataset="stackoverflow-tags"))
     assert [record.round for record in ran.records] == [1, 2]
 

@@ -25,8 +25,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host import launch
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.runs.compute import log_to
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run as run_session
 from tests.host.federation import experiment

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import Augmentation, Dataset, ImageData, pixels
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.errors import DataError, OptionError
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.datasets.findings import dataset_findings, image_findings
+from calfat_plugin.datasets.published import load_digits
 from tests.snapshot import TextSnapshot
 
 

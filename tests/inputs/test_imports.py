@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from calfat_plugin.datasets import digits
+from calfat_plugin.datasets import published
 from calfat_plugin.errors import DataError
 
 
@@ -24,7 +24,7 @@ def test_importing_leaves_heavy_packages_out(module):
 def test_digits_are_scikit_learns_without_its_import(monkeypatch):
     with monkeypatch.context() as patched:
         patched.delitem(sys.modules, "sklearn", raising=False)
-        data = digits.load_digits()
+        data = published.load_digits()
         assert "sklearn" not in sys.modules
 
     import torch
@@ -43,7 +43,7 @@ def test_a_scikit_learn_without_digits_is_named(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError) as error:
-        digits.load_digits()
+        published.load_digits()
     assert str(error.value) == (
         "digits: scikit-learn's package has no datasets/data/digits.csv.gz. Install scikit-learn again."
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.datasets.subset import prepared, stratified
+from calfat_plugin.datasets.data import prepared, stratified
 from calfat_plugin.experiment.experiment import Experiment
 from tests.recipes import assembled
 

@@ -16,8 +16,8 @@ from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
-from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.results import PASSES, LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.loaded_run import LoadedRun

@@ -15,7 +15,7 @@ from calfat_plugin import testing
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
 from calfat_plugin.errors import BudgetError, PluginError, RecipeError
 from calfat_plugin.interfaces import InnerAttack, InnerTask
-from calfat_plugin.recipe.additions import ByClassOptions
+from calfat_plugin.recipe.training import ByClassOptions
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel

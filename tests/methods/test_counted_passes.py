@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.interfaces import LocalTask
-from calfat_plugin.recipe.additions import AWPOptions
+from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.results import ALIGNMENT, PASSES
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch

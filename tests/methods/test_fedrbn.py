@@ -284,6 +284,19 @@ def test_personal_tensors_stay_with_their_client():
     assert torch.allclose(federation.server.state[first], mean)
 
 
+def test_a_client_trains_on_from_its_own_personal_tensors():
+    """And not from the mean of all clients, which the server sends: a marked running mean fades step by step."""
+    federation = Federation(experiment(ROLES))
+    federation.play()
+    name = "body.0.norm.clean.running_mean"
+    kept = federation.worker.client_states[0]
+    federation.worker.client_states[0] = {**kept, f"personal/{name}": torch.full_like(kept[f"personal/{name}"], 1e3)}
+    downlink = federation.server.downlink()
+    update = federation.worker.fit(0, 2, downlink)
+    assert downlink[name].max() < 1
+    assert update[name].min() > 1
+
+
 @pytest.mark.parametrize(
     ("value", "clients", "said"),
     [

@@ -11,7 +11,7 @@ from calfat_plugin import testing
 from calfat_plugin.attackers.colluding import hidden_deviations
 from calfat_plugin.entries import AttackerEntry
 from calfat_plugin.errors import PluginError
-from calfat_plugin.federation.attackers import Attackers
+from calfat_plugin.federation.updates import Attackers
 from calfat_plugin.federation.wire import unpack_update
 from calfat_plugin.interfaces import Attacker, AttackTask
 from calfat_plugin.results import State

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.federation.outliers import Alignments
 from calfat_plugin.interfaces import LocalTask
-from calfat_plugin.recipe.additions import ByClassOptions
+from calfat_plugin.recipe.training import ByClassOptions
 from calfat_plugin.results import ALIGNMENT, RoundRecord
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.fedpgd import FedPGD

@@ -21,8 +21,7 @@ from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.runs.compute import with_resolved_precision
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, with_resolved_precision
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.evaluators.tasks import task_of, trial_of

@@ -14,7 +14,7 @@ from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.batches import Examples, batches
 from calfat_plugin.errors import CalfatError, ModelError
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalCorrection, LocalTask
-from calfat_plugin.recipe.additions import ByClassOptions
+from calfat_plugin.recipe.training import ByClassOptions
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images, tiny_task
 from calfat_plugin.threat import ThreatModel

@@ -15,7 +15,7 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.inner_attacks.sora import SORA
 from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
-from calfat_plugin.recipe.additions import AWPOptions
+from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.testing import builtin_registry, check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images
 from calfat_plugin.threat import ThreatModel

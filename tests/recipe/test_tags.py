@@ -19,12 +19,12 @@ from calfat_plugin.experiment.differences import unchanging_digest
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.loggers.base import public_recipe
 from calfat_plugin.options import Tag, option, tagged
-from calfat_plugin.recipe.additions import EMAOptions
 from calfat_plugin.recipe.clients import group_keys_with
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.keys import Section, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.recipe.tagged_keys import has_tag, keys_with, reasons_to_keep, without
+from calfat_plugin.recipe.training import EMAOptions
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.comparability import problem_of, settings_of
 from calfat_plugin.suites.record import digest

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calfat_plugin.datasets import Dataset
 from calfat_plugin.datasets.data import Augmentation
-from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.entries import AggregatorEntry, TrainerEntry
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server, Snapshot

@@ -21,12 +21,11 @@ import torch
 from calfat_plugin import seeds
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.datasets.data import Augmentation
-from calfat_plugin.datasets.subset import prepared
+from calfat_plugin.datasets.data import Augmentation, prepared
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
-from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import sample_clients
+from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards

@@ -18,8 +18,8 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.rounds import number_of_rounds, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+from calfat_plugin.runs.compute import log_to
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.logs import log_to
 from calfat_plugin.suites.record import read_record
 from calfat_plugin.tensor_files import write_tensors
 

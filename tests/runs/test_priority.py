@@ -87,7 +87,7 @@ def test_the_session_has_its_priority_back_afterwards(tmp_path: Path) -> None:
     if not Path("/proc/self/autogroup").exists():
         pytest.skip("this kernel does not schedule by session")
     program = (
-        "from calfat_plugin.runs.priority import lowest_priority\n"
+        "from calfat_plugin.runs.compute import lowest_priority\n"
         "def said(): return open('/proc/self/autogroup').read().split()[-1]\n"
         "before = said()\n"
         "try:\n"

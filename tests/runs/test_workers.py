@@ -28,10 +28,9 @@ from calfat_plugin.maths import precision
 from calfat_plugin.maths.precision import has_bf16_units
 from calfat_plugin.recipe import read_document
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.party import _number_on_machine
-from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.request import Request, checked_experiment, pick_device
 from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers, with_workers
 from tests.cli.runner import calfat

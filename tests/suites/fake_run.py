@@ -105,7 +105,7 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
     if behaviour == "boast":
         print("round 7/9  loss 1.0  ETA 0:01", flush=True)
     file = directory.rounds_file(experiment)
-    file.keep_until(0)
+    file.rewrite([])
     for round in range(1, rounds + 1):
         value = 0.5 - abs(math.log2(rate / best)) / 10
         accuracies = {label: value + 0.1 * place for place, label in enumerate(monitored)}

@@ -35,7 +35,7 @@ def finish(run, *rows: dict[str, float], seconds: float = 4.0, guess: float | No
     """Leave what a choice run with these monitored rounds leaves; ``guess``: what one answer to all images has."""
     directory = begun(run)
     file = directory.rounds_file(run.experiment)
-    file.keep_until(0)
+    file.rewrite([])
     for number, row in enumerate(rows, 1):
         file.append(finished_round(number, row, guess))
     directory.results.write_text(json.dumps({"seconds": seconds, "evaluations": []}))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.datasets import digits
+from calfat_plugin.datasets import published
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
@@ -226,14 +226,14 @@ def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
     rows, evaluations, digest = choice_run(tmp_path / "first")
     assert json.loads(rows)[0]["pgd20"]
     assert evaluations == []
-    load = digits.load_digits
+    load = published.load_digits
 
     def other(root, **options):
         dataset = load(root, **options)
         x, y = dataset.test.x.flip(0).roll(3, -1), (dataset.test.y + 1) % 10
         return dataclasses.replace(dataset, test=dataclasses.replace(dataset.test, x=x, y=y))
 
-    monkeypatch.setattr(digits, "load_digits", other)
+    monkeypatch.setattr(published, "load_digits", other)
     again = choice_run(tmp_path / "second")
     assert again[:2] == (rows, [])
     assert again[2] != digest
