@@ -69,6 +69,6 @@ def main() -> None:
 
         calfat(args=["run", "--help"], prog_name="fedml", standalone_mode=False)
         print("\nWithout a recipe, fedml run is FedML's own command:\n", flush=True)
-    from calfat_plugin.host.command import main as host
+    from calfat_plugin.host.installed import run_fedml_command
 
-    host()
+    run_fedml_command()

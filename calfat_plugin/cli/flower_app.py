@@ -26,8 +26,7 @@ from rich.console import Console
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.flower.client import any_client, app_that
-from calfat_plugin.host.flower.messages import MODEL, Answer, fields_of, tensors_of
+from calfat_plugin.host.flower.messages import MODEL, Answer, any_client, app_that, fields_of, tensors_of
 from calfat_plugin.host.runtimes import runtime_on
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.progress import choose_progress

@@ -193,29 +193,25 @@ class Workers:
                 outcome = self._futures.pop(client).result()
             except BrokenExecutor:
                 is_broken = True
+                continue
             except Exception as error:  # of whatever executor
                 raise HostError(
                     f"round {self._round}: client {client} was not trained: calfat.runtime.executor {self._name}: "
                     f"{error_text(error)}."
                 ) from error
-            else:
-                self._take(client, outcome)
+            if isinstance(outcome, Failed):
+                if outcome.is_users:
+                    raise HostError(outcome.text)
+                last_line = outcome.text.strip().splitlines()[-1]
+                traceback_there = _RemoteError(f"\n{outcome.text}")
+                raise WorkerError(f"round {self._round}: client {client}: {last_line}") from traceback_there
+            if outcome.last is not None:
+                self._observer.client_progress(outcome.last)
+            self._trained[client] = outcome
+            del self._tasks[client]
+            self._deaths = 0
         if is_broken:
             self._begin_anew()
-
-    def _take(self, client: int, outcome: Trained | Failed) -> None:
-        """Keep what a worker has made of a client, or raise why it could not."""
-        if isinstance(outcome, Failed):
-            if outcome.is_users:
-                raise HostError(outcome.text)
-            last_line = outcome.text.strip().splitlines()[-1]
-            traceback_there = _RemoteError(f"\n{outcome.text}")
-            raise WorkerError(f"round {self._round}: client {client}: {last_line}") from traceback_there
-        if outcome.last is not None:
-            self._observer.client_progress(outcome.last)
-        self._trained[client] = outcome
-        del self._tasks[client]
-        self._deaths = 0
 
     def _begin_anew(self) -> None:
         """A worker has died, and its executor with it: another one trains the clients that are left of the round."""
@@ -232,7 +228,7 @@ class Workers:
         if self._deaths == _DEATHS:
             raise HostError(
                 f"round {self._round}: {_DEATHS} times in a row a worker has died{cause} before one client more was "
-                f"trained; {left} waited. {_what_to_do(code)}"
+                f"trained; {left} waited. {_advice_after(code)}"
             )
         self._warn(f"round {self._round}: a worker has died{cause}. New ones train {left}, with the same result.")
         self._futures.clear()
@@ -258,7 +254,8 @@ def _code_of_death(processes: Sequence[BaseProcess]) -> int | None:
     return None
 
 
-def _what_to_do(code: int | None) -> str:
+def _advice_after(code: int | None) -> str:
+    """What a user can do against deaths with this exit code."""
     fewer = "use fewer workers, or a smaller train_args.batch_size."
     if code is None:
         return f"Where the system kills them, memory may have run out: {fewer}"

@@ -1,10 +1,14 @@
-"""Which hosts are installed here, and what to do where the one that a run needs is not; imports none of them."""
+"""Which hosts are installed here, what to do where the one that a run needs is not, and FedML's own command line.
+
+No host is imported with this module.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+import warnings
 from importlib import metadata
 
 from calfat_plugin.errors import HostError
@@ -70,3 +74,11 @@ def how_to_get_a_host() -> str:
         f"FedML {TESTED_FEDML} installs on Python 3.10 and 3.11 only, and this is Python {platform.python_version()}. "
         f"{install} {choose}; or make an environment with Python 3.11, where pip install calfat-plugin brings FedML."
     )
+
+
+def run_fedml_command() -> None:
+    """Run the host's own ``fedml`` with this process's arguments; it imports no torch."""
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+    from fedml.cli.cli import cli
+
+    cli()

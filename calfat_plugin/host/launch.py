@@ -1,4 +1,4 @@
-"""How every run is handed to the host: FedML imported in silence, started with our arguments, and put back after.
+"""How every run is handed to FedML: imported in silence, started with our arguments and trainers, and put back after.
 
 The host's defects that reach our users are patched while a run lasts. Each patch is named after its defect, says why it
 is there, and applies only to the host versions it was tested with.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,15 +24,19 @@ with warnings.catch_warnings(), quick_imports():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
+from fedml.core.alg_frame.client_trainer import ClientTrainer
+from torch import Tensor
+
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.side_effects import generators_kept
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.installed import TESTED_FEDML
 
 if TYPE_CHECKING:
     from calfat_plugin.experiment import Experiment
 
-__all__ = ["fedml", "host_arguments", "run_host", "silo_arguments"]
+__all__ = ["MessageTrainer", "WorkerTrainer", "fedml", "host_arguments", "run_host", "silo_arguments"]
 
 
 def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[Any], Any]) -> None:
@@ -134,3 +138,30 @@ def reseeds_the_world() -> Iterator[None]:
             yield
         finally:
             torch.backends.cudnn.deterministic = deterministic
+
+
+class MessageTrainer(ClientTrainer):
+    """The host's trainer interface: parameters in, local training, parameters out."""
+
+    def __init__(self, args: Any) -> None:
+        super().__init__(None, args)
+        self._message: Mapping[str, Tensor] = {}
+
+    def get_model_params(self) -> Mapping[str, Tensor]:
+        return self._message
+
+    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
+        self._message = model_parameters
+
+
+class WorkerTrainer(MessageTrainer):
+    """The host's trainer with our :class:`Worker` inside."""
+
+    def __init__(self, worker: Worker, args: Any) -> None:
+        super().__init__(args)
+        self.worker = worker
+        self.round = 0
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Train client ``self.id``, which the host sets before each call."""
+        self._message = self.worker.fit(self.id, self.round, self._message)

@@ -400,26 +400,21 @@ def runtime_on(experiment: Experiment, grid: Any) -> Runtime:
 def supported_runtime(experiment: Experiment) -> Runtime:
     """:func:`runtime_of`, once it is known that it can run the experiment."""
     if experiment.partition.entry.name == SILO:
-        _refuse_silo_partition(experiment)
+        path = ("data_args", "partition_method")
+        if not experiment.dataset.entry.per_party:
+            raise experiment.document.error(
+                path,
+                f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one "
+                "for all. Take image_folder, or a data set of your own with per_party.",
+            )
+        if experiment.common.training_type != "cross_silo":
+            raise experiment.document.error(
+                path, "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
+            )
     _refuse_small_images(experiment)
     runtime = runtime_of(experiment)
     runtime.refuse_unsupported()
     return runtime
-
-
-def _refuse_silo_partition(experiment: Experiment) -> None:
-    """Refuse data that stay with the parties where the data set, or the runtime, has no parties."""
-    path = ("data_args", "partition_method")
-    if not experiment.dataset.entry.per_party:
-        raise experiment.document.error(
-            path,
-            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
-            "all. Take image_folder, or a data set of your own with per_party.",
-        )
-    if experiment.common.training_type != "cross_silo":
-        raise experiment.document.error(
-            path, "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
-        )
 
 
 def _refuse_small_images(experiment: Experiment) -> None:
@@ -437,20 +432,14 @@ def _refuse_small_images(experiment: Experiment) -> None:
     size = min(shape[1:])
     if size >= smallest:
         return
+    fitting = []  # of the models that need no options
+    for entry, _ in experiment.registry.offers(ModelEntry):
+        if not any(info.required for info in describe_options(entry.config)):
+            min_size = entry.min_size(entry.config())
+            if isinstance(min_size, int) and min_size <= size:
+                fitting.append(entry.name)
     raise experiment.document.error(
         ("model_args", "model"),
         f"'{model.name}' takes images from {smallest}x{smallest} pixels, and those of '{dataset.name}' have "
-        f"{shape[1]}x{shape[2]}. Models that fit: {listed(_models_for(experiment, size))}.",
+        f"{shape[1]}x{shape[2]}. Models that fit: {listed(fitting)}.",
     )
-
-
-def _models_for(experiment: Experiment, size: int) -> list[str]:
-    """The models that take images of this size, of those that need no options."""
-    names = []
-    for entry, _ in experiment.registry.offers(ModelEntry):
-        if any(info.required for info in describe_options(entry.config)):
-            continue
-        smallest = entry.min_size(entry.config())
-        if isinstance(smallest, int) and smallest <= size:
-            names.append(entry.name)
-    return names

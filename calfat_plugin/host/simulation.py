@@ -14,14 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.host.launch import host_arguments, run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import (  # before all else of fedml, whose import it prepares
+    MessageTrainer,
+    WorkerTrainer,
+    host_arguments,
+    run_host,
+)
 
 # isort: split
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.adapters import MessageTrainer, WorkerTrainer
 from calfat_plugin.host.executors import Workers
 from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.results import EvaluationResult, State
@@ -73,8 +77,13 @@ class SimulationAPI(FedAvgAPI):
         self.client_states = task.client_states
         self.clients: tuple[int, ...] = ()  # of the round under way
         self.num_examples = {client: len(shard) for client, shard in task.shards.items()}
-        self.trainer = _trainer(task, args)
+        self.trainer: SimulationTrainer | AheadTrainer
         dataset = self.server.dataset
+        if task.workers is not None:
+            self.trainer = AheadTrainer(task.workers, args, task.client_states)
+        else:
+            worker = Worker(self.server.experiment, dataset, task.shards, self.server.device, self.server.observer)
+            self.trainer = SimulationTrainer(worker, args, task.client_states)
         no_data = dict.fromkeys(self.num_examples)  # who trains has the data; the host only passes these around
         counts = self.num_examples
         super().__init__(
@@ -129,14 +138,6 @@ class SimulationAPI(FedAvgAPI):
     def run(self) -> None:
         with suppress(_StoppedEarly):
             self.train()
-
-
-def _trainer(task: ServerTask, args: Any) -> SimulationTrainer | AheadTrainer:
-    if task.workers is not None:
-        return AheadTrainer(task.workers, args, task.client_states)
-    server = task.server
-    worker = Worker(server.experiment, server.dataset, task.shards, server.device, server.observer)
-    return SimulationTrainer(worker, args, task.client_states)
 
 
 def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:

@@ -190,7 +190,7 @@ def test_every_door_sets_torch_before_all_else(name: str) -> None:
 
 
 def test_a_node_of_flower_is_a_door() -> None:
-    client = pytest.importorskip("calfat_plugin.host.flower.client", exc_type=ImportError)
+    client = pytest.importorskip("calfat_plugin.host.flower.messages", exc_type=ImportError)
     with torch.inference_mode(), pytest.raises(calfat.RunError, match="inference_mode"):
         client.any_client(b"", None)
 

@@ -21,7 +21,7 @@ from calfat_plugin.errors import CalfatError, HostError, RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.flower import server as flower_server
 from calfat_plugin.host.flower.messages import Answer, fields_of
-from calfat_plugin.host.flower.rounds import run_rounds
+from calfat_plugin.host.flower.server import run_rounds
 from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint

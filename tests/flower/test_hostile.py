@@ -19,9 +19,8 @@ from torch import Tensor
 from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.wire import Wire
-from calfat_plugin.host.flower.client import app_that
-from calfat_plugin.host.flower.messages import Answer, content, fields_of, packed, tensors_of
-from calfat_plugin.host.flower.rounds import run_rounds
+from calfat_plugin.host.flower.messages import Answer, app_that, content, fields_of, packed, tensors_of
+from calfat_plugin.host.flower.server import run_rounds
 from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.host.transports.message import MODEL, RefusedError, decode, read_envelope
 from calfat_plugin.peer_text import peer_text

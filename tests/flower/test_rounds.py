@@ -18,10 +18,8 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import pack_refusal
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.flower import server as flower_server
-from calfat_plugin.host.flower.client import any_client_app
-from calfat_plugin.host.flower.messages import STATE, packed, tensors_of
-from calfat_plugin.host.flower.rounds import RemoteTrainingError, run_rounds
-from calfat_plugin.host.flower.server import resources, simulate
+from calfat_plugin.host.flower.messages import STATE, any_client_app, packed, tensors_of
+from calfat_plugin.host.flower.server import RemoteTrainingError, resources, run_rounds, simulate
 from calfat_plugin.host.tasks import ServerTask
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.results import EvaluationResult, RoundRecord, State
@@ -79,8 +77,9 @@ def test_who_has_started_too_few_nodes_is_told(tmp_path: Path, monkeypatch: pyte
     """Flower would have no more of them, however long the run waited."""
     monkeypatch.setattr(flower_server, "_REMIND", -1.0)
     _, experiment = written(tmp_path)
-    grid, said = Run(experiment, comes_later=2).grid, list[str]()
-    assert flower_server._wait_for_nodes(grid, 5, lambda: None, said.append) == [100, 101, 102, 103, 104]
+    run, said = Run(experiment, comes_later=2), list[str]()
+    simulate(replace(run._task, warn=said.append), run.grid)
+    assert run.server.is_over
     assert said == 2 * [
         "still waiting for nodes of Flower's simulation: 4 of 5 are there. With flwr run, add --federation-config "
         "'num-supernodes=5'."

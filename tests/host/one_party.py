@@ -20,9 +20,8 @@ from fedml.core.mlops import MLOpsStore
 from calfat_plugin.host.silo.client import MODEL_TYPES, SiloClient
 from calfat_plugin.host.silo.server import SiloServer
 from calfat_plugin.host.tasks import ClientTask, ServerTask
-from calfat_plugin.host.transports.base import ALARM
+from calfat_plugin.host.transports.base import ALARM, Inbox
 from calfat_plugin.host.transports.message import Message
-from calfat_plugin.host.transports.queues import Inbox
 from calfat_plugin.results import RoundRecord
 from tests.host.federation import experiment
 from tests.report.made import record

@@ -8,7 +8,7 @@ import time
 from calfat_plugin.host.launch import fedml  # noqa: F401  (before all else of fedml)
 
 # isort: split
-from calfat_plugin.host.transports.queues import Outgoing, SendQueue, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, SendQueue, UnreachableError
 
 MODEL, STATUS = 2, 5
 

@@ -23,9 +23,9 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports import guards
+from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.message import Message, encode
-from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.recipe.silo import Address, Silo
 from tests.environment import bare
 from tests.silo.certificates import make_certificates

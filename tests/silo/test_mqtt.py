@@ -27,12 +27,11 @@ from paho.mqtt.properties import Properties
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports import mqtt as transports
 from calfat_plugin.host.transports import object_store
-from calfat_plugin.host.transports.base import AnothersError
+from calfat_plugin.host.transports.base import AnothersError, UnreachableError
 from calfat_plugin.host.transports.broker import Broker
 from calfat_plugin.host.transports.message import Message, RefusedError, encode
 from calfat_plugin.host.transports.mqtt import MQTTTransport
 from calfat_plugin.host.transports.object_store import ObjectStore
-from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, shut_port, store
 from tests.silo.certificates import broker_settings, make_certificates

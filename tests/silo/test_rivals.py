@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.silo.roll_call import Presence
+from calfat_plugin.host.silo.rounds import Presence
 from calfat_plugin.host.transports.base import PostponedError
 from calfat_plugin.host.transports.message import RefusedError
 from tests.silo.federation import Federation, assert_same_bits

@@ -17,9 +17,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.runtimes import CrossSiloGRPC
 from calfat_plugin.host.tasks import fingerprint
-from calfat_plugin.host.transports.base import Transport
+from calfat_plugin.host.transports.base import Outgoing, Transport
 from calfat_plugin.host.transports.message import Message, read_envelope
-from calfat_plugin.host.transports.queues import Outgoing
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.silo import UNPROTECTED

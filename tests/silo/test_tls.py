@@ -20,10 +20,10 @@ import trustme
 from calfat_plugin.errors import HostError
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
+from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates, refuse_unfit_certificate
 from calfat_plugin.host.transports.grpc import GRPCTransport
 from calfat_plugin.host.transports.message import MODEL, ImpostorError, Message, RefusedError
-from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.certificates import block_of_page, make_certificates, tls_of
 from tests.silo.federation import free_ports

@@ -1,20 +1,27 @@
-"""Our messages as Flower carries them: tensors as one safetensors text each, numbers as a record, nothing pickled.
+"""Our messages as Flower carries them, and the ``ClientApp`` that answers them.
 
-What comes from a node is not believed. A reply that cannot be read as :func:`update` writes it counts as a refused
-update, and the server gives the reason.
+Tensors travel as one safetensors file each, numbers as a record; nothing is pickled. What comes from a node is not
+believed: a reply that cannot be read counts as a refused update, and the server gives the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from calfat_plugin.errors import CalfatError
 from calfat_plugin.federation.wire import Wire, pack_refusal
+from calfat_plugin.federation.worker import Worker
+from calfat_plugin.host.executors import started
 from calfat_plugin.host.transports.message import RefusedError, bytes_of, tensors_in
+from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.peer_text import peer_text
 
 MODEL, STATE = "model", "state"
@@ -62,17 +69,6 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
     return tensors_in(array.data)
 
 
-def update(message: Message, answer: Answer) -> Message:
-    """The reply of a client that has trained."""
-    arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
-    return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
-
-
-def trouble(message: Message, text: str, *, is_users: bool) -> Message:
-    """The reply of a client that could not train; ``is_users``: its user can fix that."""
-    return Message(content({}, trouble=text, is_users=is_users), reply_to=message)
-
-
 def answer_in(reply: Message, limit: int | None) -> Answer:
     """What a client sent, or a refusal in its place.
 
@@ -93,3 +89,64 @@ def answer_in(reply: Message, limit: int | None) -> Answer:
         return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {})
     except RefusedError as error:
         return Answer(1, pack_refusal(f"its message cannot be read: {peer_text(error)}"), {})
+
+
+# --- the client's side ------------------------------------------------------------------------------------------------
+
+Train = Callable[[Message, Context], Answer]
+Describe = Callable[[Context], Mapping[str, Any]]
+
+
+def app_that(train: Train, describe: Describe | None = None) -> ClientApp:
+    """A ``ClientApp`` around a function that trains; an error in it is its answer.
+
+    ``describe`` answers a query of the server: which client this is, and what it runs.
+    """
+
+    def answer_train(message: Message, context: Context) -> Message:
+        answer = train(message, context)
+        arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
+        return Message(content(arrays, num_examples=answer.num_examples), reply_to=message)
+
+    app = ClientApp()
+    app.train()(_reporting_errors(answer_train))
+    if describe is not None:
+
+        def answer_query(message: Message, context: Context) -> Message:
+            return Message(content({}, **describe(context)), reply_to=message)
+
+        app.query()(_reporting_errors(answer_query))
+    return app
+
+
+def _reporting_errors(answer: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """The same function, except that an error in it becomes a reply."""
+
+    def answer_or_report(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except CalfatError as error:
+            trouble = content({}, trouble=str(error), is_users=True)
+        except Exception as error:
+            # The error comes before its traceback, because a server may cut the text.
+            trouble = content({}, trouble=f"{error!r}\n{traceback.format_exc()}", is_users=False)
+        return Message(trouble, reply_to=message)
+
+    return answer_or_report
+
+
+def any_client_app(start: Callable[[], Worker]) -> ClientApp:
+    """A ``ClientApp`` for processes that train any client, whose state comes and goes with the messages."""
+    pickled = pickle.dumps(start)
+    return app_that(lambda message, context: any_client(pickled, message))
+
+
+@fresh_torch_state()
+def any_client(start: bytes, message: Message) -> Answer:
+    """Train the client that a message names, from the state that it brings."""
+    worker = started(start)
+    fields = fields_of(message)
+    client, round = fields["client"], fields["round"]
+    worker.client_states[client] = tensors_of(message, STATE)
+    wire = worker.fit(client, round, tensors_of(message, MODEL))
+    return Answer(worker.num_examples(client), wire, dict(worker.client_states.pop(client)))

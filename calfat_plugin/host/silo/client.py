@@ -7,7 +7,11 @@ import threading
 import time
 from typing import Any
 
-from calfat_plugin.host.launch import run_host, silo_arguments  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import (  # before all else of fedml, whose import it prepares
+    WorkerTrainer,
+    run_host,
+    silo_arguments,
+)
 
 # isort: split
 
@@ -19,12 +23,10 @@ from torch import Tensor
 
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.federation.wire import Wire
-from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
-from calfat_plugin.host.silo.roll_call import BEAT
+from calfat_plugin.host.silo.rounds import BEAT
 from calfat_plugin.host.tasks import ClientTask, OpenTransport, fingerprint, max_message
-from calfat_plugin.host.transports.base import FAILED, AnothersError, Transport
+from calfat_plugin.host.transports.base import FAILED, AnothersError, OnTransport, Transport, UnreachableError
 from calfat_plugin.host.transports.message import ImpostorError, Message, RefusedError
-from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 
@@ -119,13 +121,16 @@ class SiloClient(OnTransport, ClientMasterManager):
         status.add_params(MyMessage.MSG_ARG_KEY_CLIENT_STATUS, self.ONLINE_STATUS_FLAG)
         status.add_params("session", self._session)
         status.add_params("recipe", self._fingerprint)
-        server_came = False
+        settings = self._settings
+        longest_silence = settings.start_deadline
+        complaint = f"did not come within {longest_silence:g} s (calfat.silo.start_deadline)"
         last_heard = time.monotonic()
         while not self.com_manager.stopped:
             try:
                 self.com_manager.send_now(status, _BEAT_TIMEOUT)
-                server_came = True
                 last_heard = time.monotonic()
+                longest_silence = settings.server_deadline
+                complaint = f"has not answered for {longest_silence:g} s (calfat.silo.server_deadline)"
             except ImpostorError as error:
                 self._fail(
                     f"{self._server} is not trusted: {error}. Let it use its own certificate, or correct its address."
@@ -135,21 +140,11 @@ class SiloClient(OnTransport, ClientMasterManager):
                 self._fail(f"{self._server} refused rank {self.rank}: {error}")
                 return
             except UnreachableError as error:
-                complaint = self._silence_of_server(server_came, time.monotonic() - last_heard)
-                if complaint:
+                if time.monotonic() - last_heard > longest_silence:
                     self._fail(f"{self._server} {complaint}. Last try: {error}.")
                     return
             self._beat_now.wait(BEAT)
             self._beat_now.clear()
-
-    def _silence_of_server(self, server_came: bool, seconds: float) -> str:
-        """Why the server is given up after so many seconds of silence; empty while it is waited for."""
-        settings = self._settings
-        if server_came and seconds > settings.server_deadline:
-            return f"has not answered for {settings.server_deadline:g} s (calfat.silo.server_deadline)"
-        if not server_came and seconds > settings.start_deadline:
-            return f"did not come within {settings.start_deadline:g} s (calfat.silo.start_deadline)"
-        return ""
 
     def _fail(self, reason: str) -> None:
         """Let the loop raise an error that another thread has found."""
@@ -177,9 +172,16 @@ class SiloClient(OnTransport, ClientMasterManager):
         fields = msg_params.get_params()
         round = fields["round"]
         downlink = fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS]
-        self._check_model(round, downlink)
+        try:
+            self._task.worker.check_downlink(downlink)
+        except UpdateError as error:
+            text = f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
+            raise HostError(text) from None
         begin_part(f"round {round}")
-        self._report_run(peer_text(fields.get("run", "")), round)
+        run_name = peer_text(fields.get("run", ""))
+        if run_name and run_name != self._run_name:
+            self._run_name = run_name
+            self._task.on_joined(run_name, round)
         self._task.on_round(round, "training")
         weights, num_examples = self._train(round, fields["used"], downlink)
         if self.com_manager.inbox.holds(MODEL_TYPES):
@@ -188,19 +190,6 @@ class SiloClient(OnTransport, ClientMasterManager):
         self._answering = {"round": round, "ticket": fields["ticket"]}
         self.send_model_to_server(0, weights, num_examples)
         self._task.on_round(round, "sent")
-
-    def _check_model(self, round: int, downlink: Wire) -> None:
-        try:
-            self._task.worker.check_downlink(downlink)
-        except UpdateError as error:
-            text = f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
-            raise HostError(text) from None
-
-    def _report_run(self, name: str, round: int) -> None:
-        """Inform the user when it is another run of the server than before."""
-        if name and name != self._run_name:
-            self._run_name = name
-            self._task.on_joined(name, round)
 
     def _train(self, round: int, used: int, downlink: Wire) -> tuple[dict[str, Tensor], int]:
         """Train from what the client kept after round ``used``, the last one whose update the server used."""

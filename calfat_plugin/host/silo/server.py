@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,13 +19,10 @@ from fedml.cross_silo.server.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.wire import num_bytes
-from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.silo.client import MODEL_TYPES
-from calfat_plugin.host.silo.roll_call import BEAT, Presence, RollCall, check_sign_of_life
-from calfat_plugin.host.silo.rounds import Round
-from calfat_plugin.host.silo.shutdown import RECONNECT_SECONDS, Shutdown
+from calfat_plugin.host.silo.rounds import BEAT, Presence, RollCall, Round, check_sign_of_life
 from calfat_plugin.host.tasks import OpenTransport, ServerTask, fingerprint, max_message
-from calfat_plugin.host.transports.base import ALARM, Transport
+from calfat_plugin.host.transports.base import ALARM, OnTransport, Transport
 from calfat_plugin.host.transports.message import Message, RefusedError, sendable
 from calfat_plugin.results import EvaluationResult
 
@@ -32,6 +30,70 @@ log = logging.getLogger(__name__)
 
 _NOTICE_SECONDS = 5.0  # in which a notice must arrive
 _SECONDS_TO_ASK = 5 * BEAT  # in which a client that waits for a server asks
+_RECONNECT_SECONDS = 30.0  # in which a client that was killed at the end may be started again and ask
+_GOODBYE_SECONDS = 5.0  # in which a client that is alive takes the goodbye
+
+
+class Shutdown:
+    """Takes the server's transport over when no round is left, and answers every sign of life with the goodbye.
+
+    It does not ask :class:`~calfat_plugin.host.silo.rounds.Presence`: a goodbye may go to every process of a rank.
+    """
+
+    def __init__(self, transport: Transport, fingerprint: str) -> None:
+        self._transport = transport
+        self._fingerprint = fingerprint
+        self._num_rounds = 0
+        self._deadline = 0.0
+        self._awaited: set[int] = set()
+        self._informed: set[int] = set()
+        self._changed = threading.Condition()
+
+    def begin(self, num_rounds: int, sessions: Mapping[int, str], awaited: Iterable[int], seconds: float) -> None:
+        """Inform the clients that are known.
+
+        Args:
+            num_rounds: rounds that were done, of which the clients are informed.
+            sessions: rank to session of the clients that are known.
+            awaited: ranks for which :meth:`wait` stays.
+            seconds: how long it stays for them.
+        """
+        self._num_rounds = num_rounds
+        self._awaited = set(awaited)
+        self._deadline = time.monotonic() + seconds
+        self._transport.admit = self._admit
+        for rank, session in sessions.items():
+            self._inform(rank, session)
+
+    def wait(self) -> None:
+        """Stay until the awaited clients have taken the goodbye, or their time is over."""
+        if self._wait_until(time.monotonic() + _GOODBYE_SECONDS):
+            return
+        missing = sorted(self._awaited - self._informed)
+        seconds_left = self._deadline - time.monotonic()
+        log.info("ranks %s do not know yet that the run is over; waiting up to %.0f s for them", missing, seconds_left)
+        self._wait_until(self._deadline)
+
+    def _wait_until(self, until: float) -> bool:
+        """Whether all awaited clients are informed, at the latest at ``until``."""
+        with self._changed:
+            seconds = max(0.0, min(until, self._deadline) - time.monotonic())
+            return self._changed.wait_for(lambda: self._awaited <= self._informed, seconds)
+
+    def _admit(self, envelope: Message) -> None:
+        if envelope.get_type() != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
+            raise RefusedError("all rounds are done")
+        session = check_sign_of_life(envelope, self._fingerprint)
+        self._inform(envelope.get_sender_id(), session)
+
+    def _inform(self, rank: int, session: str) -> None:
+        def note_receipt() -> None:
+            with self._changed:
+                self._informed.add(rank)
+                self._changed.notify_all()
+
+        goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session, rounds=self._num_rounds)
+        self._transport.send_message(goodbye, _RECONNECT_SECONDS, note_receipt)
 
 
 class SiloServer(OnTransport, FedMLServerManager):
@@ -187,15 +249,12 @@ class SiloServer(OnTransport, FedMLServerManager):
         for client in record.clients:
             self._used[client] = round.number
         self._on_round(record, self.server.snapshot())
-        if self.server.is_over:
-            self._say_goodbye()
-        else:
+        if not self.server.is_over:
             self._begin_round()
-
-    def _say_goodbye(self) -> None:
+            return
         sessions = self._roll_call.sessions
         awaited = sessions.keys() - self._roll_call.gone
-        self._shutdown.begin(self.server.round, sessions, awaited, RECONNECT_SECONDS)
+        self._shutdown.begin(self.server.round, sessions, awaited, _RECONNECT_SECONDS)
         self.com_manager.leave_loop()
 
     # --- sending ---
@@ -208,22 +267,17 @@ class SiloServer(OnTransport, FedMLServerManager):
         if session is not None:
             message.add_params("session", session)
         if message_type in MODEL_TYPES:
-            self._send_with_ticket(message)
+            round = self._current_round
+            message.add_params("round", round.number)
+            message.add_params("run", self._run_name)
+            message.add_params("used", self._used.get(rank - 1, 0))
+            message.add_params("ticket", round.tickets[rank])
+            note_receipt = partial(round.arrived.add, round.sent_to[rank])
+            self.com_manager.send_message(message, round.deadline - time.monotonic(), note_receipt)
         elif message_type == MyMessage.MSG_TYPE_S2C_FINISH:
             self.com_manager.send_message(message, _NOTICE_SECONDS)
         else:
             self.com_manager.send_message(message, self._settings.start_deadline)
-
-    def _send_with_ticket(self, message: Message) -> None:
-        """Queue the model of this round until its deadline, and note its receipt."""
-        round = self._current_round
-        rank = message.get_receiver_id()
-        message.add_params("round", round.number)
-        message.add_params("run", self._run_name)
-        message.add_params("used", self._used.get(rank - 1, 0))
-        message.add_params("ticket", round.tickets[rank])
-        note_receipt = partial(round.arrived.add, round.sent_to[rank])
-        self.com_manager.send_message(message, round.deadline - time.monotonic(), note_receipt)
 
     @property
     def _current_round(self) -> Round:

@@ -117,17 +117,15 @@ class Broker:
             return str(error) or type(error).__name__
         # Not loop_forever in this thread: whoever publishes would then write to the socket beside it.
         self._client.loop_start()
-        reason = self._wait_until_lost()
+        reader = self._client._thread
+        reason = "it closes the connection"
+        while not self._closing and not self._lost.wait(_PAUSE):
+            # The reader also dies of a packet that it cannot read, such as one with U+FEFF in a text. It calls nobody.
+            if not reader.is_alive():
+                reason = "it forwarded a message that cannot be read"
+                break
         self._client.loop_stop()
         return reason
-
-    def _wait_until_lost(self) -> str:
-        reader = self._client._thread
-        while not self._closing and not self._lost.wait(_PAUSE):
-            # It also dies of a packet that it cannot read, such as one with U+FEFF in a text, and calls nobody.
-            if not reader.is_alive():
-                return "it forwarded a message that cannot be read"
-        return "it closes the connection"
 
     # --- callbacks, in the library's thread ---
 
@@ -160,23 +158,20 @@ class Broker:
 
 
 def _client(silo: Silo, rank: int) -> Any:
+    """The library's client, with the password and certificates that the recipe names for party ``rank``."""
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if silo.mqtt.username is not None:
-        client.username_pw_set(for_rank(silo.mqtt.username, rank), _password(silo, rank))
+        path = expanded(for_rank(str(silo.mqtt.password_file), rank))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
+        except UnicodeDecodeError:
+            raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read (it is not UTF-8).") from None
+        first_line = text.partition("\n")[0]
+        client.username_pw_set(for_rank(silo.mqtt.username, rank), first_line)
     if silo.tls is not None:
         client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
     elif silo.mqtt.tls:
         client.tls_set_context(ssl.create_default_context())
     return client
-
-
-def _password(silo: Silo, rank: int) -> str:
-    """The first line of the file that the recipe names."""
-    path = expanded(for_rank(str(silo.mqtt.password_file), rank))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read (it is not UTF-8).") from None
-    return text.partition("\n")[0]

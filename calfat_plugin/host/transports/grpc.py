@@ -21,11 +21,10 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import PostponedError, Transport
+from calfat_plugin.host.transports.base import Outgoing, PostponedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.guards import Call, CallGuard, ConnectionGuard, connections_allowed
+from calfat_plugin.host.transports.guards import CallGuard, ConnectionGuard, connections_allowed
 from calfat_plugin.host.transports.message import ImpostorError, RefusedError
-from calfat_plugin.host.transports.queues import Outgoing, UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
@@ -105,18 +104,14 @@ class GRPCTransport(Transport):
         except grpc.FutureCancelledError:
             raise UnreachableError("given up for a newer message") from None
         except grpc.RpcError as error:
-            raise self._error_of(peer, error) from None
-
-    def _error_of(self, peer: int, error: Any) -> Exception:
-        """What a failed call says: whether the message is refused for good, or another try may succeed."""
-        if error.code() in _WILL_NOT_CHANGE:
-            return RefusedError(peer_text(error.details()))
-        address = self._parties[peer]
-        reason = peer_text(str(error.details() or "no answer").splitlines()[0])
-        if peer == _SERVER and _OTHER_NAME in reason:  # of a client that is somebody else, the next may be itself
-            name = certificate_name(peer)
-            return ImpostorError(f"{address} has a certificate that is not made out to {name}")
-        return UnreachableError(f"{address}: {reason}")
+            if error.code() in _WILL_NOT_CHANGE:
+                raise RefusedError(peer_text(error.details())) from None
+            address = self._parties[peer]
+            reason = peer_text(str(error.details() or "no answer").splitlines()[0])
+            if peer == _SERVER and _OTHER_NAME in reason:  # at a client's address the right one may come later
+                name = certificate_name(peer)
+                raise ImpostorError(f"{address} has a certificate that is not made out to {name}") from None
+            raise UnreachableError(f"{address}: {reason}") from None
 
     def _channel(self, peer: int) -> Any:
         """The connection to a peer, which gRPC opens anew when it breaks."""
@@ -171,7 +166,13 @@ class GRPCTransport(Transport):
             caller = str(sorted(ranks))
             self._connections.is_a_partys(sender, caller, len(ranks))
         with self._calls.waiting(caller, context.cancel) as call:
-            content = self._first_message(requests, call, sender, context)
+            try:
+                content = next(requests)
+            except (StopIteration, grpc.RpcError):
+                reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
+                self.refusals.add(sender, call.problem or reason)
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
+                raise  # not reached: abort raises
         try:
             request = pb.CommRequest.FromString(content)
         except Exception:  # protobuf's DecodeError; whatever it is, the sender is the cause
@@ -185,15 +186,6 @@ class GRPCTransport(Transport):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer_text(refused))
         self._connections.is_a_partys(sender, caller, len(ranks))
         return pb.CommResponse(client_id=self.rank)
-
-    def _first_message(self, requests: Iterator[bytes], call: Call, sender: str, context: Any) -> bytes:
-        try:
-            return next(requests)
-        except (StopIteration, grpc.RpcError):
-            reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
-            self.refusals.add(sender, call.problem or reason)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
-            raise  # not reached: abort raises
 
     def _ranks_of(self, context: Any) -> frozenset[int]:
         """The ranks that a caller may speak for: those in its certificate; without certificates, all."""

@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +86,12 @@ class ConnectionGuard:
     def sweep(self) -> None:
         """Close what is too much now."""
         handles = dict(self._connections())
-        self._note_order(handles)
-        parties = self._known_parties(handles)
+        still_open = [peer for peer in self._peers if peer in handles]
+        known = set(still_open)
+        self._peers = still_open + [peer for peer in handles if peer not in known]
+        with self._lock:
+            self._parties = {peer: party for peer, party in self._parties.items() if peer in handles}
+            parties = dict(self._parties)
         of_party: Counter[str] = Counter()
         of_address: Counter[str] = Counter()
         for peer in reversed(self._peers):
@@ -104,18 +108,6 @@ class ConnectionGuard:
                 self._close(handles[peer], peer, reason)
             elif of_address.total() > self._most_strangers:
                 self._close(handles[peer], peer, f"more than {self._most_strangers} connections do nothing")
-
-    def _note_order(self, open_now: Collection[Peer]) -> None:
-        """Bring the list of peers up to date: those that are new come last."""
-        self._peers = [peer for peer in self._peers if peer in open_now]
-        known = set(self._peers)
-        self._peers += [peer for peer in open_now if peer not in known]
-
-    def _known_parties(self, open_now: Collection[Peer]) -> dict[Peer, tuple[str, int]]:
-        """Which of the connections are a party's; those that are no longer open are forgotten."""
-        with self._lock:
-            self._parties = {peer: party for peer, party in self._parties.items() if peer in open_now}
-            return dict(self._parties)
 
     def _close(self, handle: int, peer: Peer, reason: str) -> None:
         with suppress(OSError), _socket(handle) as connection:

@@ -109,24 +109,19 @@ def read_envelope(data: bytes) -> Message:
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
     fields = _json(metadata[_KEY], "its fields")
     for name, value in fields.items():
-        _check_field(name, value)
+        if name not in FIELDS:
+            raise RefusedError(f"unknown field {name[:_MAX_TEXT]!r}")
+        if type(value) is not FIELDS[name]:
+            raise RefusedError(f"field '{name}' is of type {type(value).__name__}, expected {FIELDS[name].__name__}")
+        if isinstance(value, str):
+            if len(value) > _MAX_TEXT:
+                raise RefusedError(f"field '{name}' is {len(value)} characters long")
+            if not (value.isascii() and value.isprintable()):
+                raise RefusedError(f"field '{name}' holds other signs than printable ASCII")
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
     return Message(fields.pop(TYPE), fields.pop(SENDER), fields.pop(RECEIVER), **fields)
-
-
-def _check_field(name: str, value: object) -> None:
-    if name not in FIELDS:
-        raise RefusedError(f"unknown field {name[:_MAX_TEXT]!r}")
-    if type(value) is not FIELDS[name]:
-        raise RefusedError(f"field '{name}' is of type {type(value).__name__}, expected {FIELDS[name].__name__}")
-    if not isinstance(value, str):
-        return
-    if len(value) > _MAX_TEXT:
-        raise RefusedError(f"field '{name}' is {len(value)} characters long")
-    if not (value.isascii() and value.isprintable()):
-        raise RefusedError(f"field '{name}' holds other signs than printable ASCII")
 
 
 def decode(data: bytes, envelope: Message) -> Message:
@@ -145,29 +140,24 @@ def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
 
 
 def _checked_metadata(data: bytes) -> Any:
-    """The header's metadata. One that claims more bytes than there are is refused, before anyone believes it."""
+    """The header's metadata. A header that claims more bytes than there are is refused here, and never believed."""
     length = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
         raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
     header = _json(data[_LENGTH : _LENGTH + length], "its header")
     metadata = header.pop("__metadata__", None)
     for name, entry in header.items():
-        _check_tensor(name, entry, len(data))
+        if len(name) > _MAX_NAME:
+            raise RefusedError(f"a tensor's name is {len(name)} characters long")
+        offsets: object = None
+        if isinstance(entry, dict):
+            offsets = entry.get("data_offsets")
+        if not isinstance(offsets, list) or [type(end) for end in offsets] != [int, int]:
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
+        begin, end = offsets
+        if not 0 <= begin <= end <= len(data):
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {begin} to {end} of {len(data)}")
     return metadata
-
-
-def _check_tensor(name: str, entry: object, num_bytes: int) -> None:
-    """Check a tensor's entry in the header of a message of so many bytes."""
-    if len(name) > _MAX_NAME:
-        raise RefusedError(f"a tensor's name is {len(name)} characters long")
-    offsets: object = None
-    if isinstance(entry, dict):
-        offsets = entry.get("data_offsets")
-    if not isinstance(offsets, list) or [type(end) for end in offsets] != [int, int]:
-        raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
-    begin, end = offsets
-    if not 0 <= begin <= end <= num_bytes:
-        raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {begin} to {end} of {num_bytes}")
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:

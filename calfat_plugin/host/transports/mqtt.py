@@ -1,8 +1,10 @@
 """MQTT for small messages and an S3-compatible store for large ones; the parties only connect outwards.
 
-A small message is published whole, a large one as the announcement of an object in the store. The receiver answers with
-receipts (``receipts.py``). The broker proves who sends: it lets each party write under its own name only
-(docs/cross_silo.md has such rules).
+A small message is published whole, a large one as the announcement of an object in the store. The broker proves who
+sends: it lets each party write under its own name only (docs/cross_silo.md has such rules).
+
+A receiver answers with two receipts: that the message has arrived, and its verdict. Several processes may say that they
+are one rank; a message reaches them all, and the one that it is for has the last word.
 
 The host's own MQTT retains messages, so that a run receives the commands of the last one, and its objects are pickles.
 """
@@ -14,41 +16,131 @@ import json
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 
-from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import AnothersError, PostponedError, Transport
+from calfat_plugin.host.transports.base import AnothersError, Outgoing, PostponedError, Transport, UnreachableError
 from calfat_plugin.host.transports.broker import Broker
 from calfat_plugin.host.transports.message import RefusedError
 from calfat_plugin.host.transports.object_store import ObjectStore
-from calfat_plugin.host.transports.queues import Outgoing, UnreachableError
-from calfat_plugin.host.transports.receipts import (
-    ACCEPTED,
-    ANOTHERS,
-    ARRIVED,
-    POSTPONED,
-    REFUSED,
-    AwaitedMessage,
-    Receipt,
-    Verdicts,
-)
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Silo, certificate_name
 
-_MESSAGE = "message"  # what a packet carries: a message,
-_OBJECT = "object"  # the announcement of one in the store,
-_RECEIPT = "receipt"  # or what became of one
+# What a packet carries.
+_MESSAGE = "message"
+_OBJECT = "object"  # the announcement of a message in the store
+_RECEIPT = "receipt"  # what became of a message
 _SMALL = 8_192  # bytes; what is larger goes through the store
 _MAX_ID = 64  # characters
 _RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
 _RECEIPT_SECONDS = 1.0  # that a receipt has to leave this process
 _END_SECONDS = 10.0  # that messages in work have at the end; one may wait for a store that does not answer
-_STORE_PAUSE = 1.0  # seconds between two tries to reach the store at the start
 _OF_A_PARTY = 4  # messages in work: a heartbeat, an update, and what a lost connection has left of them
+
+# States of a receipt.
+_ARRIVED = "arrived"  # the receiver works on it
+_ACCEPTED = "accepted"
+_REFUSED = "refused"  # for good
+_POSTPONED = "again"  # the sender should try again
+_ANOTHERS = "other's"  # it is for another process of this rank, which may be fetching it: no last word
+_CANCELLED = "cancelled"  # wakes the sender of a message that is given up; never sent
+
+_ARRIVAL_SECONDS = 2.0  # in which a peer that is there confirms that a message has arrived; else it is sent again
+_REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
+
+
+# --- receipts ---------------------------------------------------------------------------------------------------------
+
+
+class Receipt(NamedTuple):
+    """What became of a message, and why."""
+
+    state: str
+    reason: str = ""
+
+    def as_bytes(self) -> bytes:
+        return json.dumps([self.state, self.reason]).encode()
+
+    @classmethod
+    def of_peer(cls, payload: bytes) -> Receipt:
+        """Read what a peer has sent; what cannot be read is a ``ValueError``, ``TypeError`` or ``RecursionError``."""
+        state, reason = json.loads(payload)
+        return cls(str(state), peer_text(reason))
+
+
+class AwaitedMessage:
+    """A message on its way, and the receipts that came for it. ``add`` is called in another thread than ``wait``."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._receipts: SimpleQueue[Receipt] = SimpleQueue()
+        outgoing.on_cancel = lambda: self.add(Receipt(_CANCELLED))
+
+    def add(self, receipt: Receipt) -> None:
+        self._receipts.put(receipt)
+
+    def wait(self, no_answer: str) -> None:
+        """Return when the receiver has accepted the message; ``no_answer`` is the reason if none comes.
+
+        Raises:
+            RefusedError: the receiver has refused it.
+            UnreachableError: nobody has answered in time, the receiver wants it again, or it was cancelled.
+        """
+        deadline = self._outgoing.deadline
+        arrival_deadline = min(deadline, time.monotonic() + _ARRIVAL_SECONDS)
+        num_working = 0  # processes of the receiver's rank that have the message and have not given their verdict
+        reason_of_other = ""  # of a process that it is not for
+        while not self._outgoing.cancelled.is_set():
+            until = arrival_deadline
+            if num_working > 0:
+                until = deadline
+            try:
+                receipt = self._receipts.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                if reason_of_other and num_working == 0:
+                    raise RefusedError(reason_of_other) from None
+                raise UnreachableError(no_answer) from None
+            if receipt.state == _ACCEPTED:
+                return
+            if receipt.state == _REFUSED:
+                raise RefusedError(receipt.reason)
+            if receipt.state == _POSTPONED:
+                raise UnreachableError(receipt.reason)
+            if receipt.state == _ARRIVED:
+                num_working += 1
+            elif receipt.state == _ANOTHERS:
+                num_working -= 1
+                reason_of_other = receipt.reason
+        raise UnreachableError("given up for a newer message")
+
+
+class Verdicts:
+    """The last verdicts of a receiver, by sender and message id. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._verdicts: OrderedDict[tuple[str, str], Receipt] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, sender: str, message_id: str) -> Receipt | None:
+        with self._lock:
+            return self._verdicts.get((sender, message_id))
+
+    def remember(self, sender: str, message_id: str, verdict: Receipt) -> None:
+        """Remember a verdict that holds however often the message comes."""
+        if verdict.state in (_POSTPONED, _ANOTHERS):
+            return
+        with self._lock:
+            self._verdicts[sender, message_id] = verdict
+            if len(self._verdicts) > _REMEMBERED:
+                self._verdicts.popitem(last=False)
+
+
+# --- a party's end ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,23 +170,10 @@ class MQTTTransport(Transport):
         until = time.monotonic() + silo.start_deadline
         try:
             self._broker.wait(until)
-            self._wait_for_store(until)
+            self._store.wait(self._name, until)
         except BaseException:
             self.stop_receive_message()
             raise
-
-    def _wait_for_store(self, until: float) -> None:
-        while True:
-            try:
-                self._store.check(self._name)
-                return
-            except UnreachableError as error:
-                if time.monotonic() > until:
-                    raise HostError(
-                        f"calfat.silo.s3: {error}. It did not answer before calfat.silo.start_deadline. Start it, or "
-                        "correct the endpoint."
-                    ) from None
-                time.sleep(_STORE_PAUSE)
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
@@ -122,7 +201,7 @@ class MQTTTransport(Transport):
         finally:
             del self._awaited[message_id]
             if is_large:
-                with suppress(UnreachableError, RefusedError):  # it stays there
+                with suppress(UnreachableError, RefusedError):  # the object stays in the store
                     self._store.remove(self._name, message_id)
 
     # --- receiving, in the library's thread ---
@@ -132,7 +211,7 @@ class MQTTTransport(Transport):
         try:
             packet = self._read(sender, message)
             if packet.kind != _RECEIPT:
-                # Without a receipt if that is one too many, for it would be more to send: an honest sender tries again.
+                # One too many gets no receipt, because that would be more to send. An honest sender tries again.
                 self._threads.start(packet.rank, lambda: self._take(packet))
                 return
             receipt = Receipt.of_peer(packet.payload)
@@ -163,7 +242,7 @@ class MQTTTransport(Transport):
         """Read a message, and send its receipts."""
         verdict = self._verdicts.get(packet.sender, packet.message_id)
         if verdict is None:
-            self._send_receipt(packet, Receipt(ARRIVED))
+            self._send_receipt(packet, Receipt(_ARRIVED))
             verdict = self._judge(packet)
             self._verdicts.remember(packet.sender, packet.message_id, verdict)
         sent = self._send_receipt(packet, verdict)
@@ -181,18 +260,18 @@ class MQTTTransport(Transport):
                 data = self._fetch(packet)
             except RefusedError as refused:
                 self.refusals.add(packet.sender, refused)
-                return Receipt(REFUSED, peer_text(refused))
+                return Receipt(_REFUSED, peer_text(refused))
             except UnreachableError as error:
-                return Receipt(POSTPONED, str(error))
+                return Receipt(_POSTPONED, str(error))
         try:
             self.receive(data, packet.sender, frozenset({packet.rank}))
         except PostponedError as refused:
-            return Receipt(POSTPONED, peer_text(refused))
+            return Receipt(_POSTPONED, peer_text(refused))
         except AnothersError as refused:
-            return Receipt(ANOTHERS, peer_text(refused))
+            return Receipt(_ANOTHERS, peer_text(refused))
         except RefusedError as refused:
-            return Receipt(REFUSED, peer_text(refused))
-        return Receipt(ACCEPTED)
+            return Receipt(_REFUSED, peer_text(refused))
+        return Receipt(_ACCEPTED)
 
     def _fetch(self, packet: _Packet) -> bytes:
         """The object that a packet announces."""

@@ -14,8 +14,8 @@ from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
+from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.message import RefusedError
-from calfat_plugin.host.transports.queues import UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings
 
@@ -24,6 +24,7 @@ _READ_SECONDS = 60
 _FETCH_SECONDS = 60.0  # that an object may take in all, and one more for each of these bytes
 _BYTES_PER_SECOND = 125_000
 _PIECE = 65_536  # bytes
+_PAUSE = 1.0  # seconds between two tries to reach the store at the start
 _SERVER_ERROR = 500  # HTTP status codes from here on are errors of the store
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 
@@ -73,16 +74,25 @@ class ObjectStore:
     def remove(self, sender: str, message_id: str) -> None:
         self._call("delete_object", Key=self._key(sender, message_id))
 
-    def check(self, sender: str) -> None:
-        """Write and remove a small object, so that a run does not begin without a store."""
-        try:
-            self.put(sender, "hello", b"")
-            self.remove(sender, "hello")
-        except RefusedError as refused:
-            raise HostError(
-                f"calfat.silo.s3: {refused}. Check bucket and endpoint, and the credentials that boto3 finds "
-                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
-            ) from None
+    def wait(self, sender: str, until: float) -> None:
+        """Wait until a small object could be written and removed, at the latest until this monotonic time."""
+        while True:
+            try:
+                self.put(sender, "hello", b"")
+                self.remove(sender, "hello")
+                return
+            except RefusedError as refused:
+                raise HostError(
+                    f"calfat.silo.s3: {refused}. Check bucket and endpoint, and the credentials that boto3 finds "
+                    "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
+                ) from None
+            except UnreachableError as error:
+                if time.monotonic() > until:
+                    raise HostError(
+                        f"calfat.silo.s3: {error}. It did not answer before calfat.silo.start_deadline. Start it, or "
+                        "correct the endpoint."
+                    ) from None
+            time.sleep(_PAUSE)
 
     def _key(self, sender: str, message_id: str) -> str:
         return f"{self._settings.prefix}/{self._run}/{sender}/{message_id}"
