@@ -289,7 +289,14 @@ class Bulyan(Aggregator):
         n = len(displacements.clients)
         f = _BULYAN_BOUND.tolerated(self.options.f, n)
         selected = _selected_by_krum(displacements.squared_distances(), f)
-        step = displacements.combined(lambda rows: _mean_around_median(rows[selected], n - 4 * f))
+
+        def mean_around_median(rows: Tensor) -> Tensor:
+            values = rows[selected]
+            distances = (values - median_of(values)).abs()
+            nearest = distances.sort(dim=0, stable=True).indices[: n - 4 * f]
+            return values.gather(0, nearest).mean(0)
+
+        step = displacements.combined(mean_around_median)
         return Aggregate(displacements.new_state(step), metrics={"tolerated": float(f)})
 
 
@@ -307,13 +314,6 @@ def _selected_by_krum(squared: Tensor, f: int) -> list[int]:
         best = scores.index(min(scores))
         selected.append(left.pop(best))
     return sorted(selected)
-
-
-def _mean_around_median(rows: Tensor, count: int) -> Tensor:
-    """The mean of the ``count`` values of each coordinate nearest to its median: (n, values) to (values,)."""
-    distances = (rows - median_of(rows)).abs()
-    nearest = distances.sort(dim=0, stable=True).indices[:count]
-    return rows.gather(0, nearest).mean(0)
 
 
 # --- the geometric median ---------------------------------------------------------------------------------------------
@@ -422,7 +422,11 @@ class CenteredClipping(Aggregator):
     def combine(self, task: AggregationTask) -> Aggregate:
         displacements = Displacements(task)
         weights = client_shares(task, self.options.weights)
-        center = self._last_center(task)
+        center = {}  # v: name to (values,); empty in the first round, where it is zero
+        for name in task.parameter_names:
+            last_center = task.server_state.get(_CENTER + name)
+            if last_center is not None:
+                center[name] = last_center.double().flatten()
         for _ in range(self.options.iterations):
             factors = _clip_factors(displacements.distances(center), self.options.radius)
             shares = [weight * factor for weight, factor in zip(weights.values(), factors, strict=True)]
@@ -442,15 +446,6 @@ class CenteredClipping(Aggregator):
         return Aggregate(
             displacements.new_state(center), server_state=server_state, weights=weights, metrics=_clipped(factors)
         )
-
-    def _last_center(self, task: AggregationTask) -> dict[str, Tensor]:
-        """v of the last round: name to (values,); empty in the first round, where it is zero."""
-        center = {}
-        for name in task.parameter_names:
-            tensor = task.server_state.get(_CENTER + name)
-            if tensor is not None:
-                center[name] = tensor.double().flatten()
-        return center
 
 
 # --- the table of rules -----------------------------------------------------------------------------------------------

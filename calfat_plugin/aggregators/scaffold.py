@@ -99,25 +99,21 @@ class _ActiveVariates(ActiveCorrection):
             parameter.data.sub_(self.shift[name], alpha=learning_rate)
 
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        if self.wants_full_gradient:
-            new_variates = self._gradient_as_variates()
-        else:
+        if not self.wants_full_gradient:
             new_variates = self._distance_as_variates()
+        elif self.gradient is not None:  # c_i+ of variant I: the gradient of the whole local loss at the global model
+            new_variates = {name: self.gradient[name].clone() for name in self.parameters}
+        else:
+            raise UpdateError(
+                "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does not "
+                "give; use variant II."
+            )
         extras = {}
         client_state = {}
         for name, variate in new_variates.items():
             extras[_CHANGE + name] = (variate - self.client_variates[name]).cpu()
             client_state[_VARIATE + name] = variate.cpu()
         return extras, client_state
-
-    def _gradient_as_variates(self) -> dict[str, Tensor]:
-        """c_i+ of variant I: the gradient of the whole local loss at the global model."""
-        if self.gradient is None:
-            raise UpdateError(
-                "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does not "
-                "give; use variant II."
-            )
-        return {name: self.gradient[name].clone() for name in self.parameters}
 
     def _distance_as_variates(self) -> dict[str, Tensor]:
         """c_i+ of variant II: c_i - c + (x - y) / (K lr), with the divisor of the pairing for K."""

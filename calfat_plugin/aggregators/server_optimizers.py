@@ -110,29 +110,25 @@ class Yogi:
     def step(self) -> None:
         import torch
 
+        beta1 = self.options.beta1
+        beta2 = self.options.beta2
         with torch.no_grad():
             for parameter, state in self.state.items():
                 if not state:
                     state["step"] = torch.zeros(())
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
-                self._move(parameter, state)
-
-    def _move(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> None:
-        """Move one parameter by its gradient."""
-        beta1 = self.options.beta1
-        beta2 = self.options.beta2
-        gradient = parameter.grad
-        assert gradient is not None  # the aggregator has set it
-        state["step"] += 1
-        step = float(state["step"])
-        first = state["exp_avg"]
-        first.lerp_(gradient, 1 - beta1)
-        second = state["exp_avg_sq"]
-        square = gradient.square()
-        second.sub_((second - square).sign() * square, alpha=1 - beta2)
-        root = (second / (1 - beta2**step)).sqrt().add_(self.options.tau)
-        parameter.addcdiv_(first, root, value=-self.options.server_lr / (1 - beta1**step))
+                gradient = parameter.grad
+                assert gradient is not None  # the aggregator has set it
+                state["step"] += 1
+                step = float(state["step"])
+                first = state["exp_avg"]
+                first.lerp_(gradient, 1 - beta1)
+                second = state["exp_avg_sq"]
+                square = gradient.square()
+                second.sub_((second - square).sign() * square, alpha=1 - beta2)
+                root = (second / (1 - beta2**step)).sqrt().add_(self.options.tau)
+                parameter.addcdiv_(first, root, value=-self.options.server_lr / (1 - beta1**step))
 
 
 class FedAdagrad(ServerOptimizer):
