@@ -72,7 +72,9 @@ class Scaling(Attacker):
         factor = self.options.factor
         if self.options.norm is not None:
             length = math.sqrt(math.fsum(float(move.square().sum()) for move in displacement.values()))
-            factor = self.options.norm / length if length else 0.0
+            factor = 0.0
+            if length > 0:
+                factor = self.options.norm / length
         return _multiplied(task, displacement, factor)
 
 

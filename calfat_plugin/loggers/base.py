@@ -46,7 +46,11 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
 def final_scalars(result: EvaluationResult) -> dict[str, float]:
     """One final evaluation; without accuracies where the attack did not run."""
     name = f"final/{result.label}"
-    beside = {f"{name}/{metric}": number for metric, number in result.metrics.items() if math.isfinite(number)}
-    if result.accuracy is None or result.accuracy_release is None:
-        return beside
-    return {name: result.accuracy, f"{name}_release": result.accuracy_release, **beside}
+    numbers = {}
+    if result.accuracy is not None and result.accuracy_release is not None:
+        numbers[name] = result.accuracy
+        numbers[f"{name}_release"] = result.accuracy_release
+    for metric, number in result.metrics.items():
+        if math.isfinite(number):
+            numbers[f"{name}/{metric}"] = number
+    return numbers

@@ -43,8 +43,10 @@ class TensorBoard:
 
         where = str(expanded(self._options.directory or run.directory / FOLDER))
         # After a crash there may be events of rounds that a resumed run does again: purge_step hides them.
-        purge = run.start_round if run.start_round > 1 else None
-        self._writer = SummaryWriter(where, purge_step=purge)
+        purge_step = None
+        if run.start_round > 1:
+            purge_step = run.start_round
+        self._writer = SummaryWriter(where, purge_step=purge_step)
         if run.start_round == 1:
             self._writer.add_text("recipe", f"```yaml\n{public_recipe_text(run.recipe)}```")
 

@@ -54,6 +54,10 @@ class Wandb:
 
         # An id that is the same each time this run directory is continued.
         identity = hashlib.sha256(os.fspath(run.directory.resolve()).encode()).hexdigest()[:16]
+        # The same directory is the same W&B run, also after --resume; offline, `wandb sync` puts them together.
+        resume = None
+        if self._options.mode == "online":
+            resume = "allow"
         with _at_home_in(run.directory):
             self._run = wandb.init(
                 project=self._options.project,
@@ -61,8 +65,7 @@ class Wandb:
                 mode=self._options.mode,
                 name=f"{run.name}/{run.directory.name}",
                 id=identity,
-                # The same directory is the same W&B run, also after --resume; offline, `wandb sync` puts them together.
-                resume="allow" if self._options.mode == "online" else None,
+                resume=resume,
                 reinit=True,  # a suite runs several in one process
                 dir=os.fspath(run.directory),
                 config=public_recipe(run.recipe),
