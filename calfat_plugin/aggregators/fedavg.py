@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from calfat_plugin.entries import AggregatorEntry
+from calfat_plugin.entries import AggregatorEntry, paper
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 from calfat_plugin.maths.averaging import weighted_average
 from calfat_plugin.options import option
-from calfat_plugin.trainers.standard import ENTRY as _STANDARD
 
 Weights = Literal["examples", "uniform"]
 
@@ -55,5 +54,5 @@ ENTRY = AggregatorEntry(
     config=FedAvgOptions,
     summary="weighted mean of the clients' models",
     formula="theta = sum_i w_i theta_i",
-    citation=_STANDARD.citation,
+    citation=paper("mcmahan2017communication"),
 )

@@ -101,11 +101,11 @@ class Runtime(ABC):
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         """Be the process that holds the global model: all remaining rounds, then the final evaluation."""
 
-    def _refuse_without(self, package: Package | None, path: KeyPath, what: str) -> None:
+    def _refuse_without(self, package: Package | None, path: KeyPath, user: str) -> None:
         if package is not None and importlib.util.find_spec(package.module) is None:
             raise self._error(
                 path,
-                f"{what} needs the package {package.distribution}: pip install 'calfat-plugin[{package.extra}]'.",
+                f"{user} needs the package {package.distribution}: pip install 'calfat-plugin[{package.extra}]'.",
             )
 
     def _error(self, path: KeyPath, complaint: str) -> Exception:

@@ -222,11 +222,11 @@ def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.M
     open_now = peers[:18]
     monkeypatch.setattr(watch, "_connections", lambda: ((peer, -1) for peer in open_now))
     for number, (host, port) in enumerate(peers):
-        watch.is_a_partys(f"{host}:{port}", f"[{1 + number % 2}]", 1)
+        watch.note_party(f"{host}:{port}", f"[{1 + number % 2}]", 1)
     watch.sweep()
     assert closed == []
     open_now.append(peers[18])
-    watch.is_a_partys("10.0.0.9:118", "[1]", 1)  # the sweep has forgotten it: it was not open
+    watch.note_party("10.0.0.9:118", "[1]", 1)  # the sweep has forgotten it: it was not open
     watch.sweep()
     assert closed == ["10.0.0.9:100: more than 9 connections of one party"]
 
@@ -235,7 +235,7 @@ def test_a_client_that_has_died_has_no_address_any_more() -> None:
     """gRPC gives an empty one then, in the thread that answers it."""
     closed: list[str] = []
     watch = guards.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(peer))
-    watch.is_a_partys("", "", 1)
+    watch.note_party("", "", 1)
     watch.sweep()
     assert closed == []
 

@@ -30,7 +30,9 @@ class Certificates:
         ca = expanded(for_rank(settings.ca, rank))
         cert = expanded(for_rank(settings.cert, rank))
         key = expanded(for_rank(settings.key, rank))
-        contents = (_read_pem("ca", ca), _read_pem("cert", cert), _read_pem("key", key))
+        ca_content = _read_pem("ca", ca)
+        cert_content = _read_pem("cert", cert)
+        key_content = _read_pem("key", key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -40,7 +42,7 @@ class Certificates:
             raise HostError(
                 f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: {error}. {_HINT}"
             ) from None
-        return cls(*contents, context)
+        return cls(ca_content, cert_content, key_content, context)
 
 
 def refuse_unfit_certificate(settings: TLSSettings, rank: int) -> None:

@@ -164,7 +164,7 @@ class GRPCTransport(Transport):
         caller = sender.rpartition(":")[0]
         if is_proved:
             caller = str(sorted(ranks))
-            self._connections.is_a_partys(sender, caller, len(ranks))
+            self._connections.note_party(sender, caller, len(ranks))
         with self._calls.waiting(caller, context.cancel) as call:
             try:
                 content = next(requests)
@@ -184,7 +184,7 @@ class GRPCTransport(Transport):
             context.abort(grpc.StatusCode.UNAVAILABLE, peer_text(refused))
         except RefusedError as refused:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer_text(refused))
-        self._connections.is_a_partys(sender, caller, len(ranks))
+        self._connections.note_party(sender, caller, len(ranks))
         return pb.CommResponse(client_id=self.rank)
 
     def _ranks_of(self, context: Any) -> frozenset[int]:

@@ -68,8 +68,8 @@ class ConnectionGuard:
         self._parties: dict[Peer, tuple[str, int]] = {}  # (party, how many connections it may have)
         self._lock = threading.Lock()
 
-    def is_a_partys(self, peer: str, party: str, ranks: int) -> None:
-        """A party has called over this connection: it counts for that party alone. Callable from any thread.
+    def note_party(self, peer: str, party: str, ranks: int) -> None:
+        """Note that a party has called over this connection, which counts for it from now on. Callable from any thread.
 
         Args:
             peer: the other end, as ``host:port``.
@@ -92,21 +92,21 @@ class ConnectionGuard:
         with self._lock:
             self._parties = {peer: party for peer, party in self._parties.items() if peer in handles}
             parties = dict(self._parties)
-        of_party: Counter[str] = Counter()
-        of_address: Counter[str] = Counter()
+        num_of_party: Counter[str] = Counter()
+        num_of_address: Counter[str] = Counter()
         for peer in reversed(self._peers):
             if peer in parties:
                 party, most = parties[peer]
-                of_party[party] += 1
-                if of_party[party] > most:
+                num_of_party[party] += 1
+                if num_of_party[party] > most:
                     self._close(handles[peer], peer, f"more than {most} connections of one party")
                 continue
             address, _ = peer
-            of_address[address] += 1
-            if of_address[address] > self._most_of_address:
+            num_of_address[address] += 1
+            if num_of_address[address] > self._most_of_address:
                 reason = f"more than {self._most_of_address} connections of its address do nothing"
                 self._close(handles[peer], peer, reason)
-            elif of_address.total() > self._most_strangers:
+            elif num_of_address.total() > self._most_strangers:
                 self._close(handles[peer], peer, f"more than {self._most_strangers} connections do nothing")
 
     def _close(self, handle: int, peer: Peer, reason: str) -> None:

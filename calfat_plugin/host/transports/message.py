@@ -160,11 +160,11 @@ def _checked_metadata(data: bytes) -> Any:
     return metadata
 
 
-def _json(text: bytes | str, what: str) -> dict[str, Any]:
+def _json(text: bytes | str, part: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise RefusedError(f"{what} cannot be read") from None
+        raise RefusedError(f"{part} cannot be read") from None
     if not isinstance(value, dict):
-        raise RefusedError(f"{what} cannot be read")
+        raise RefusedError(f"{part} cannot be read")
     return value
