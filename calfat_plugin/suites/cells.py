@@ -21,9 +21,8 @@ from calfat_plugin.results import WORST_CASE, evaluator_of
 from calfat_plugin.run_files import Results, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import with_resolved_precision
-from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.record import Digests, Key, Recorded, digest, read_record, verdict_of
-from calfat_plugin.suites.schema import SEED_KEY, slug
+from calfat_plugin.suites.suite import SEED_KEY, Setting, Suite, slug
 
 _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours

@@ -21,8 +21,7 @@ from calfat_plugin.rounds import number_of_rounds
 from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
-from calfat_plugin.suites.parse import Setting, Suite
-from calfat_plugin.suites.schema import matches, within
+from calfat_plugin.suites.suite import Setting, Suite, matches, within
 from calfat_plugin.suites.tuning import Tuning, choice_of
 
 _REPORTED = "calfat.reported"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from typing import IO, Literal, TextIO
 
-from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, refuse_link
 from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
@@ -24,14 +22,12 @@ from calfat_plugin.rounds import RoundCount
 from calfat_plugin.run_files import Environment, Results, read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
-from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
+from calfat_plugin.suites.processes import UNKNOWN, command, environment, started, warm_up
 from calfat_plugin.suites.record import CHOICE, GUESS, Recorded, add_to_record, digest, read_record
-from calfat_plugin.suites.schema import within
-from calfat_plugin.suites.tuning import guess_of_try, value_of_try
-from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
+from calfat_plugin.suites.suite import Suite
+from calfat_plugin.suites.tuning import ChoiceRun
 from calfat_plugin.typed_json import read_typed
 
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
@@ -56,24 +52,6 @@ class SuiteObserver:
 
     def run_ended(self, run: SuiteRun) -> None:
         """A run ended, or will not be started."""
-
-
-def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[str]:
-    """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
-    words = ["run", plan.suite.base_document.file]
-    overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    for index, override in enumerate(overrides):
-        if not any(within(keys[index], later) for later in keys[index + 1 :]):  # a later one replaces it
-            words += ["--set", override]
-    for file in run.experiment.plugins.values():
-        words += ["--plugin", str(file.path)]
-    words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
-    if workers:
-        words += ["--workers", workers]
-    if run.state != "new":
-        words.append("--resume")
-    return words
 
 
 def run_all(
@@ -163,12 +141,12 @@ class _Pool:
             raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
         try:
             run.output.parent.mkdir(parents=True, exist_ok=True)
-            kept = run.output.open("a", encoding="utf-8")
+            output_file = run.output.open("a", encoding="utf-8")
         except OSError as error:
             raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
         with ExitStack() as unless_started:
-            unless_started.enter_context(kept)
-            if not lock(kept.fileno()):
+            unless_started.enter_context(output_file)
+            if not lock(output_file.fileno()):
                 self._end(run.ended("elsewhere", "another calfat suite is running it"))
                 return
             if not self._is_free(run):
@@ -192,7 +170,7 @@ class _Pool:
             process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
         child = _Child(run, self.free.pop(0), process, count, rounds)
-        child.reader = threading.Thread(target=self._read, args=(child, output, kept), daemon=True)
+        child.reader = threading.Thread(target=self._read, args=(child, output, output_file), daemon=True)
         self.children.append(child)
         child.reader.start()
         self.observer.run_started(run, child.rounds)
@@ -232,7 +210,9 @@ class _Pool:
                 child.process.join()
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
-            state: State = "finished" if child.process.exitcode == 0 else "interrupted"
+            state: State = "interrupted"
+            if child.process.exitcode == 0:
+                state = "finished"
             self._end(child.run.ended(state, seconds=time.perf_counter() - child.started))
 
     def _is_free(self, run: SuiteRun) -> bool:
@@ -245,13 +225,13 @@ class _Pool:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _read(self, child: _Child, output: TextIO, kept: IO[str]) -> None:
+    def _read(self, child: _Child, output: TextIO, output_file: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
-        with kept, output:
+        with output_file, output:
             for line in output:
                 with suppress(OSError):  # a full disk: the run itself reports it
-                    kept.write(line)
-                    kept.flush()
+                    output_file.write(line)
+                    output_file.flush()
                 self._events.put((child, line.rstrip("\n")))
         self._events.put((child, None))
 
@@ -297,31 +277,40 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     rows = {}
     earlier_rows = read_record(suite.record)
     for run in look_again(suite.record, *runs):
-        if run.recorded is None and run.state in ("finished", "lost"):
-            rows[run.key] = _row_of(suite, run, earlier_rows.get(run.key))
+        if run.recorded is not None:
+            continue
+        if run.state == "finished" or run.state == "lost":
+            rows[run.key] = _row_of(suite, run, run.state, earlier_rows.get(run.key))
     add_to_record(suite.record, rows)
 
 
-def _row_of(suite: Suite, run: SuiteRun, earlier: Recorded | None) -> Recorded:
+def _row_of(suite: Suite, run: SuiteRun, state: Literal["finished", "lost"], earlier: Recorded | None) -> Recorded:
     """The row of a run that was finished or lost; its ``earlier`` row says what its files do not."""
-    state: Literal["finished", "lost"] = "lost"
-    results, seconds, version = None, "", ""
-    if run.state == "finished":
-        state = "finished"
-        results = read_results(RunDirectory(run.directory).results)
+    directory = RunDirectory(run.directory)
+    results = None
+    seconds, version = "", ""
+    if state == "finished":
+        results = read_results(directory.results)
     if results is not None:
         seconds, version = f"{results.seconds:.1f}", results.calfat_plugin
     recipe = digest(run.experiment)
     if earlier is None or (earlier.state, earlier.recipe) != (state, recipe):
         earlier = Recorded(state, recipe, {}, processor=processor())
+    measured_on = read_typed(Environment, directory.environment) or Environment()
+    computed_on = measured_on.gpu or measured_on.processor
+    if computed_on and measured_on.precision != "fp32":  # where the recipe says auto, machines differ in it
+        computed_on = f"{computed_on}, {measured_on.precision}"
+    verdict = ""
+    if not run.cell.tried:
+        verdict = run.verdict or ""
     return Recorded(
         state=state,
         recipe=recipe,
         values=_values_of(suite, run, results),
         seconds=seconds,
-        processor=_computed_on(run) or earlier.processor,
+        processor=computed_on or earlier.processor,
         calfat_plugin=version or earlier.calfat_plugin,
-        verdict="" if run.cell.tried else run.verdict or "",
+        verdict=verdict,
     )
 
 
@@ -329,7 +318,8 @@ def _values_of(suite: Suite, run: SuiteRun, results: Results | None) -> dict[str
     """Metric to what a run measured; nothing of a lost run of the table."""
     values: dict[str, float | None] = {}
     if run.cell.tried and suite.choose is not None:
-        values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
+        measured = ChoiceRun.read(run, suite.choose)
+        values = {CHOICE: measured.value, GUESS: measured.guess}
     elif run.state == "finished":
         metrics = list(suite.metrics)
         if run.cell.name in suite.reported.percent:  # published numbers are compared with the release's accuracy
@@ -337,15 +327,6 @@ def _values_of(suite: Suite, run: SuiteRun, results: Results | None) -> dict[str
         with_results = replace(run, results=results)
         values = {metric: with_results.value(metric) for metric in metrics}
     return {metric: value for metric, value in values.items() if value is not None}
-
-
-def _computed_on(run: SuiteRun) -> str:
-    """GPU or processor of a run, and its arithmetic unless that is fp32; empty where its files do not say."""
-    environment = read_typed(Environment, RunDirectory(run.directory).environment) or Environment()
-    name = environment.gpu or environment.processor
-    if name and environment.precision != "fp32":  # where the recipe says auto, machines differ in it
-        return f"{name}, {environment.precision}"
-    return name
 
 
 @contextmanager
@@ -378,55 +359,3 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     if cause:
         text += f". {cause}"
     return text
-
-
-# --- shares of the machine --------------------------------------------------------------------------------------------
-
-
-def default_jobs(plan: SuitePlan, workers: str | None = None) -> int:
-    """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one.
-
-    With workers, one run for as many cores as it has workers; where they want GPUs, or fill the machine, one.
-    """
-    if workers == AUTO:
-        return 1
-    on_gpus = any(cell.experiment is not None and cell.experiment.device.using_gpu for cell in plan.cells)
-    if not on_gpus:
-        return max(1, cores() // processes(workers))
-    if workers:
-        return 1
-    return max(1, len(_gpus()))
-
-
-def processes(workers: str | None) -> int:
-    """How many processes of a run compute at a time, where it is known before the run starts; else 1."""
-    if not workers:
-        return 1
-    return asked_workers(workers) or 1
-
-
-def cores() -> int:
-    """CPU cores of this process; an OMP_NUM_THREADS that is set says how many it may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return num_cores()
-
-
-def _gpus() -> list[str]:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [name.strip() for name in listed if name.strip() not in ("", "-1")]
-
-
-def threads(jobs: int, workers: str | None = None) -> int:
-    """The share of the cores that each process has, with so many runs at a time and so many workers each."""
-    return max(1, cores() // (jobs * processes(workers)))
-
-
-def environment(slot: int, jobs: int, workers: str | None = None) -> dict[str, str]:
-    """Environment of a run: its share of the cores, and one of the GPUs where several are listed."""
-    changed = {"OMP_NUM_THREADS": str(threads(jobs, workers))}
-    gpus = _gpus()
-    if len(gpus) > 1 and jobs > 1:
-        changed["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return {**os.environ, **changed}

@@ -20,11 +20,9 @@ from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
 from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
-from calfat_plugin.suites.choice_text import choice_notes
-from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.schema import Compare
-from calfat_plugin.suites.tuning import Tuning
+from calfat_plugin.suites.suite import Compare, Suite
+from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, on
 from calfat_plugin.results import evaluator_of
 from calfat_plugin.run_files import SUITE
 from calfat_plugin.suites.cells import SuiteRun
-from calfat_plugin.suites.choice_text import as_json as choice_as_json
-from calfat_plugin.suites.choice_text import chosen_text, how_chosen
-from calfat_plugin.suites.parse import Suite
+from calfat_plugin.suites.suite import Suite
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
+from calfat_plugin.suites.tuning import choice_as_json, chosen_text, how_chosen
 from calfat_plugin.version import __version__
 
 _PERCENT = "Accuracy in percent on the test split, mean"
