@@ -75,8 +75,10 @@ class SuiteRun:
 
     def ended(self, state: State, message: str = "", seconds: float = 0.0) -> SuiteRun:
         """The run as it ended in this session."""
-        lacks = () if state == "finished" else self.lacks
-        return dataclasses.replace(self, state=state, message=message, seconds=seconds, lacks=lacks)
+        run = dataclasses.replace(self, state=state, message=message, seconds=seconds)
+        if state == "finished":
+            run = dataclasses.replace(run, lacks=())
+        return run
 
     @property
     def key(self) -> Key:
@@ -129,7 +131,9 @@ class SuiteRun:
             return None
         if self.recorded is not None:
             return self.recorded.values.get(metric)
-        return None if self.results is None else self.results.value(metric)
+        if self.results is None:
+            return None
+        return self.results.value(metric)
 
     @property
     def _worst_case_is_of_the_suite(self) -> bool:
@@ -139,21 +143,29 @@ class SuiteRun:
         """
         if self.lacks:
             return False
-        of_the_suite = {pick.label for pick in self.experiment.evaluators}
-        worst_case = None if self.results is None else self.results.by_label.get(WORST_CASE)
-        return worst_case is None or of_the_suite.issuperset(worst_case.settings.get("attacks", ()))
+        if self.results is None or WORST_CASE not in self.results.by_label:
+            return True
+        attacks = self.results.by_label[WORST_CASE].settings.get("attacks", ())
+        attacks_of_the_suite = {pick.label for pick in self.experiment.evaluators}
+        return attacks_of_the_suite.issuperset(attacks)
 
     def num_examples(self, metric: str) -> int | None:
-        return None if self.results is None else self.results.num_examples(metric)
+        if self.results is None:
+            return None
+        return self.results.num_examples(metric)
 
     def not_run(self, metric: str) -> str:
         """Why the attack of a metric did not run; empty where it ran, and where only a record has the run."""
-        return "" if self.results is None else self.results.not_run(metric)
+        if self.results is None:
+            return ""
+        return self.results.not_run(metric)
 
     @property
     def findings(self) -> tuple[Alarm, ...]:
         """What the run found about its numbers; none where only a record has it."""
-        return () if self.results is None else self.results.alarms
+        if self.results is None:
+            return ()
+        return self.results.alarms
 
 
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:

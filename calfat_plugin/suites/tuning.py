@@ -39,9 +39,7 @@ class ChoiceRun:
 
     run: SuiteRun
     value: float | None  # the mean of ``choose.metric`` after the last round; LOST of a lost run, None of one to come
-    guess: (
-        float | None
-    )  # what one answer to all images has; None: not known
+    guess: float | None  # what one answer to all images has; None: not known
 
     @classmethod
     def read(cls, run: SuiteRun, choose: Choose) -> ChoiceRun:
