@@ -135,29 +135,12 @@ class _Pool:
         if failed is not None:
             self._end(run.ended("not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
-        for path in (run.output, run.directory, run.directory.parent):  # the suite's folder may be from elsewhere
-            refuse_link(path)
-        if run.output.exists() and not run.output.is_file():  # opening a pipe would wait for its reader for ever
-            raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
-        try:
-            run.output.parent.mkdir(parents=True, exist_ok=True)
-            output_file = run.output.open("a", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
+        output_file = _open_output(run)
         with ExitStack() as unless_started:
             unless_started.enter_context(output_file)
-            if not lock(output_file.fileno()):
-                self._end(run.ended("elsewhere", "another calfat suite is running it"))
-                return
-            if not self._is_free(run):
-                self._end(run.ended("elsewhere", "another process is writing it"))
-                return
-            (run,) = look_again(self.plan.suite.record, run)
-            if run.state == "finished":
-                self._end(run.ended("finished"))
-                return
-            if run.state == "lost":
-                self._end(run.ended("lost", why_lost(run)))
+            run = self._claim(run, output_file)
+            if not run.to_do:
+                self._end(run)
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             words = [*command(self.plan, run, self.workers), "--plain"]
@@ -174,6 +157,23 @@ class _Pool:
         self.children.append(child)
         child.reader.start()
         self.observer.run_started(run, child.rounds)
+
+    def _claim(self, run: SuiteRun, output_file: IO[str]) -> SuiteRun:
+        """The run as it is now, which no other process can start any more; ended, where it is not to be started."""
+        if not lock(output_file.fileno()):
+            return run.ended("elsewhere", "another calfat suite is running it")
+        directory = RunDirectory(run.directory)
+        deadline = time.monotonic() + ORPHAN_SECONDS  # a process that a killed suite left behind may end until then
+        while directory.busy:
+            if time.monotonic() > deadline or self._stop_requests:
+                return run.ended("elsewhere", "another process is writing it")
+            time.sleep(_POLL_SECONDS)
+        (run,) = look_again(self.plan.suite.record, run)
+        if run.state == "finished":
+            return run.ended("finished")
+        if run.state == "lost":
+            return run.ended("lost", why_lost(run))
+        return run
 
     def wait(self) -> None:
         event = self._events.get()
@@ -215,16 +215,6 @@ class _Pool:
                 state = "finished"
             self._end(child.run.ended(state, seconds=time.perf_counter() - child.started))
 
-    def _is_free(self, run: SuiteRun) -> bool:
-        """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
-        directory = RunDirectory(run.directory)
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while directory.busy:
-            if time.monotonic() > deadline or self._stop_requests:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
     def _read(self, child: _Child, output: TextIO, output_file: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
         with output_file, output:
@@ -264,6 +254,19 @@ class _Pool:
         self.ended.append(run)
         record_runs(self.plan.suite, [run])
         self.observer.run_ended(run)
+
+
+def _open_output(run: SuiteRun) -> IO[str]:
+    """The file to which what a run prints is added."""
+    for path in (run.output, run.directory, run.directory.parent):  # the suite's folder may be from elsewhere
+        refuse_link(path)
+    if run.output.exists() and not run.output.is_file():  # opening a pipe would wait for its reader for ever
+        raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
+    try:
+        run.output.parent.mkdir(parents=True, exist_ok=True)
+        return run.output.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
 
 
 def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
