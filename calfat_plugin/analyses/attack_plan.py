@@ -15,7 +15,7 @@ from typing import Any
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.own_model import recipe_of_own_model
+from calfat_plugin.experiment.resolve import recipe_of_own_model
 from calfat_plugin.recipe.document import EPS, NORM, Document, KeyPath, parsed_value
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry

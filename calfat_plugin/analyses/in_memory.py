@@ -12,7 +12,7 @@ from calfat_plugin.datasets.findings import image_findings
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.own_model import recipe_of_own_model
+from calfat_plugin.experiment.resolve import recipe_of_own_model
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult

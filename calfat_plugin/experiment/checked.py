@@ -24,7 +24,7 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.errors import PluginError, one_line
 from calfat_plugin.exact import parse_number
-from calfat_plugin.experiment.plugin_class import check_class
+from calfat_plugin.experiment.building import check_class
 from calfat_plugin.interfaces import (
     ActiveCorrection,
     Aggregate,
@@ -116,10 +116,13 @@ class CheckedTrainer(Checked[LocalTrainer, TrainerEntry], LocalTrainer):
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
         with self.named_errors():
-            what = "evaluated_personal returned"
-            tensors = returned.mapping(self.plugin.evaluated_personal(updates, names), what)
+            by_name = returned.mapping(self.plugin.evaluated_personal(updates, names), "evaluated_personal returned")
             sent = next(iter(updates.values())).state  # any client's: all have the same shapes
-            return {name: returned.like(tensors.get(name), sent[name], f"{what}, as '{name}',") for name in names}
+            tensors = {}
+            for name in names:
+                call = f"evaluated_personal returned, as '{name}',"
+                tensors[name] = returned.like(by_name.get(name), sent[name], call)
+            return tensors
 
     def among(self, others: Mapping[int, LocalTrainer]) -> CheckedTrainer:
         plugins = {}
