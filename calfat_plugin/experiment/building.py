@@ -162,9 +162,10 @@ def _problem_of(cls: type, has_own_options: bool) -> str:
     for plugin_class in plugin_classes:
         if any(hasattr(base, name) and not name.startswith(_MADE_BY_PYTHON) for name in vars(plugin_class)):
             return ""
-    if not base.__module__.startswith(_INTERFACES):  # an interface reads no options
-        if has_own_options or any("__init__" in vars(plugin_class) for plugin_class in plugin_classes):
-            return ""
+    reads_options = not base.__module__.startswith(_INTERFACES)
+    has_init = any("__init__" in vars(plugin_class) for plugin_class in plugin_classes)
+    if reads_options and (has_own_options or has_init):
+        return ""
     return (
         f"its class {cls.__name__} (of {cls.__module__}) overrides nothing of {base.__name__}, and so does exactly "
         f"what {base.__name__} does. It can override: {listed(_hooks(base))}."
