@@ -120,9 +120,15 @@ class Registry:
         registry = cls()
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
-            registry._add_object(plugin)
+            name = getattr(plugin, "__name__", type(plugin).__name__)
+            provider = Provider(_PASSED_IN, name, name)
+            if provider.key in registry._providers:  # another object of the same class
+                provider = Provider(_PASSED_IN, name, f"{name} {len(registry._providers)}")
+            registry._add_requested(plugin, provider, name)
         for file in files.values():
-            registry._add_file(file)
+            provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
+            # A file with a model only has no hooks.
+            registry._add_requested(file.load(), provider, str(file.path), needs_hooks=False)
         if entry_points:
             registry._add_installed(files)
         registry._collect_entries()
@@ -184,19 +190,6 @@ class Registry:
         return tuple(self._providers.values())
 
     # --- adding plugins -----------------------------------------------------------------------------------------------
-
-    def _add_object(self, plugin: Any) -> None:
-        """Add a module or an object with hooks that a program passed in."""
-        name = getattr(plugin, "__name__", type(plugin).__name__)
-        provider = Provider(_PASSED_IN, name, name)
-        if provider.key in self._providers:  # another object of the same class
-            provider = Provider(_PASSED_IN, name, f"{name} {len(self._providers)}")
-        self._add_requested(plugin, provider, name)
-
-    def _add_file(self, file: PluginFile) -> None:
-        """Add a plugin that is a single file; a file with a model only has no hooks."""
-        provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
-        self._add_requested(file.load(), provider, str(file.path), needs_hooks=False)
 
     def _add_requested(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
         """Add a plugin that somebody asked for: a mistake in it is an error, and not only reported."""
@@ -378,20 +371,20 @@ def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provid
     article = "a"
     if kind.kind[0] in "aeiou":
         article = "an"
-    what = f"{article} {kind.kind} called '{name}'"
+    offer = f"{article} {kind.kind} called '{name}'"
     if first.key == second.key:
-        return f"plugin {first.plugin} ({first}) offers {what} twice."
+        return f"plugin {first.plugin} ({first}) offers {offer} twice."
     if first.distribution == second.distribution:
-        return f"{first} offers {what} twice, in its plugins {first.plugin} and {second.plugin}."
+        return f"{first} offers {offer} twice, in its plugins {first.plugin} and {second.plugin}."
     if second.is_file:
-        return f"{second.distribution} offers {what}, and so does {first}. Give it another name in the file."
+        return f"{second.distribution} offers {offer}, and so does {first}. Give it another name in the file."
     if first.is_file:
-        return f"{first.distribution} offers {what}, and so does {second}. Give it another name in the file."
+        return f"{first.distribution} offers {offer}, and so does {second}. Give it another name in the file."
     to_block = second
     if second.distribution == BUILT_IN.distribution:
         to_block = first
     return (
-        f"two distributions offer {what}: {first} and {second}. "
+        f"two distributions offer {offer}: {first} and {second}. "
         f"Uninstall one of them, or start with {BLOCK_VARIABLE}={to_block.distribution}."
     )
 

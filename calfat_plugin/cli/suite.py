@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import idle_option, plugin_option, set_option

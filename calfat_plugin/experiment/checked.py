@@ -45,8 +45,8 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     State,
 )
-from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:

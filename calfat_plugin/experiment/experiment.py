@@ -31,7 +31,6 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     TrainSettings,
 )
-from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.recipe.clients import CLIENTS, GROUPED, OTHERS, GroupOptions
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
@@ -39,6 +38,7 @@ from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.registry import Registry
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.rounds_csv import columns_of
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.trainers.base import AdversarialTrainer

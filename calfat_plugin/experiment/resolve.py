@@ -19,7 +19,6 @@ from calfat_plugin.experiment.experiment import Experiment, members_of, some_cho
 from calfat_plugin.experiment.implausible import implausible
 from calfat_plugin.experiment.reading import RecipeReader, read_groups
 from calfat_plugin.options import describe
-from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
@@ -29,6 +28,7 @@ from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.recipe.training import TrainArgs, useless
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import WORST_CASE
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.rounds_csv import owner_of
 
 _NAME: KeyPath = ("calfat", "name")
