@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.evaluators.evidence import Evidence
     from calfat_plugin.model_files import ModelFile
-    from calfat_plugin.threat import ThreatModel
 
 #: Of the largest logit. Processors add up a model's sums in different orders, so an image whose classes are as close as
 #: this may fall on one and not on the other.
@@ -184,17 +183,12 @@ def replay(
     data = subset(test, len(evidence.label)).to(run.device)
     model = run.model()
     _refuse_others(path, evidence, data, model, run)
-    _check_ball(path, evidence, data, _ball(path, evidence, run), positions)
+    _check_ball(path, evidence, data, positions, run)
     batch_size = run.experiment.evaluation.batch_size
     exported, difference, ask = None, 0.0, _ask_network(model)
     if model_file is not None:
         exported = open_exported(model_file, run, model, trust)
         ask = exported.ask
-
-    def asked(images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
-        if eight_bit:
-            images = map(rounded_to_8_bits, images)
-        return _asked(ask, images, expected)
 
     def clean_images() -> Iterable[Tensor]:
         return (x for x, _, _ in batches(data, batch_size, run.device))
@@ -203,8 +197,8 @@ def replay(
     if exported is not None:
         difference = _largest_difference(model, exported, chain(clean_images(), adversarial_images))
     labels = evidence.label[evidence.index]
-    clean = asked(clean_images(), evidence.clean)
-    adversarial = asked(adversarial_images, labels)
+    clean = _answers(ask, clean_images(), evidence.clean, eight_bit)
+    adversarial = _answers(ask, adversarial_images, labels, eight_bit)
     doubts = _doubts(evidence, positions, clean, adversarial)
     accuracies, without = _accuracies(path, evidence)
     numbers = []
@@ -285,38 +279,38 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
         raise RunError(f"{path}: its clean images (`x_shown`) are not those of the data.")
 
 
-def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
-    """The ball that the evidence is about."""
+def _check_ball(path: Path, evidence: Evidence, data: ImageData, positions: Tensor, run: LoadedRun) -> None:
+    """Refuse another ball than the recipe's, and the first adversarial image that is not in the ball that is named.
+
+    Or that is not finite, or not in the pixel range.
+    """
     from calfat_plugin.threat import ThreatModel
 
+    recipe = run.experiment.threat
     norm, eps = evidence.ball["norm"], evidence.ball["eps"]
     try:
-        threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
+        threat = ThreatModel(norm, eps, bounds=recipe.bounds)
     except OptionError as error:
         raise RunError(f"{path}: its ball is {norm} {eps}: {error}") from None
-    recipe = run.experiment.threat
     if path.name == EVIDENCE and (threat.norm, threat.eps) != (recipe.norm, recipe.eps):
         raise RunError(
             f"{path}: is about the {norm} ball of eps {eps}; the recipe's is {recipe.norm} {exact_text(recipe.eps)}."
         )
-    return threat
-
-
-def _check_ball(path: Path, evidence: Evidence, data: ImageData, threat: ThreatModel, positions: Tensor) -> None:
-    """Refuse the first adversarial image that is not finite, not in the ball or not in the pixel range."""
     x = _pixels(data, evidence.index)
     try:
         threat.check(evidence.x_adv, x, who=str(path))
-    except BudgetError:
-        for row, at in enumerate(evidence.index.tolist()):
-            try:
-                threat.check(evidence.x_adv[row : row + 1], x[row : row + 1], who="")
-            except BudgetError as error:
-                reason = str(error).removeprefix(": ").split(";")[0]
-                raise RunError(
-                    f"{path}: the adversarial image of test image {int(positions[at])}: {reason}. It proves nothing."
-                ) from None
-        raise
+        return
+    except BudgetError as error:
+        problem = error
+    for row, at in enumerate(evidence.index.tolist()):
+        try:
+            threat.check(evidence.x_adv[row : row + 1], x[row : row + 1], who="")
+        except BudgetError as error:
+            reason = str(error).removeprefix(": ").split(";")[0]
+            raise RunError(
+                f"{path}: the adversarial image of test image {int(positions[at])}: {reason}. It proves nothing."
+            ) from None
+    raise problem
 
 
 def _pixels(data: ImageData, where: Tensor) -> Tensor:
@@ -345,7 +339,9 @@ def _ask_network(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return ask
 
 
-def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+def _answers(
+    ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor, eight_bit: bool
+) -> tuple[Tensor, Tensor]:
     """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
     import torch
 
@@ -354,6 +350,8 @@ def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: 
 
     if not len(expected):
         return expected, expected.float()
+    if eight_bit:
+        images = map(rounded_to_8_bits, images)
     logits = torch.cat([finite(ask(x), "images") for x in images])
     return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
 

@@ -37,7 +37,19 @@ def build_plugin(
     ``names`` says in messages what ``arguments`` are.
     """
     call = ", ".join([names, *options])
-    _check_signature(build, call, arguments, options)
+    try:
+        signature = inspect.signature(build)
+    except ValueError:  # written in C: it has no signature
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(*arguments, **options)
+        except TypeError as error:
+            header = f"{getattr(build, '__name__', build)}{signature}"
+            text = f"its build, {header}, cannot be called as build({call}): {error}."
+            if inspect.isclass(build):
+                text += f" Give the class __init__(self, {call})."
+            raise PluginError(text) from None
     try:
         plugin = build(*arguments, **options)
     except TypeError as error:
@@ -45,23 +57,6 @@ def build_plugin(
             raise
         raise PluginError(f"its build makes no object: {error}.") from None  # check_class names a class's own hooks
     return returned.instance(plugin, expected, f"build({call}) returned")
-
-
-def _check_signature(build: Callable[..., Any], call: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(build)
-    except ValueError:  # written in C: it has no signature
-        return
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        hint = ""
-        if inspect.isclass(build):
-            hint = f" Give the class __init__(self, {call})."
-        raise PluginError(
-            f"its build, {getattr(build, '__name__', build)}{signature}, cannot be called as build({call}): {error}."
-            f"{hint}"
-        ) from None
 
 
 # --- what a partition makes -------------------------------------------------------------------------------------------

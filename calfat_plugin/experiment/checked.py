@@ -152,21 +152,17 @@ class CheckedModifier(PassedToPlugins[LossModifier, ModifierEntry], LossModifier
         with self.named_errors():
             loss = returned.instance(self.plugin.bind(class_counts), ClientLoss, "bind returned")
             check_class(loss)
-            _try_loss(loss, class_counts)
+            logits = class_counts.float().new_zeros((2, len(class_counts)))
+            y = class_counts.new_zeros(2)
+            for name in ("attack_logits", "kl_logits", "margin_logits"):
+                method = getattr(loss, name)
+                returned.like(method(logits), logits, f"{name} of its loss returned")
+            returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
+            if logits._version:  # torch counts what is written to it
+                raise PluginError(
+                    "its loss changes the logits that it is given in place; write logits + 1, not logits += 1."
+                )
             return loss
-
-
-def _try_loss(loss: ClientLoss, class_counts: Tensor) -> None:
-    """Refuse a loss that returns other shapes than two rows of logits have, or changes them in place."""
-    num_classes = len(class_counts)
-    logits = class_counts.float().new_zeros((2, num_classes))
-    y = class_counts.new_zeros(2)
-    for name in ("attack_logits", "kl_logits", "margin_logits"):
-        method = getattr(loss, name)
-        returned.like(method(logits), logits, f"{name} of its loss returned")
-    returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
-    if logits._version:  # torch counts what is written to it
-        raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
 
 
 class CheckedInnerAttack(PassedToPlugins[InnerAttack, InnerAttackEntry], InnerAttack):

@@ -358,22 +358,11 @@ def _chosen_ids(
 
 
 def _recipe_of_group(experiment: Recipe, reader: RecipeReader, path: KeyPath, written: Mapping[str, Any]) -> Recipe:
-    """What a group's clients train by: the run's recipe, in which the group's keys are read anew."""
-    document = _with_group(experiment.document, path, written)
-    document.check_norm()
-    reader = dataclasses.replace(reader, document=document)
-    declared = keys_of(CalfatSection)
-    sections: dict[str, Any] = {}
-    if any(written.get(key) is not None for key in TRAINED):
-        sections["train"] = read_host_section(document, "train_args")
-    for key in ("trainer", "threat"):
-        if written.get(key) is not None:
-            sections[key] = reader.value(("calfat", key), declared[key])
-    return dataclasses.replace(experiment, document=document, clients=(), **sections)
+    """What a group's clients train by: the run's recipe, in which the group's keys are read in the place of the run's.
 
-
-def _with_group(document: Document, path: KeyPath, written: Mapping[str, Any]) -> Document:
-    """The recipe with a group's keys in the place of the run's; of a preset of its trainer only the options count."""
+    Of a preset of its trainer only the options count.
+    """
+    document = experiment.document
     threat = written.get("threat")
     if threat is not None and not isinstance(threat, Mapping):
         raise document.error((*path, "threat"), f"got {describe(threat)}, expected a section such as {{eps: 4/255}}.")
@@ -382,12 +371,21 @@ def _with_group(document: Document, path: KeyPath, written: Mapping[str, Any]) -
     def change(key_of_run: KeyPath, value: Any, *key: str) -> None:
         changes.append((key_of_run, value, f"{document.place((*path, *key))}: {dotted(path)}"))
 
-    for key in TRAINED:
-        if written.get(key) is not None:
-            change(("train_args", key), written[key], key)
+    train_keys = [key for key in TRAINED if written.get(key) is not None]
+    for key in train_keys:
+        change(("train_args", key), written[key], key)
     if written.get("trainer") is not None:
         change(("calfat", "trainer"), written["trainer"], "trainer")
     for key, value in (threat or {}).items():  # null, too: a group may have no by_class where the run has one
         change(("calfat", "threat", key), value, "threat", key)
-    without = document.with_value(CLIENTS, None, document.place(CLIENTS))
-    return without.with_values(changes)
+    document = document.with_value(CLIENTS, None, document.place(CLIENTS)).with_values(changes)
+    document.check_norm()
+    reader = dataclasses.replace(reader, document=document)
+    declared = keys_of(CalfatSection)
+    sections: dict[str, Any] = {}
+    if train_keys:
+        sections["train"] = read_host_section(document, "train_args")
+    for key in ("trainer", "threat"):
+        if written.get(key) is not None:
+            sections[key] = reader.value(("calfat", key), declared[key])
+    return dataclasses.replace(experiment, document=document, clients=(), **sections)

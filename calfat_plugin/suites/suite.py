@@ -124,15 +124,6 @@ def _checked_label(label: str) -> str:
     return label
 
 
-def _different_folders(labels: dict[str, Any]) -> dict[str, Any]:
-    folders: dict[str, str] = {}
-    for label in labels:
-        other = folders.setdefault(slug(label), label)
-        if other != label:
-            raise AtError((label,), f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
-    return labels
-
-
 OrEmpty = BeforeValidator(lambda raw: {} if raw is None else raw)  # a section may be left empty
 Number = Annotated[float, BeforeValidator(lambda raw: float(parse_number(raw)))]  # 1e-3 is a text in YAML 1.1
 Percent = Annotated[Number, Field(ge=0, le=100)]
@@ -147,7 +138,7 @@ Values = Annotated[list[Any], Field(min_length=1)]
 Tried = Annotated[dict[str, Values], Field(min_length=1), AfterValidator(_checked_changes)]
 
 Label = Annotated[str, AfterValidator(_checked_label)]
-Axis = Annotated[dict[Label, Changes], Field(min_length=1), AfterValidator(_different_folders)]
+Axis = Annotated[dict[Label, Changes], Field(min_length=1)]
 Axes = Annotated[dict[Label, Axis], Field(min_length=1)]
 
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -254,6 +245,19 @@ class SuiteFile(Section):
     compare: Compare | None = None
     reported: Annotated[Reported, OrEmpty] = Field({}, validate_default=True)
     skip: Annotated[dict[str, Reason], OrEmpty] = Field({}, description="selector of cells that are not run to why")
+
+    @field_validator("axes")
+    @classmethod
+    def _check_folders(cls, axes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """No two labels of an axis name the same folder."""
+        for axis, labels in axes.items():
+            label_of: dict[str, str] = {}  # of a folder
+            for label in labels:
+                other = label_of.setdefault(slug(label), label)
+                if other != label:
+                    text = f"'{other}' has the same folder name, '{slug(label)}'; rename one."
+                    raise AtError((axis, label), text)
+        return axes
 
     @field_validator("metrics", mode="before")
     @classmethod

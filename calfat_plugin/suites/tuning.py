@@ -240,7 +240,15 @@ class _Planner:
         settings = (*cell.settings, *suite.settings_at("choose", "set"), *point, *self.measuring)
         experiment = resolve(suite, self.registry, f"{cell.name}, {name}", settings, self.overrides)
         cell_of_try = Cell(cell.labels, settings, experiment, tried=name)
-        folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
+        values = ",".join(f"{key}={value}" for key, value in texts.items())
+        folder_name = quote(values, safe="=,+")  # ``learning_rate=0.05``; another one for every point
+        if len(folder_name) > _LONGEST:
+            longest = max(point, key=lambda setting: len(yaml_text(setting.value)))
+            raise suite.document.error(
+                (*CHOOSE, "grid", longest.key),
+                f"its values are too long to name a folder ({longest.place}); write fewer options.",
+            )
+        folder = suite.runs_directory / cell.folder / FOLDER / folder_name
         planned = [SuiteRun(cell_of_try, experiment, seed, folder / f"seed-{seed}") for seed in self.choose.seeds]
         runs = look_again(suite.record, *planned)
         return Try(point, tuple(ChoiceRun.read(run, self.choose) for run in runs))
@@ -314,18 +322,6 @@ def texts_of(point: Sequence[Setting]) -> dict[str, str]:
     if len(set(names)) < len(names):
         names = [setting.key for setting in point]
     return {name: yaml_text(setting.value) for name, setting in zip(names, point, strict=True)}
-
-
-def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) -> str:
-    """``learning_rate=0.05``; another name for every point."""
-    name = quote(",".join(f"{key}={value}" for key, value in texts.items()), safe="=,+")
-    if len(name) > _LONGEST:
-        longest = max(point, key=lambda setting: len(yaml_text(setting.value)))
-        raise suite.document.error(
-            (*CHOOSE, "grid", longest.key),
-            f"its values are too long to name a folder ({longest.place}); write fewer options.",
-        )
-    return name
 
 
 def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
