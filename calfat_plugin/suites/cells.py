@@ -253,17 +253,17 @@ def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
     now = with_resolved_precision(experiment).as_run()
     section, _, key = SEED_KEY.partition(".")
     now[section][key] = run.seed
-    keys = same_but_rounds(then, now)
+    changed_keys = same_but_rounds(then, now)
     rounds = now["train_args"]["comm_round"]
     rounds_then = then["train_args"]["comm_round"]
-    if rounds < rounds_then:
-        keys = list(dict.fromkeys((*keys, "train_args.comm_round")))
+    if rounds < rounds_then and "train_args.comm_round" not in changed_keys:
+        changed_keys.append("train_args.comm_round")
     patience = now["train_args"].get("patience")
     patience_then = then["train_args"].get("patience")
     if patience is not None and (patience_then is None or patience < patience_then):
-        keys = [*keys, "train_args.patience"]  # with less of it the run might have stopped earlier
-    if keys:
-        return "unfinished", changes(then, now, keys, "then"), ()
+        changed_keys.append("train_args.patience")  # with less of it the run might have stopped earlier
+    if changed_keys:
+        return "unfinished", changes(then, now, changed_keys, "then"), ()
     goes_further = rounds > rounds_then
     if patience_then is not None:
         results = read_results(directory.results)

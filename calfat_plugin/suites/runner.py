@@ -326,9 +326,10 @@ def _values_of(suite: Suite, run: SuiteRun, results: Results | None) -> dict[str
     elif run.state == "finished":
         metrics = list(suite.metrics)
         if run.cell.name in suite.reported.percent:  # published numbers are compared with the release's accuracy
-            metrics += [release_of(metric) for metric in suite.reported.percent[run.cell.name].percent]
+            metrics += map(release_of, suite.reported.percent[run.cell.name].percent)
         with_results = replace(run, results=results)
-        values = {metric: with_results.value(metric) for metric in metrics}
+        for metric in metrics:
+            values[metric] = with_results.value(metric)
     return {metric: value for metric, value in values.items() if value is not None}
 
 
@@ -338,13 +339,14 @@ def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
-    previous = [signal.signal(number, lambda signum, frame: pool.ask_to_stop()) for number in numbers]
+    previous_handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+            previous_handlers[number] = signal.signal(number, lambda signum, frame: pool.ask_to_stop())
     try:
         yield
     finally:
-        for number, handler in zip(numbers, previous, strict=True):
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -353,11 +355,16 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     for line in reversed(lines):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    printed = [line.strip() for line in lines if line.strip()]
-    exceptions = [line for line in printed if _EXCEPTION.match(line)]
+    last_line = last_exception = ""
+    for line in lines:
+        if line.strip():
+            last_line = line.strip()
+            if _EXCEPTION.match(last_line):
+                last_exception = last_line
     text = ending(code)
-    for line in (exceptions or printed)[-1:]:
-        text = f"{line} ({text})"
+    printed = last_exception or last_line
+    if printed:
+        text = f"{printed} ({text})"
     cause = likely_cause(code)
     if cause:
         text += f". {cause}"
