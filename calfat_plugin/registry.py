@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
@@ -237,7 +237,10 @@ class Registry:
         """Ask all hooks first, since a plugin of which a later hook fails offers nothing; then fill the tables."""
         offers: list[tuple[type[entries.Entry], entries.Entry, str]] = []
         for kind in entries.KINDS:
-            offers += [(kind, entry, key) for entry, key in self._offers(kind)]
+            for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
+                key = implementation.plugin_name
+                for entry in self._offered(kind, self._providers[key], implementation.function):
+                    offers.append((kind, entry, key))
         for kind, entry, key in offers:
             provider = self._providers.get(key)
             if provider is None:  # a later hook of the same plugin failed
@@ -247,25 +250,19 @@ class Registry:
                 raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
             table[entry.name] = (entry, provider)
 
-    def _offers(self, kind: type[entries.Entry]) -> list[tuple[entries.Entry, str]]:
-        """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""
-        offers: list[tuple[entries.Entry, str]] = []
-        for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
-            key = implementation.plugin_name
-            provider = self._providers[key]
-            try:
-                offered = list(_checked_entries(implementation.function(), kind))
-            except (Exception, SystemExit) as error:
-                if provider is BUILT_IN:
-                    raise
-                if provider.is_file:
-                    raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
-                if provider.distribution == _PASSED_IN:
-                    raise PluginError(f"{provider.plugin}: {_reason(error)}") from error
-                self._fail(provider, error)
-                continue
-            offers += [(entry, key) for entry in offered]
-        return offers
+    def _offered(self, kind: type[entries.Entry], provider: Provider, hook: Callable[[], Any]) -> list[entries.Entry]:
+        """What a plugin offers; an installed plugin whose hook breaks is reported and unregistered."""
+        try:
+            return list(_checked_entries(hook(), kind))
+        except (Exception, SystemExit) as error:
+            if provider is BUILT_IN:
+                raise
+            if provider.is_file:
+                raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
+            if provider.distribution == _PASSED_IN:
+                raise PluginError(f"{provider.plugin}: {_reason(error)}") from error
+            self._fail(provider, error)
+            return []
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -283,8 +280,8 @@ class Registry:
                 known += number
             similar.append(known)
         hint = did_you_mean(name, similar) or " Install what offers it, or name its file with --plugin FILE."
-        offered = "; ".join(f"{listed(names)} ({provider})" for provider, names in names_of.items())
-        text = f"no {kind.kind} called '{name}'.{hint} Known: {offered}."
+        offers = [f"{listed(names)} ({provider})" for provider, names in names_of.items()]
+        text = f"no {kind.kind} called '{name}'.{hint} Known: {'; '.join(offers)}."
         if self.failures:
             text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text
