@@ -178,10 +178,10 @@ def experiment_of(
         budget["step_size"] = step_size
     threat = ThreatModel(**budget)  # it reads any number
     picks: list[str | dict[str, Any]] = []
-    for evaluator in evaluators:
-        if isinstance(evaluator, Mapping):
-            evaluator = dict(evaluator)
-        picks.append(evaluator)
+    for pick in evaluators:
+        if isinstance(pick, Mapping):
+            pick = dict(pick)
+        picks.append(pick)
     document = recipe_of_own_model(
         "evaluators",
         [
@@ -197,8 +197,8 @@ def experiment_of(
     if eps is not None:
         return experiment
     built = experiment.build_evaluators(experiment.evaluators)
-    for pick, (label, evaluator) in zip(experiment.evaluators, built, strict=True):
-        if evaluator.has_budget and getattr(pick.options, "eps", None) is None:
+    for plugin, (label, evaluator) in zip(experiment.evaluators, built, strict=True):
+        if evaluator.has_budget and getattr(plugin.options, "eps", None) is None:
             raise OptionError(f"evaluator '{label}' needs eps, a fraction of the pixel range such as 0.1 or '8/255'.")
     return experiment
 

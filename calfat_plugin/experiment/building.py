@@ -127,7 +127,7 @@ def check_class(plugin: object, entry: Entry | None = None) -> None:
     ``plugin`` is a class or an object. Functions, and classes that derive from none of this package's interfaces, pass.
     Options and presets of the entry's own count as a change of a built-in class.
     """
-    cls = type(plugin)
+    cls: type = type(plugin)
     if isinstance(plugin, type):
         cls = plugin
     has_own_options = False

@@ -508,10 +508,10 @@ def _error_in(document: Document, error: ValidationError) -> RecipeError:
     """pydantic's first error, a misspelt key before what is missing for it, with its place in the file."""
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     at = tuple(step for step in first["loc"] if step != "[key]")
-    section: type[BaseModel] = SuiteFile
+    fields = SuiteFile.model_fields
     if len(at) > 1:
-        section = {"choose": Choose, "compare": Compare, "reported": Reported}.get(str(at[0]), SuiteFile)
-    fields = section.model_fields
+        sections: dict[str, type[BaseModel]] = {"choose": Choose, "compare": Compare, "reported": Reported}
+        fields = sections.get(str(at[0]), SuiteFile).model_fields
     cause = first.get("ctx", {}).get("error")
     if first["type"] == "extra_forbidden":
         text = f"unknown key.{did_you_mean(str(at[-1]), fields) or f' Known: {listed(fields)}.'}"
