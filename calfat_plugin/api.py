@@ -12,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import planned
 from calfat_plugin.analyses.in_memory import experiment_of, images_of
-from calfat_plugin.analyses.pictures import write_pictures
-from calfat_plugin.analyses.replay import Replay, open_evidence
+from calfat_plugin.analyses.replay import Replay, open_evidence, write_pictures
 from calfat_plugin.analyses.replay import replay as check_evidence
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.entries import MEMORY

@@ -204,7 +204,9 @@ class Entry(_Typed):
         reserved = options.intersection(self.reserved)
         if reserved:
             raise PluginError(f"{who} has an option '{min(reserved)}'; recipes use that key for something else.")
-        mentioned = {name for preset in self.presets.values() for name in preset.options}
+        mentioned: set[str] = set()
+        for preset in self.presets.values():
+            mentioned.update(preset.options)
         if self.number_option is not None:
             mentioned.add(self.number_option)
         unknown = mentioned - options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
 from pathlib import Path
@@ -120,9 +120,15 @@ class Registry:
         registry = cls()
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
-            registry._add_object(plugin)
+            name = getattr(plugin, "__name__", type(plugin).__name__)
+            provider = Provider(_PASSED_IN, name, name)
+            if provider.key in registry._providers:  # another object of the same class
+                provider = Provider(_PASSED_IN, name, f"{name} {len(registry._providers)}")
+            registry._add_requested(plugin, provider, name)
         for file in files.values():
-            registry._add_file(file)
+            provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
+            # A file with a model only has no hooks.
+            registry._add_requested(file.load(), provider, str(file.path), needs_hooks=False)
         if entry_points:
             registry._add_installed(files)
         registry._collect_entries()
@@ -185,19 +191,6 @@ class Registry:
 
     # --- adding plugins -----------------------------------------------------------------------------------------------
 
-    def _add_object(self, plugin: Any) -> None:
-        """Add a module or an object with hooks that a program passed in."""
-        name = getattr(plugin, "__name__", type(plugin).__name__)
-        provider = Provider(_PASSED_IN, name, name)
-        if provider.key in self._providers:  # another object of the same class
-            provider = Provider(_PASSED_IN, name, f"{name} {len(self._providers)}")
-        self._add_requested(plugin, provider, name)
-
-    def _add_file(self, file: PluginFile) -> None:
-        """Add a plugin that is a single file; a file with a model only has no hooks."""
-        provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
-        self._add_requested(file.load(), provider, str(file.path), needs_hooks=False)
-
     def _add_requested(self, plugin: Any, provider: Provider, who: str, *, needs_hooks: bool = True) -> None:
         """Add a plugin that somebody asked for: a mistake in it is an error, and not only reported."""
         try:
@@ -244,7 +237,10 @@ class Registry:
         """Ask all hooks first, since a plugin of which a later hook fails offers nothing; then fill the tables."""
         offers: list[tuple[type[entries.Entry], entries.Entry, str]] = []
         for kind in entries.KINDS:
-            offers += [(kind, entry, key) for entry, key in self._offers(kind)]
+            for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
+                key = implementation.plugin_name
+                for entry in self._offered(kind, self._providers[key], implementation.function):
+                    offers.append((kind, entry, key))
         for kind, entry, key in offers:
             provider = self._providers.get(key)
             if provider is None:  # a later hook of the same plugin failed
@@ -254,25 +250,19 @@ class Registry:
                 raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
             table[entry.name] = (entry, provider)
 
-    def _offers(self, kind: type[entries.Entry]) -> list[tuple[entries.Entry, str]]:
-        """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""
-        offers: list[tuple[entries.Entry, str]] = []
-        for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
-            key = implementation.plugin_name
-            provider = self._providers[key]
-            try:
-                offered = list(_checked_entries(implementation.function(), kind))
-            except (Exception, SystemExit) as error:
-                if provider is BUILT_IN:
-                    raise
-                if provider.is_file:
-                    raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
-                if provider.distribution == _PASSED_IN:
-                    raise PluginError(f"{provider.plugin}: {_reason(error)}") from error
-                self._fail(provider, error)
-                continue
-            offers += [(entry, key) for entry in offered]
-        return offers
+    def _offered(self, kind: type[entries.Entry], provider: Provider, hook: Callable[[], Any]) -> list[entries.Entry]:
+        """What a plugin offers; an installed plugin whose hook breaks is reported and unregistered."""
+        try:
+            return list(_checked_entries(hook(), kind))
+        except (Exception, SystemExit) as error:
+            if provider is BUILT_IN:
+                raise
+            if provider.is_file:
+                raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
+            if provider.distribution == _PASSED_IN:
+                raise PluginError(f"{provider.plugin}: {_reason(error)}") from error
+            self._fail(provider, error)
+            return []
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -290,8 +280,8 @@ class Registry:
                 known += number
             similar.append(known)
         hint = did_you_mean(name, similar) or " Install what offers it, or name its file with --plugin FILE."
-        offered = "; ".join(f"{listed(names)} ({provider})" for provider, names in names_of.items())
-        text = f"no {kind.kind} called '{name}'.{hint} Known: {offered}."
+        offers = [f"{listed(names)} ({provider})" for provider, names in names_of.items()]
+        text = f"no {kind.kind} called '{name}'.{hint} Known: {'; '.join(offers)}."
         if self.failures:
             text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text
@@ -378,20 +368,20 @@ def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provid
     article = "a"
     if kind.kind[0] in "aeiou":
         article = "an"
-    what = f"{article} {kind.kind} called '{name}'"
+    offer = f"{article} {kind.kind} called '{name}'"
     if first.key == second.key:
-        return f"plugin {first.plugin} ({first}) offers {what} twice."
+        return f"plugin {first.plugin} ({first}) offers {offer} twice."
     if first.distribution == second.distribution:
-        return f"{first} offers {what} twice, in its plugins {first.plugin} and {second.plugin}."
+        return f"{first} offers {offer} twice, in its plugins {first.plugin} and {second.plugin}."
     if second.is_file:
-        return f"{second.distribution} offers {what}, and so does {first}. Give it another name in the file."
+        return f"{second.distribution} offers {offer}, and so does {first}. Give it another name in the file."
     if first.is_file:
-        return f"{first.distribution} offers {what}, and so does {second}. Give it another name in the file."
+        return f"{first.distribution} offers {offer}, and so does {second}. Give it another name in the file."
     to_block = second
     if second.distribution == BUILT_IN.distribution:
         to_block = first
     return (
-        f"two distributions offer {what}: {first} and {second}. "
+        f"two distributions offer {offer}: {first} and {second}. "
         f"Uninstall one of them, or start with {BLOCK_VARIABLE}={to_block.distribution}."
     )
 

@@ -12,7 +12,7 @@ from calfat_plugin.datasets.findings import image_findings
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.own_model import recipe_of_own_model
+from calfat_plugin.experiment.resolve import recipe_of_own_model
 from calfat_plugin.maths.torch_state import fresh_torch_state
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
@@ -75,7 +75,10 @@ def evaluate(
     """
     from calfat_plugin.evaluators.measure import evaluation_task, measure, no_progress
 
-    if not evaluators and _names_evaluators(y):
+    items: Sequence[object] = (y,)
+    if isinstance(y, (list, tuple)):
+        items = y
+    if not evaluators and any(isinstance(item, (str, Mapping)) for item in items):
         raise OptionError(
             f"y: got {one_line(y)}; expected labels. Evaluators go by keyword: evaluate(model, data, "
             f"evaluators={one_line(y)}), or evaluate(model, x, y, evaluators={one_line(y)})."
@@ -159,13 +162,6 @@ def attack(
     return x_adv
 
 
-def _names_evaluators(value: object) -> bool:
-    """Whether what was given for the labels is a name or a choice of an evaluator, or a list with some."""
-    if isinstance(value, (str, Mapping)):
-        return True
-    return isinstance(value, (list, tuple)) and any(isinstance(item, (str, Mapping)) for item in value)
-
-
 def experiment_of(
     evaluators: Sequence[str | Mapping[str, Any]],
     eps: Number | None,
@@ -183,7 +179,9 @@ def experiment_of(
     threat = ThreatModel(**budget)  # it reads any number
     picks: list[str | dict[str, Any]] = []
     for pick in evaluators:
-        picks.append(dict(pick) if isinstance(pick, Mapping) else pick)
+        if isinstance(pick, Mapping):
+            pick = dict(pick)
+        picks.append(pick)
     document = recipe_of_own_model(
         "evaluators",
         [
@@ -196,16 +194,13 @@ def experiment_of(
         ],
     )
     experiment = assemble(document, Registry.load())
-    if eps is None:
-        _refuse_without_eps(experiment)
-    return experiment
-
-
-def _refuse_without_eps(experiment: Experiment) -> None:
-    for pick in experiment.evaluators:
-        ((label, evaluator),) = experiment.build_evaluators((pick,))
-        if evaluator.has_budget and getattr(pick.options, "eps", None) is None:
+    if eps is not None:
+        return experiment
+    built = experiment.build_evaluators(experiment.evaluators)
+    for plugin, (label, evaluator) in zip(experiment.evaluators, built, strict=True):
+        if evaluator.has_budget and getattr(plugin.options, "eps", None) is None:
             raise OptionError(f"evaluator '{label}' needs eps, a fraction of the pixel range such as 0.1 or '8/255'.")
+    return experiment
 
 
 def images_of(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,13 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calfat_plugin.analyses.attack import loaded
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import loaded, planned
 from calfat_plugin.analyses.exported import open_exported
-from calfat_plugin.disk import read_json
+from calfat_plugin.disk import TRY_AGAIN, read_json, reporting_disk_errors
 from calfat_plugin.errors import BudgetError, OptionError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.observer import Observer
+from calfat_plugin.report.images import perturbation, png
 from calfat_plugin.results import EVIDENCE, NATURAL, WORST_CASE
 from calfat_plugin.run_files import AttackResults, EvidenceFile, EvidenceFiles, TrustResults, check_evaluations
 from calfat_plugin.runs.directory import RunDirectory
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.evaluators.evidence import Evidence
     from calfat_plugin.model_files import ModelFile
-    from calfat_plugin.threat import ThreatModel
 
 #: Of the largest logit. Processors add up a model's sums in different orders, so an image whose classes are as close as
 #: this may fall on one and not on the other.
@@ -59,11 +59,11 @@ class Number:
     stands: bool  # whether both are the same, and no checked image is in doubt beyond rounding
 
 
-class _Said(NamedTuple):
+class _Accuracy(NamedTuple):
     """An accuracy in results."""
 
     label: str
-    accuracy: float
+    share: float
     num_examples: int
     per_class: tuple[float | None, ...]
 
@@ -144,20 +144,14 @@ def open_evidence(target: Path, **request: Any) -> tuple[LoadedRun, Path]:
         raise RunError(f"{path}: no such file.{hint}")
     run = None
     if not (request.get("model") or request.get("weights") or request.get("dataset")):
-        run = _run_of(path)
+        run = next((folder for folder in path.parents[:2] if RunDirectory(folder).recipe.is_file()), None)
+        if run is None:
+            raise RunError(
+                f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights "
+                "and --dataset, as for `calfat attack`."
+            )
     plan = planned(run, attacks=("natural",), **request)
     return loaded(plan, Observer()), path
-
-
-def _run_of(path: Path) -> Path:
-    """The run directory that a file of evidence lies in."""
-    for folder in path.parents[:2]:
-        if RunDirectory(folder).recipe.is_file():
-            return folder
-    raise RunError(
-        f"{path}: lies in no run directory, so nothing says what model it is about. Add --model, --weights and "
-        "--dataset, as for `calfat attack`."
-    )
 
 
 def replay(
@@ -189,17 +183,12 @@ def replay(
     data = subset(test, len(evidence.label)).to(run.device)
     model = run.model()
     _refuse_others(path, evidence, data, model, run)
-    threat = _ball(path, evidence, run)
-    _check_ball(path, evidence, data, threat, positions)
+    _check_ball(path, evidence, data, positions, run)
     batch_size = run.experiment.evaluation.batch_size
     exported, difference, ask = None, 0.0, _ask_network(model)
     if model_file is not None:
         exported = open_exported(model_file, run, model, trust)
         ask = exported.ask
-
-    def asked(images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
-        shown = map(rounded_to_8_bits, images) if eight_bit else images
-        return _asked(ask, shown, expected)
 
     def clean_images() -> Iterable[Tensor]:
         return (x for x, _, _ in batches(data, batch_size, run.device))
@@ -207,37 +196,49 @@ def replay(
     adversarial_images = evidence.x_adv.to(run.device).split(batch_size)
     if exported is not None:
         difference = _largest_difference(model, exported, chain(clean_images(), adversarial_images))
-    clean, clean_leads = asked(clean_images(), evidence.clean)
     labels = evidence.label[evidence.index]
-    predictions, leads = asked(adversarial_images, labels)
-    falls = predictions != labels
-    doubts = []
-    for at in (clean != evidence.clean).nonzero().flatten().tolist():
-        doubts.append(Doubt(int(positions[at]), "clean", "", bool(clean_leads[at] > -BORDERLINE)))
-    for row in (~falls).nonzero().flatten().tolist():
-        image = int(positions[evidence.index[row]])
-        attack = evidence.attacks[int(evidence.by[row])]
-        doubts.append(Doubt(image, "falls", attack, bool(leads[row] < BORDERLINE)))
-    said, without = _said(path, evidence)
+    clean = _answers(ask, clean_images(), evidence.clean, eight_bit)
+    adversarial = _answers(ask, adversarial_images, labels, eight_bit)
+    doubts = _doubts(evidence, positions, clean, adversarial)
+    accuracies, without = _accuracies(path, evidence)
     numbers = []
-    for accuracy in said:
+    for accuracy in accuracies:
         number, missing = _number(accuracy, evidence, run.dataset.num_classes, positions, doubts)
         numbers.append(number)
         doubts += missing
     return Replay(
-        path,
-        evidence,
-        data,
-        positions,
-        model,
-        falls,
-        tuple(doubts),
-        tuple(numbers),
-        without,
-        exported,
-        difference,
-        eight_bit,
+        path=path,
+        evidence=evidence,
+        data=data,
+        positions=positions,
+        model=model,
+        falls=adversarial[0] != labels,
+        doubts=tuple(doubts),
+        numbers=tuple(numbers),
+        without=without,
+        model_file=exported,
+        difference=difference,
+        eight_bit=eight_bit,
     )
+
+
+def _doubts(
+    evidence: Evidence, positions: Tensor, clean: tuple[Tensor, Tensor], adversarial: tuple[Tensor, Tensor]
+) -> list[Doubt]:
+    """The images of which the model says something else than the evidence.
+
+    ``clean`` and ``adversarial`` are what the model says, and by how much the class that is expected leads.
+    """
+    doubts = []
+    predictions, leads = clean
+    for at in (predictions != evidence.clean).nonzero().flatten().tolist():
+        doubts.append(Doubt(int(positions[at]), "clean", "", bool(leads[at] > -BORDERLINE)))
+    predictions, leads = adversarial
+    for row in (predictions == evidence.label[evidence.index]).nonzero().flatten().tolist():
+        image = int(positions[evidence.index[row]])
+        attack = evidence.attacks[int(evidence.by[row])]
+        doubts.append(Doubt(image, "falls", attack, bool(leads[row] < BORDERLINE)))
+    return doubts
 
 
 def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Module, run: LoadedRun) -> None:
@@ -278,38 +279,38 @@ def _refuse_others(path: Path, evidence: Evidence, data: ImageData, model: nn.Mo
         raise RunError(f"{path}: its clean images (`x_shown`) are not those of the data.")
 
 
-def _ball(path: Path, evidence: Evidence, run: LoadedRun) -> ThreatModel:
-    """The ball that the evidence is about."""
+def _check_ball(path: Path, evidence: Evidence, data: ImageData, positions: Tensor, run: LoadedRun) -> None:
+    """Refuse another ball than the recipe's, and the first adversarial image that is not in the ball that is named.
+
+    Or that is not finite, or not in the pixel range.
+    """
     from calfat_plugin.threat import ThreatModel
 
+    recipe = run.experiment.threat
     norm, eps = evidence.ball["norm"], evidence.ball["eps"]
     try:
-        threat = ThreatModel(norm, eps, bounds=run.experiment.threat.bounds)
+        threat = ThreatModel(norm, eps, bounds=recipe.bounds)
     except OptionError as error:
         raise RunError(f"{path}: its ball is {norm} {eps}: {error}") from None
-    recipe = run.experiment.threat
     if path.name == EVIDENCE and (threat.norm, threat.eps) != (recipe.norm, recipe.eps):
         raise RunError(
             f"{path}: is about the {norm} ball of eps {eps}; the recipe's is {recipe.norm} {exact_text(recipe.eps)}."
         )
-    return threat
-
-
-def _check_ball(path: Path, evidence: Evidence, data: ImageData, threat: ThreatModel, positions: Tensor) -> None:
-    """Refuse the first adversarial image that is not finite, not in the ball or not in the pixel range."""
     x = _pixels(data, evidence.index)
     try:
         threat.check(evidence.x_adv, x, who=str(path))
-    except BudgetError:
-        for row, at in enumerate(evidence.index.tolist()):
-            try:
-                threat.check(evidence.x_adv[row : row + 1], x[row : row + 1], who="")
-            except BudgetError as error:
-                reason = str(error).removeprefix(": ").split(";")[0]
-                raise RunError(
-                    f"{path}: the adversarial image of test image {int(positions[at])}: {reason}. It proves nothing."
-                ) from None
-        raise
+        return
+    except BudgetError as error:
+        problem = error
+    for row, at in enumerate(evidence.index.tolist()):
+        try:
+            threat.check(evidence.x_adv[row : row + 1], x[row : row + 1], who="")
+        except BudgetError as error:
+            reason = str(error).removeprefix(": ").split(";")[0]
+            raise RunError(
+                f"{path}: the adversarial image of test image {int(positions[at])}: {reason}. It proves nothing."
+            ) from None
+    raise problem
 
 
 def _pixels(data: ImageData, where: Tensor) -> Tensor:
@@ -338,7 +339,9 @@ def _ask_network(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return ask
 
 
-def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
+def _answers(
+    ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor, eight_bit: bool
+) -> tuple[Tensor, Tensor]:
     """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
     import torch
 
@@ -347,6 +350,8 @@ def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: 
 
     if not len(expected):
         return expected, expected.float()
+    if eight_bit:
+        images = map(rounded_to_8_bits, images)
     logits = torch.cat([finite(ask(x), "images") for x in images])
     return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
 
@@ -358,38 +363,43 @@ def _largest_difference(model: nn.Module, exported: ModelFile, images: Iterable[
     for x in images:
         if not len(x):
             continue
-        own, of_file = ask(x), exported.ask(x)
-        if own.shape != of_file.shape:
+        logits, logits_of_file = ask(x), exported.ask(x)
+        if logits.shape != logits_of_file.shape:
             raise RunError(
-                f"{exported.path}: gives {tuple(of_file.shape)} for images {tuple(x.shape)}; expected logits "
-                f"{tuple(own.shape)}."
+                f"{exported.path}: gives {tuple(logits_of_file.shape)} for images {tuple(x.shape)}; expected logits "
+                f"{tuple(logits.shape)}."
             )
-        largest = max(largest, float((own - of_file).abs().max()))
+        largest = max(largest, float((logits - logits_of_file).abs().max()))
     return largest
 
 
-def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
+def _accuracies(path: Path, evidence: Evidence) -> tuple[list[_Accuracy], tuple[str, ...]]:
     """(accuracies that the results say of this ball and that the evidence is about, labels of the others)."""
     file, listed = _results_beside(path)
     stated = {"norm": listed.norm, "eps": listed.eps}
     if stated != evidence.ball:
         raise RunError(f"{path}: is about the ball {evidence.ball}; {file} says {stated}.")
+    accuracies, without = [], []
     if "verdict" in read_json(file):  # of `calfat trust`
-        return _said_by_trust(file), ()
+        trust = read_typed(TrustResults, file)
+        if trust is not None:
+            for label, share in ((NATURAL, trust.verdict.natural), (WORST_CASE, trust.verdict.worst)):
+                if share is not None:
+                    accuracies.append(_Accuracy(label, share, trust.examples, ()))
+        return accuracies, ()
     results = read_typed(AttackResults, file) or AttackResults()
     check_evaluations(results.evaluations, file)
-    known, without = [], []
     for result in results.evaluations:
         of_ball = {key: result.settings.get(key) for key in evidence.ball} == evidence.ball
         if result.accuracy is None:
             continue  # the attack did not run: there is no number to show
         if result.settings.get("attack") == "none":
-            known.append(_Said(NATURAL, result.accuracy, result.num_examples, result.per_class))
+            accuracies.append(_Accuracy(NATURAL, result.accuracy, result.num_examples, result.per_class))
         elif of_ball and (result.label in evidence.tried or result.label == WORST_CASE):
-            known.append(_Said(result.label, result.accuracy, result.num_examples, result.per_class))
+            accuracies.append(_Accuracy(result.label, result.accuracy, result.num_examples, result.per_class))
         elif of_ball or result.settings.get("eps") is None:
             without.append(result.label)
-    return known, tuple(without)
+    return accuracies, tuple(without)
 
 
 def _results_beside(path: Path) -> tuple[Path, EvidenceFile]:
@@ -403,17 +413,8 @@ def _results_beside(path: Path) -> tuple[Path, EvidenceFile]:
     raise RunError(f"{path}: no results beside it (*.json) name this file, so there is no number to check.")
 
 
-def _said_by_trust(file: Path) -> list[_Said]:
-    """The accuracies of a ``trust.json``."""
-    results = read_typed(TrustResults, file)
-    if results is None:
-        return []
-    shares = {NATURAL: results.verdict.natural, WORST_CASE: results.verdict.worst}
-    return [_Said(label, share, results.examples, ()) for label, share in shares.items() if share is not None]
-
-
 def _number(
-    said: _Said, evidence: Evidence, num_classes: int, positions: Tensor, doubts: Sequence[Doubt]
+    accuracy: _Accuracy, evidence: Evidence, num_classes: int, positions: Tensor, doubts: Sequence[Doubt]
 ) -> tuple[Number, list[Doubt]]:
     """What the evidence shows of one accuracy, and images of which it shows nothing although they are covered."""
     import torch
@@ -424,16 +425,47 @@ def _number(
     covered[evidence.covered] = True
     has_image = torch.zeros_like(evidence.correct)
     has_image[evidence.index] = True
-    tried, right = evidence.verdicts(said.label)
+    tried, right = evidence.verdicts(accuracy.label)
     broken = tried & evidence.correct & ~right
     missing = []
     for at in (broken & covered & ~has_image).nonzero().flatten().tolist():
-        missing.append(Doubt(int(positions[at]), "missing", said.label, False))
+        missing.append(Doubt(int(positions[at]), "missing", accuracy.label, False))
     images_about = {"clean": set(positions[tried].tolist()), "falls": set(positions[broken].tolist()), "missing": set()}
     disputed = any(doubt.image in images_about[doubt.what] for doubt in doubts if not doubt.borderline)
     counts = counts_of(evidence.label[tried], evidence.correct[tried], right[tried], num_classes)
-    same = int(tried.sum()) == said.num_examples and counts["accuracy"] == said.accuracy
-    same = same and said.per_class in ((), tuple(counts["per_class"]))
+    same = int(tried.sum()) == accuracy.num_examples and counts["accuracy"] == accuracy.share
+    same = same and accuracy.per_class in ((), tuple(counts["per_class"]))
     checked = int((tried & ~(broken & ~has_image)).sum())
     stands = same and not missing and not disputed
-    return Number(said.label, said.accuracy, counts["accuracy"], said.num_examples, checked, stands), missing
+    return Number(accuracy.label, accuracy.share, counts["accuracy"], accuracy.num_examples, checked, stands), missing
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def write_pictures(replay: Replay, folder: Path) -> int:
+    """Write three files for each adversarial image, and say how many of these fall with 8 bits a value, as they are.
+
+    The names say the position in the test split, and of adversarial images the attack and the class the model says.
+    """
+    import torch
+
+    from calfat_plugin.datasets.data import pixels
+
+    evidence = replay.evidence
+    data = replay.data
+    still_fall = 0
+    with reporting_disk_errors(folder, TRY_AGAIN), torch.no_grad():
+        folder.mkdir(parents=True, exist_ok=True)
+        for row, at in enumerate(evidence.index.tolist()):
+            x = pixels(data.x[at : at + 1]).cpu()
+            x_adv = evidence.x_adv[row : row + 1]
+            still_fall += int(replay.model(rounded_to_8_bits(x_adv).to(data.x.device)).argmax() != evidence.label[at])
+            attack = evidence.attacks[int(evidence.by[row])]
+            stem = f"{int(replay.positions[at]):05}"
+            (folder / f"{stem}-class-{int(evidence.label[at])}.png").write_bytes(png(x[0]))
+            change, factor = perturbation(x[0], x_adv[0])
+            (folder / f"{stem}-perturbation-x{factor:.3g}.png").write_bytes(png(change))
+            name = re.sub(r"[^\w-]", "_", attack)
+            (folder / f"{stem}-{name}-says-{int(evidence.prediction[row])}.png").write_bytes(png(x_adv[0]))
+    return still_fall

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from calfat_plugin import report
-from calfat_plugin.analyses.attack import AttackReport
+from calfat_plugin.analyses.attack import AttackPlan, AttackReport, planned
 from calfat_plugin.analyses.attack import attack as measure
-from calfat_plugin.analyses.attack_plan import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import model_options, targets_argument

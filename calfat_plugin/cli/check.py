@@ -80,7 +80,7 @@ def _check_recipe(
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
     from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.plan import make_plan, registry_of
-    from calfat_plugin.suites.schema import MAX_SEED
+    from calfat_plugin.suites.suite import MAX_SEED
 
     if seed is not None and seed > MAX_SEED:
         raise OptionError(f"--seed {seed}: expected a whole number, 0 <= value <= {MAX_SEED}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin.analyses.replay import Doubt, Replay, open_evidence
+from calfat_plugin.analyses.replay import Doubt, Replay, open_evidence, write_pictures
 from calfat_plugin.analyses.replay import replay as check
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals
@@ -54,8 +54,6 @@ def replay(
             console.print(line, soft_wrap=True)
         content = found.as_json()
         if pictures is not None:
-            from calfat_plugin.analyses.pictures import write_pictures
-
             still = write_pictures(found, pictures)
             console.print(
                 f"pictures: {pictures}; with 8 bits a value, {still} of {len(found.falls)} still fall", soft_wrap=True

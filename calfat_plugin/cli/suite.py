@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import idle_option, plugin_option, set_option
@@ -30,14 +30,14 @@ from calfat_plugin.runs.compute import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun
-from calfat_plugin.suites.choice_text import how_chosen
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
+from calfat_plugin.suites.processes import command, default_jobs, processes, threads
 from calfat_plugin.suites.record import Key
-from calfat_plugin.suites.runner import command, default_jobs, processes, record_runs, run_all, threads
-from calfat_plugin.suites.schema import MAX_SEED
+from calfat_plugin.suites.runner import record_runs, run_all
+from calfat_plugin.suites.suite import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_record, markdown, write_tables
-from calfat_plugin.suites.tuning import try_again
+from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
 

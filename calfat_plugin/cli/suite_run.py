@@ -1,4 +1,4 @@
-"""A run of a suite: ``calfat`` in a fork of a process that has imported this module (``suites/warm.py``)."""
+"""A run of a suite: ``calfat`` in a fork of a process that has imported this module (``suites/processes.py``)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from calfat_plugin import report
-from calfat_plugin.analyses.attack_plan import AttackPlan, planned
+from calfat_plugin.analyses.attack import AttackPlan, planned
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import model_options, target_argument

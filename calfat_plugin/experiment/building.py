@@ -1,19 +1,32 @@
-"""Calls of a plugin's ``build``, and the check of a partition, which is all that its ``build`` makes."""
+"""A plugin as it is built: its ``build`` is called, and its class and a partition's split are checked."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from difflib import SequenceMatcher
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import returned
-from calfat_plugin.errors import PluginError
+from calfat_plugin.errors import PluginError, listed
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from calfat_plugin.entries import Entry
+
 T = TypeVar("T")
+
+_OURS = "calfat_plugin."
+_INTERFACES = "calfat_plugin.interfaces"
+_MADE_BY_PYTHON = ("__", "_abc_")  # how names begin that Python puts into every class
+_MOST_DIFFERENT_LETTERS = 2  # of a name and the hook that it means: send and sent have one each
+_FEWEST_SAME_LETTERS = 3  # fewer say nothing: fit and fin
+
+
+# --- calling build ----------------------------------------------------------------------------------------------------
 
 
 def build_plugin(
@@ -24,31 +37,29 @@ def build_plugin(
     ``names`` says in messages what ``arguments`` are.
     """
     call = ", ".join([names, *options])
-    _check_signature(build, call, arguments, options)
+    try:
+        signature = inspect.signature(build)
+    except ValueError:  # written in C: it has no signature
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(*arguments, **options)
+        except TypeError as error:
+            header = f"{getattr(build, '__name__', build)}{signature}"
+            text = f"its build, {header}, cannot be called as build({call}): {error}."
+            if inspect.isclass(build):
+                text += f" Give the class __init__(self, {call})."
+            raise PluginError(text) from None
     try:
         plugin = build(*arguments, **options)
     except TypeError as error:
         if "abstract class" not in str(error):
             raise
-        raise PluginError(f"its build makes no object: {error}.") from None  # plugin_class names a class's own hooks
+        raise PluginError(f"its build makes no object: {error}.") from None  # check_class names a class's own hooks
     return returned.instance(plugin, expected, f"build({call}) returned")
 
 
-def _check_signature(build: Callable[..., Any], call: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(build)
-    except ValueError:  # written in C: it has no signature
-        return
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        hint = ""
-        if inspect.isclass(build):
-            hint = f" Give the class __init__(self, {call})."
-        raise PluginError(
-            f"its build, {getattr(build, '__name__', build)}{signature}, cannot be called as build({call}): {error}."
-            f"{hint}"
-        ) from None
+# --- what a partition makes -------------------------------------------------------------------------------------------
 
 
 def checked_split(
@@ -105,3 +116,99 @@ def _index_arrays(shards: Any, num_examples: int) -> list[npt.NDArray[np.int64]]
             )
         arrays.append(array.astype(np.int64))
     return arrays
+
+
+# --- the class of a plugin --------------------------------------------------------------------------------------------
+
+
+def check_class(plugin: object, entry: Entry | None = None) -> None:
+    """Refuse a plugin whose class misspells a hook, or overrides nothing and so does what its base class does.
+
+    ``plugin`` is a class or an object. Functions, and classes that derive from none of this package's interfaces, pass.
+    Options and presets of the entry's own count as a change of a built-in class.
+    """
+    cls: type = type(plugin)
+    if isinstance(plugin, type):
+        cls = plugin
+    has_own_options = False
+    if entry is not None:
+        has_own_options = bool(entry.presets) or not entry.config.__module__.startswith(_OURS)
+    problem = _problem_of(cls, has_own_options)
+    if problem:
+        raise PluginError(problem)
+
+
+@cache
+def _problem_of(cls: type, has_own_options: bool) -> str:
+    """What is wrong with a class, in words; an empty text where nothing is."""
+    our_classes = [base for base in cls.__mro__ if base.__module__.startswith(_OURS)]
+    if not any(base.__module__.startswith(_INTERFACES) for base in our_classes):
+        return ""
+    base = our_classes[0]
+    plugin_classes = cls.__mro__[: cls.__mro__.index(base)]
+    problem = _misspelt_hook(plugin_classes, our_classes)
+    if problem:
+        return problem
+    abstract = getattr(cls, "__abstractmethods__", ())
+    if abstract:
+        return f"its class {cls.__name__} does not define {listed(abstract)}, which every {base.__name__} needs."
+    if not plugin_classes or not set(our_classes) <= set(base.__mro__):  # a built-in; or two built-ins combined
+        return ""
+    for plugin_class in plugin_classes:
+        if any(hasattr(base, name) and not name.startswith(_MADE_BY_PYTHON) for name in vars(plugin_class)):
+            return ""
+    reads_options = not base.__module__.startswith(_INTERFACES)
+    has_init = any("__init__" in vars(plugin_class) for plugin_class in plugin_classes)
+    if reads_options and (has_own_options or has_init):
+        return ""
+    return (
+        f"its class {cls.__name__} (of {cls.__module__}) overrides nothing of {base.__name__}, and so does exactly "
+        f"what {base.__name__} does. It can override: {listed(_hooks(base))}."
+    )
+
+
+def _hooks(base: type) -> set[str]:
+    """The public names of a class of this package: its methods, properties and constants."""
+    return {name for name in dir(base) if not name.startswith("_")}
+
+
+def _misspelt_hook(plugin_classes: tuple[type, ...], our_classes: list[type]) -> str:
+    """The problem with the first public name that is near a hook which the plugin does not define.
+
+    A plugin that defines the hook itself may have helpers with similar names, such as ``train_losses`` beside
+    ``train_loss``. A mixin, which does not derive from this package's classes, is not searched: its names have another
+    purpose.
+    """
+    base = our_classes[0]
+    hooks = _hooks(base)
+    annotated: set[str] = set()
+    for cls in our_classes:
+        annotated.update(inspect.get_annotations(cls))
+    defined: set[str] = set()
+    for cls in plugin_classes:
+        defined.update(vars(cls))
+    for cls in plugin_classes:
+        if not issubclass(cls, base):
+            continue
+        for name, value in vars(cls).items():
+            if name.startswith("_") or name in hooks or name in annotated:
+                continue
+            for hook in sorted(hooks - defined):
+                blocks = SequenceMatcher(None, name.lower(), hook).get_matching_blocks()
+                same_letters = sum(block.size for block in blocks)
+                different_letters = len(name) + len(hook) - 2 * same_letters
+                if same_letters >= _FEWEST_SAME_LETTERS and different_letters <= _MOST_DIFFERENT_LETTERS:
+                    return (
+                        f"its class {cls.__name__} has '{name}' ({_place_of(value, cls)}), which is no part of "
+                        f"{base.__name__}. Did you mean '{hook}'? If it is a helper, begin its name with an underscore."
+                    )
+    return ""
+
+
+def _place_of(value: Any, cls: type) -> str:
+    """Where a method or property is written, for a message."""
+    function = getattr(value, "fget", None) or getattr(value, "func", value)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # a constant
+        return f"in {cls.__module__}"
+    return f"{code.co_filename}:{code.co_firstlineno}"

@@ -24,7 +24,7 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.errors import PluginError, one_line
 from calfat_plugin.exact import parse_number
-from calfat_plugin.experiment.plugin_class import check_class
+from calfat_plugin.experiment.building import check_class
 from calfat_plugin.interfaces import (
     ActiveCorrection,
     Aggregate,
@@ -45,8 +45,8 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     State,
 )
-from calfat_plugin.plugin_errors import attribute_errors_to
 from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
@@ -116,10 +116,13 @@ class CheckedTrainer(Checked[LocalTrainer, TrainerEntry], LocalTrainer):
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
         with self.named_errors():
-            what = "evaluated_personal returned"
-            tensors = returned.mapping(self.plugin.evaluated_personal(updates, names), what)
+            by_name = returned.mapping(self.plugin.evaluated_personal(updates, names), "evaluated_personal returned")
             sent = next(iter(updates.values())).state  # any client's: all have the same shapes
-            return {name: returned.like(tensors.get(name), sent[name], f"{what}, as '{name}',") for name in names}
+            tensors = {}
+            for name in names:
+                call = f"evaluated_personal returned, as '{name}',"
+                tensors[name] = returned.like(by_name.get(name), sent[name], call)
+            return tensors
 
     def among(self, others: Mapping[int, LocalTrainer]) -> CheckedTrainer:
         plugins = {}
@@ -149,21 +152,17 @@ class CheckedModifier(PassedToPlugins[LossModifier, ModifierEntry], LossModifier
         with self.named_errors():
             loss = returned.instance(self.plugin.bind(class_counts), ClientLoss, "bind returned")
             check_class(loss)
-            _try_loss(loss, class_counts)
+            logits = class_counts.float().new_zeros((2, len(class_counts)))
+            y = class_counts.new_zeros(2)
+            for name in ("attack_logits", "kl_logits", "margin_logits"):
+                method = getattr(loss, name)
+                returned.like(method(logits), logits, f"{name} of its loss returned")
+            returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
+            if logits._version:  # torch counts what is written to it
+                raise PluginError(
+                    "its loss changes the logits that it is given in place; write logits + 1, not logits += 1."
+                )
             return loss
-
-
-def _try_loss(loss: ClientLoss, class_counts: Tensor) -> None:
-    """Refuse a loss that returns other shapes than two rows of logits have, or changes them in place."""
-    num_classes = len(class_counts)
-    logits = class_counts.float().new_zeros((2, num_classes))
-    y = class_counts.new_zeros(2)
-    for name in ("attack_logits", "kl_logits", "margin_logits"):
-        method = getattr(loss, name)
-        returned.like(method(logits), logits, f"{name} of its loss returned")
-    returned.like(loss.cross_entropy(logits, y), logits[:, 0], "cross_entropy of its loss returned")
-    if logits._version:  # torch counts what is written to it
-        raise PluginError("its loss changes the logits that it is given in place; write logits + 1, not logits += 1.")
 
 
 class CheckedInnerAttack(PassedToPlugins[InnerAttack, InnerAttackEntry], InnerAttack):

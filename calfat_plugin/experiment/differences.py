@@ -33,8 +33,11 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     """
     shared = evaluators_of(first).keys() & evaluators_of(second).keys()
     flat_first, flat_second = _flat_by_label(first, shared), _flat_by_label(second, shared)
-    for key in _keys_of_new_plugins(first, second, flat_second):
-        del flat_second[key]
+    plugins_then = first.get("calfat", {}).get("plugins") or {}
+    plugins_now = second.get("calfat", {}).get("plugins") or {}
+    for name in plugins_now.keys() - plugins_then.keys():
+        for key in flat({name: plugins_now[name]}, "calfat.plugins."):
+            del flat_second[key]
     if comparable(first).get(STEP_SIZE) == comparable(second).get(STEP_SIZE):
         # The same step, which an earlier version wrote as a number.
         flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None
@@ -47,15 +50,6 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     if _ROUNDS in different and not has_cosine and not _counts_its_rounds(shorter):
         different.remove(_ROUNDS)
     return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
-
-
-def _keys_of_new_plugins(
-    first: Mapping[str, Any], second: Mapping[str, Any], flat_second: Mapping[str, Any]
-) -> list[str]:
-    """The keys of the second recipe that are about plugin files which the first one has not."""
-    plugins_then, plugins_now = (recipe.get("calfat", {}).get("plugins") or {} for recipe in (first, second))
-    new = tuple(f"calfat.plugins.{name}." for name in plugins_now.keys() - plugins_then.keys())
-    return [key for key in flat_second if key.startswith(new)]
 
 
 def unchanging_digest(recipe: Mapping[str, Any]) -> str:
@@ -109,7 +103,8 @@ def why_not(keys: list[str]) -> str:
 def going_further(recipe: Mapping[str, Any], done: int, what: str) -> str:
     """How to resume ``what`` of a run that has ``done`` rounds for more of them, or why that cannot be: sentences."""
     rounds = done + 10
-    now, longer = ({**recipe, "train_args": {**recipe["train_args"], "comm_round": n}} for n in (done, rounds))
+    now = {**recipe, "train_args": {**recipe["train_args"], "comm_round": done}}
+    longer = {**recipe, "train_args": {**recipe["train_args"], "comm_round": rounds}}
     why = why_not(same_but_rounds(now, longer))
     if why:
         return f"It cannot go further. {why.rstrip()}"

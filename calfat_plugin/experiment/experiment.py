@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from calfat_plugin.datasets.findings import BOTH_SPLITS
 from calfat_plugin.disk import expanded
 from calfat_plugin.entries import kind_of
 from calfat_plugin.errors import CalfatError, DataError, OptionError, PluginError
-from calfat_plugin.experiment.building import build_plugin, checked_split
+from calfat_plugin.experiment.building import build_plugin, check_class, checked_split
 from calfat_plugin.experiment.checked import (
     CheckedAggregator,
     CheckedEvaluator,
@@ -22,8 +22,6 @@ from calfat_plugin.experiment.checked import (
     CheckedModifier,
     CheckedTrainer,
 )
-from calfat_plugin.experiment.groups import members_of, some_choose_by_size
-from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.interfaces import (
     Aggregator,
     Evaluator,
@@ -33,14 +31,14 @@ from calfat_plugin.interfaces import (
     SetUpTask,
     TrainSettings,
 )
-from calfat_plugin.plugin_errors import attribute_errors_to
-from calfat_plugin.recipe.clients import GROUPED, OTHERS
+from calfat_plugin.recipe.clients import CLIENTS, GROUPED, OTHERS, GroupOptions
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.registry import Registry
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.rounds_csv import columns_of
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.trainers.base import AdversarialTrainer
@@ -159,14 +157,14 @@ class Experiment(Recipe):
         """Let errors about a plugin that are raised inside begin with its name."""
         return attribute_errors_to(self.who(pick), pick.entry.config)
 
-    def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
+    def built(self, pick: Plugin[Any], expected: Callable[..., T], *arguments: Any, names: str = "options") -> T:
         """A plugin, from its options and further arguments; see ``building.build_plugin``."""
         with self.attribute_errors_to(pick):
             build = pick.entry.load()
             check_class(build, pick.entry)
-            made = build_plugin(build, wanted, pick.options, *arguments, names=names)
-            check_class(made, pick.entry)
-            return made
+            plugin = build_plugin(build, expected, pick.options, *arguments, names=names)
+            check_class(plugin, pick.entry)
+            return plugin
 
     def build_trainer(self) -> CheckedTrainer:
         """The local trainer, composed with its loss modifier."""
@@ -254,7 +252,9 @@ class Experiment(Recipe):
         """The splits of the data set that a party reads; with ``partition_method: silo`` it is one."""
         if rank is None or self.partition.entry.name != SILO:
             return BOTH_SPLITS
-        return ("train",) if rank else ("test",)
+        if rank == 0:
+            return ("test",)
+        return ("train",)
 
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
@@ -333,3 +333,61 @@ class Experiment(Recipe):
         except CalfatError as error:
             error.args = (f"{self.document.place(path)}: {dotted(path)}: {error}",)
             raise
+
+
+# --- who is in a group ------------------------------------------------------------------------------------------------
+
+
+def some_choose_by_size(experiment: Recipe) -> bool:
+    """Whether a group is of the clients with the fewest or the most training examples."""
+    return any(group.options.smallest or group.options.largest for group in experiment.clients)
+
+
+def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGroup]:
+    """Client id to its group, of those in one; the first group that chooses a client has it.
+
+    ``sizes``, the training examples of each client, are needed only for ``smallest`` and ``largest``.
+    """
+    group_of: dict[int, ClientGroup] = {}
+    for index, group in enumerate(experiment.clients):
+        free = [client for client in range(experiment.num_clients) if client not in group_of]
+        options = group.options
+        if group.ids is not None:
+            candidates = [client for client in group.ids if client not in group_of]
+            count = len(candidates)
+        elif options.share is not None:
+            candidates = _drawn(experiment, options, index, free)
+            count = round(options.share * experiment.num_clients)
+            if count == 0:
+                text = f"share: {options.share:g} of {experiment.num_clients} clients is none; take a larger one."
+                raise experiment.document.error(group.path, text)
+        else:
+            candidates = sorted(free, key=lambda client: sizes[client], reverse=options.largest is not None)
+            count = options.smallest or options.largest or 0
+        if not candidates:
+            text = "no client is left for this group: those above have them all."
+            raise experiment.document.error(group.path, text)
+        if count > len(candidates):
+            text = f"it asks for {count} clients, and {len(free)} are in no group above."
+            raise experiment.document.error(group.path, text)
+        for client in candidates[:count]:
+            group_of[client] = group
+    if len(group_of) == experiment.num_clients and all(group.attacker for group in group_of.values()):
+        raise experiment.document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
+    return dict(sorted(group_of.items()))
+
+
+def _drawn(experiment: Recipe, options: GroupOptions, index: int, free: Sequence[int]) -> list[int]:
+    """The free clients in the order in which a share of them is drawn; ``index``: the place of the group."""
+    import numpy as np
+
+    seed = options.seed
+    if seed is None:
+        seed = experiment.seed
+    draw = np.random.default_rng(derive_seed(seed, "clients of a group", extra=index))
+    return [int(client) for client in draw.permutation(free)]
+
+
+def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
+    """Ids of the clients that attack, of those in a group."""
+    return [client for client, group in groups.items() if group.attacker is not None]

@@ -31,17 +31,14 @@ def implausible(experiment: Experiment, written: Document, trains: bool) -> Iter
     yield from _bad_steps(experiment, trains)
     if not trains:  # of a finished model the other keys are nobody's business any more
         return
-    yield from _other_optimizer(experiment)
-    yield from _unused_alpha(experiment, written)
+    yield from _unused_host_keys(experiment, written)
     yield from _unused_attack(experiment, written)
     yield from _idle_options(experiment, written)
     yield from _unused_additions(experiment, written)
     yield from _unused_reported(experiment, written)
     yield from _too_late(experiment)
-    yield from _never_stops(experiment)
     yield from _of_plugins(experiment)
     yield from _no_budget(experiment)
-    yield from _unused_budgets(experiment)
 
 
 # --- of the data, when they have been read ----------------------------------------------------------------------------
@@ -103,14 +100,12 @@ def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> I
         yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}"
 
 
-def _other_optimizer(experiment: Experiment) -> Iterator[str]:
-    asked, chosen = experiment.train.federated_optimizer, experiment.aggregator.name
-    if asked.lower() not in ("fedavg", chosen.lower()):
-        text = f"'{asked}' has no effect; calfat.aggregator selects the algorithm, here '{chosen}'."
+def _unused_host_keys(experiment: Experiment, written: Document) -> Iterator[str]:
+    """Keys of FedML in whose place others count here."""
+    optimizer, aggregator = experiment.train.federated_optimizer, experiment.aggregator.name
+    if optimizer.lower() not in ("fedavg", aggregator.lower()):
+        text = f"'{optimizer}' has no effect; calfat.aggregator selects the algorithm, here '{aggregator}'."
         yield _at(experiment, ("train_args", "federated_optimizer"), text)
-
-
-def _unused_alpha(experiment: Experiment, written: Document) -> Iterator[str]:
     partition = experiment.partition.entry
     if not partition.uses_alpha:
         why = f"the partition '{partition.name}' does not use it."
@@ -118,29 +113,36 @@ def _unused_alpha(experiment: Experiment, written: Document) -> Iterator[str]:
 
 
 def _unused_attack(experiment: Experiment, written: Document) -> Iterator[str]:
-    """The inner attack where no method attacks, its steps where it has steps of its own, and likewise its start."""
+    """The attack of training where no method attacks; its steps, or its start, where it has some of its own."""
+    for group in experiment.clients:
+        method = experiment.trained_by(group)
+        if "threat" in group.changed and not method.trains_attacked:
+            why = f"the local trainer '{method.trainer.name}' does not attack"
+            yield _at(experiment, (*group.path, "threat"), f"this key has no effect here: {why}.")
     threat = experiment.threat
     attacks = [trained.threat for trained in experiment.everyone if trained.trains_attacked]
     inner: KeyPath = ("calfat", "threat", "inner")
-    # A recipe as run has every key, so who asked for a value is known only where it is not the usual one.
-    asked_steps = threat.own_steps is not None and threat.steps not in (threat.own_steps, ThreatModel.steps)
+    # A recipe as run has every key, so a value is taken for one that somebody wrote where it is not the usual one.
+    has_steps = threat.own_steps is not None and threat.steps not in (threat.own_steps, ThreatModel.steps)
     if threat.inner.name != "pgd" and threat.inner not in [attack.inner for attack in attacks]:
         yield from _useless(written, inner, inner, f"the local trainer '{experiment.trainer.name}' does not attack.")
-    elif asked_steps and all(attack.own_steps is not None for attack in attacks):
+    elif has_steps and all(attack.own_steps is not None for attack in attacks):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own."
         yield from _useless(written, ("calfat", "threat", "steps"), inner, why)
     noise: KeyPath = (*experiment.trainer.path, "start_noise")
     usual = start_noise_option().default
-    asked_noise = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
-    if asked_noise and attacks and all(_starts_itself(attack.inner.entry) for attack in attacks):
-        why = f"the inner attack '{threat.inner.name}' has a start of its own."
-        yield from _useless(written, noise, inner, why)
-
-
-def _starts_itself(entry: InnerAttackEntry) -> bool:
-    """Whether an inner attack has a start of its own."""
-    attack = entry.load()
-    return isinstance(attack, type) and issubclass(attack, InnerAttack) and attack.start is not InnerAttack.start
+    has_noise = written.has(noise) and getattr(experiment.trainer.options, "start_noise", usual) != usual
+    if not has_noise or not attacks:
+        return
+    for attack in attacks:
+        build = attack.inner.entry.load()
+        starts_itself = (
+            isinstance(build, type) and issubclass(build, InnerAttack) and build.start is not InnerAttack.start
+        )
+        if not starts_itself:
+            return
+    why = f"the inner attack '{threat.inner.name}' has a start of its own."
+    yield from _useless(written, noise, inner, why)
 
 
 def _idle_options(experiment: Experiment, written: Document) -> Iterator[str]:
@@ -184,20 +186,11 @@ def _unused_reported(experiment: Experiment, written: Document) -> Iterator[str]
             yield from _useless(written, at, ("calfat", "evaluators"), f"no evaluator is called so.{hint}")
 
 
-def _unused_budgets(experiment: Experiment) -> Iterator[str]:
-    """The threat of a group whose method does not attack."""
-    for group in experiment.clients:
-        trained = experiment.trained_by(group)
-        if "threat" in group.changed and not trained.trains_attacked:
-            why = f"the local trainer '{trained.trainer.name}' does not attack"
-            yield _at(experiment, (*group.path, "threat"), f"this key has no effect here: {why}.")
-
-
 # --- another effect than was probably meant ---------------------------------------------------------------------------
 
 
 def _too_late(experiment: Experiment) -> Iterator[str]:
-    """A warning for each method and aggregator that is another one until a round that the run does not reach."""
+    """Methods and aggregators that begin to differ after the last round, and a patience that cannot end before it."""
     plugins: list[tuple[KeyPath, Plugin[Any]]] = [
         (experiment.trainer.path, experiment.trainer),
         (experiment.aggregator.path, experiment.aggregator),
@@ -205,24 +198,20 @@ def _too_late(experiment: Experiment) -> Iterator[str]:
     for group in experiment.clients:
         if "trainer" in group.changed:
             plugins.append((group.path, group.recipe.trainer))
+    last = experiment.num_rounds
     for path, plugin in plugins:
         first = getattr(plugin.options, "start_round", 1)
         if isinstance(plugin.options, AWPOptions):
             first = plugin.options.warmup + 1
-        if isinstance(first, int) and first > experiment.num_rounds:  # an option of a plugin may have that name, too
-            text = f"'{plugin.name}' begins to differ in round {first}, and round {experiment.num_rounds} is the last."
+        if isinstance(first, int) and first > last:  # an option of a plugin may have that name, too
+            text = f"'{plugin.name}' begins to differ in round {first}, and round {last} is the last."
             yield _at(experiment, path, text)
-
-
-def _never_stops(experiment: Experiment) -> Iterator[str]:
-    """A warning where the rounds are over before the patience can be."""
-    patience, every, rounds = experiment.train.patience, experiment.monitor.every, experiment.num_rounds
-    if patience is None:
-        return
-    first = (patience + 1) * every  # the first evaluation is the best so far
-    if first >= rounds:
-        text = f"no effect: training could stop after round {first} at the earliest, and it has {rounds} rounds."
-        yield _at(experiment, ("train_args", "patience"), text)
+    patience = experiment.train.patience
+    if patience is not None:
+        first_end = (patience + 1) * experiment.monitor.every  # the first evaluation is the best so far
+        if first_end >= last:
+            text = f"no effect: training could stop after round {first_end} at the earliest, and it has {last} rounds."
+            yield _at(experiment, ("train_args", "patience"), text)
 
 
 def _of_plugins(experiment: Experiment) -> Iterator[str]:
@@ -268,25 +257,26 @@ def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
 
 def _no_budget(experiment: Experiment) -> Iterator[str]:
     """Attacks that may change nothing: by the key that says so, all whom it is about."""
-    whose: dict[KeyPath, list[str]] = {}  # by the key with an eps of 0
+    labels_of: dict[KeyPath, list[str]] = {}  # of a key with an eps of 0: who attacks with it
     trained = [(EPS, experiment)]
     trained += [((*group.path, *EPS[1:]), experiment.trained_by(group)) for group in experiment.clients]
     for path, recipe in trained:
         if recipe.trains_attacked and not recipe.threat.eps:
-            key = path if experiment.document.has(path) else EPS
-            whose[key] = ["training"]
+            key = EPS
+            if experiment.document.has(path):
+                key = path
+            labels_of[key] = ["training"]
     for plugin in (*experiment.evaluators, *experiment.monitor.evaluators):
         if not isinstance(plugin.options, BudgetOptions):
             continue
+        key, eps = EPS, experiment.threat.eps
         if plugin.options.eps is not None:
             key, eps = (*plugin.path, "eps"), plugin.options.eps
-        else:
-            key, eps = EPS, experiment.threat.eps
         if not eps:
-            whose.setdefault(key, []).append(plugin.label)
-    for path, names in whose.items():
+            labels_of.setdefault(key, []).append(plugin.label)
+    for path, labels in labels_of.items():
         text = (
-            f"{', '.join(dict.fromkeys(names))}: with eps 0 no image changes, so adversarial training is natural "
+            f"{', '.join(dict.fromkeys(labels))}: with eps 0 no image changes, so adversarial training is natural "
             "training, and an attack measures natural accuracy. Write the eps that is meant, such as 8/255, or take a "
             "trainer and evaluators without attack: standard, natural."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
 from calfat_plugin.options import describe, describe_options, quoting_hint
+from calfat_plugin.recipe.clients import BESIDE, CHOOSING, CLIENTS, OTHERS, TRAINED, GroupOptions, parsed_ids
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.recipe.host_sections import read_host_section
 from calfat_plugin.recipe.keys import (
     Groups,
     Key,
@@ -25,7 +28,7 @@ from calfat_plugin.recipe.keys import (
     keys_of,
 )
 from calfat_plugin.recipe.plugin_files import plugin_files
-from calfat_plugin.recipe.schema import HOST_SECTIONS
+from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection, ClientGroup, Recipe
 from calfat_plugin.recipe.training import ADDED, Additions
 from calfat_plugin.registry import Registry
 
@@ -33,6 +36,10 @@ E = TypeVar("E", bound=entries.Entry)
 
 _BESIDE = ("name", "preset", "label")  # of a plugin in a recipe, beside its options
 _BESIDE_TRAINER = ("name", "preset", "loss", *ADDED)
+_GROUP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_EXAMPLE = "[{ids: 0-1, trainer: standard}]"
+_THREAT_KEYS = ("inner", "by_class")  # of a group's threat: where they are written, a recipe in full has them, too
+_CHANGES = ("trainer", "threat", "attacker", *TRAINED)  # what makes a group differ from the other clients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +68,7 @@ class RecipeReader:
             case OptionsOf():
                 return self.options_of_plugin(path, declared)
             case Groups():
-                return ()  # they are read in a second pass (groups.py), for which the rest of the recipe is needed
+                return ()  # they are read in a second pass (read_groups), for which the rest of the recipe is needed
         raise TypeError(f"{dotted(path)}: {declared!r}")
 
     def section(self, path: KeyPath, config: type, written: Mapping[str, Any] | None = None) -> Any:
@@ -244,7 +251,9 @@ class RecipeReader:
             if self.finished:
                 return Plugin(kind("unknown", build="", summary="not installed"), options, name, label, path)
             if name_at is None:
-                name_at = (*path, "name") if document.has((*path, "name")) else path
+                name_at = path
+                if document.has((*path, "name")):
+                    name_at = (*path, "name")
             raise document.error(name_at, str(error)) from None
         for option, value in of_name.items():  # pgd20 has steps: 20
             if options.get(option, value) != value:
@@ -266,8 +275,10 @@ class RecipeReader:
         if preset in entry.presets:
             return entry.presets[preset].options
         hint = did_you_mean(preset, entry.presets)
-        if not hint:
-            hint = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+        if not entry.presets:
+            hint = " It has none."
+        elif not hint:
+            hint = f" Known: {listed(entry.presets)}."
         raise self.document.error((*path, "preset"), f"{entry.kind} '{entry.name}' has no preset '{preset}'.{hint}")
 
 
@@ -280,3 +291,101 @@ def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tupl
         if trainer.name in modifier.methods and modifier.name not in names:
             names.append(modifier.name)
     return tuple(names)
+
+
+# --- groups of clients ------------------------------------------------------------------------------------------------
+
+
+def read_groups(experiment: Recipe, reader: RecipeReader) -> tuple[ClientGroup, ...]:
+    """The groups of a recipe; ``experiment`` is that of its clients of no group, and ``reader`` read it."""
+    document = experiment.document
+    written = document.get(CLIENTS)
+    if written is None:
+        return ()
+    if not isinstance(written, list) or not all(isinstance(item, Mapping) for item in written):
+        raise document.error(CLIENTS, f"got {describe(written)}, expected a list such as {_EXAMPLE}.")
+    groups: list[ClientGroup] = []
+    for index, of_group in enumerate(written):
+        group = _read_group(experiment, reader, index, of_group)
+        if any(group.name == other.name for other in groups):
+            raise document.error((*group.path, "name"), f"there are two groups '{group.name}'; give one another name.")
+        groups.append(group)
+    return tuple(groups)
+
+
+def _read_group(experiment: Recipe, reader: RecipeReader, index: int, written: Mapping[str, Any]) -> ClientGroup:
+    """A group from what the recipe says about it."""
+    document = experiment.document
+    path: KeyPath = (*CLIENTS, index)
+    of_options = {key: value for key, value in written.items() if key not in BESIDE}
+    options = document.options(path, GroupOptions, of_options, also=tuple(BESIDE))
+    recipe = _recipe_of_group(experiment, reader, path, written)
+    ids = _chosen_ids(document, path, written, options, recipe.num_clients)
+    changed = [key for key in ("trainer", "threat") if written.get(key) is not None]
+    changed += [key for key in _THREAT_KEYS if key in (written.get("threat") or {})]
+    attacker = None
+    if written.get("attacker") is not None:
+        attacker = reader.plugin(
+            (*path, "attacker"), entries.AttackerEntry, written["attacker"], beside=("name", "preset")
+        )
+    if all(written.get(key) is None for key in _CHANGES):
+        raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")
+    name = options.name or f"group{index + 1}"
+    if not _GROUP_NAME.fullmatch(name) or name == OTHERS:
+        text = f"got '{name}', expected letters, digits, '-' and '_', and not '{OTHERS}'."
+        raise document.error((*path, "name"), text)
+    return ClientGroup(name, dataclasses.replace(options, name=None), ids, recipe, attacker, tuple(changed), path)
+
+
+def _chosen_ids(
+    document: Document, path: KeyPath, written: Mapping[str, Any], options: GroupOptions, num_clients: int
+) -> tuple[int, ...] | None:
+    """The clients that a group lists; None where it chooses them otherwise. One key must choose them."""
+    choosing = [name for name in CHOOSING if written.get(name) is not None]
+    if len(choosing) != 1:
+        problem = "nothing says"
+        if choosing:
+            problem = f"{' and '.join(choosing)} say"
+        raise document.error(path, f"{problem} who is in the group; expected one of {', '.join(CHOOSING)}.")
+    if options.seed is not None and choosing != ["share"]:
+        raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
+    if choosing != ["ids"]:
+        return None
+    try:
+        return parsed_ids(written["ids"], num_clients)
+    except OptionError as error:
+        raise document.error((*path, "ids"), str(error)) from None
+
+
+def _recipe_of_group(experiment: Recipe, reader: RecipeReader, path: KeyPath, written: Mapping[str, Any]) -> Recipe:
+    """What a group's clients train by: the run's recipe, in which the group's keys are read in the place of the run's.
+
+    Of a preset of its trainer only the options count.
+    """
+    document = experiment.document
+    threat = written.get("threat")
+    if threat is not None and not isinstance(threat, Mapping):
+        raise document.error((*path, "threat"), f"got {describe(threat)}, expected a section such as {{eps: 4/255}}.")
+    changes: list[tuple[KeyPath, Any, str]] = []
+
+    def change(key_of_run: KeyPath, value: Any, *key: str) -> None:
+        changes.append((key_of_run, value, f"{document.place((*path, *key))}: {dotted(path)}"))
+
+    train_keys = [key for key in TRAINED if written.get(key) is not None]
+    for key in train_keys:
+        change(("train_args", key), written[key], key)
+    if written.get("trainer") is not None:
+        change(("calfat", "trainer"), written["trainer"], "trainer")
+    for key, value in (threat or {}).items():  # null, too: a group may have no by_class where the run has one
+        change(("calfat", "threat", key), value, "threat", key)
+    document = document.with_value(CLIENTS, None, document.place(CLIENTS)).with_values(changes)
+    document.check_norm()
+    reader = dataclasses.replace(reader, document=document)
+    declared = keys_of(CalfatSection)
+    sections: dict[str, Any] = {}
+    if train_keys:
+        sections["train"] = read_host_section(document, "train_args")
+    for key in ("trainer", "threat"):
+        if written.get(key) is not None:
+            sections[key] = reader.value(("calfat", key), declared[key])
+    return dataclasses.replace(experiment, document=document, clients=(), **sections)

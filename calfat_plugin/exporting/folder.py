@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.analyses.attack import loaded
-from calfat_plugin.analyses.attack_plan import AttackPlan, planned
+from calfat_plugin.analyses.attack import AttackPlan, loaded, planned
 from calfat_plugin.analyses.exported import config_of, remember
 from calfat_plugin.analyses.replay import replay
 from calfat_plugin.disk import TRY_AGAIN, read_bytes, reporting_disk_errors, scratch_folder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.experiment.experiment import attackers_among
 from calfat_plugin.maths.averaging import Drift
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup

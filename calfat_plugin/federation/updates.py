@@ -14,7 +14,7 @@ import torch
 from calfat_plugin.errors import NO_UPDATE, UpdateError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.checked import CheckedAttacker
-from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.experiment.experiment import attackers_among
 from calfat_plugin.federation.side_effects import stateless
 from calfat_plugin.interfaces import Attacker, AttackTask
 from calfat_plugin.maths.averaging import update_norm

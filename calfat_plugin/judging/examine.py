@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.analyses.attack import facts_of, loaded
-from calfat_plugin.analyses.attack_plan import AttackPlan
+from calfat_plugin.analyses.attack import AttackPlan, facts_of, loaded
 from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.disk import TRY_AGAIN
 from calfat_plugin.errors import CalfatError, ModelError, OptionError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean, one_line
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.own_model import recipe_of_own_model
+from calfat_plugin.experiment.resolve import recipe_of_own_model
 from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins

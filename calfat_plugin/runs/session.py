@@ -22,7 +22,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.evidence import Evidence
 from calfat_plugin.evaluators.evidence_file import read_evidence
 from calfat_plugin.experiment import Experiment, going_further
-from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.experiment.experiment import attackers_among
 from calfat_plugin.experiment.implausible import classes_not_trained, implausible_data, too_large_batches
 from calfat_plugin.federation.early_stopping import early_stop
 from calfat_plugin.federation.server import Server, Snapshot

@@ -21,9 +21,8 @@ from calfat_plugin.results import WORST_CASE, evaluator_of
 from calfat_plugin.run_files import Results, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import with_resolved_precision
-from calfat_plugin.suites.parse import Setting, Suite
 from calfat_plugin.suites.record import Digests, Key, Recorded, digest, read_record, verdict_of
-from calfat_plugin.suites.schema import SEED_KEY, slug
+from calfat_plugin.suites.suite import SEED_KEY, Setting, Suite, slug
 
 _SHOWN = 3  # changed runs that a message names
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
@@ -76,8 +75,10 @@ class SuiteRun:
 
     def ended(self, state: State, message: str = "", seconds: float = 0.0) -> SuiteRun:
         """The run as it ended in this session."""
-        lacks = () if state == "finished" else self.lacks
-        return dataclasses.replace(self, state=state, message=message, seconds=seconds, lacks=lacks)
+        run = dataclasses.replace(self, state=state, message=message, seconds=seconds)
+        if state == "finished":
+            run = dataclasses.replace(run, lacks=())
+        return run
 
     @property
     def key(self) -> Key:
@@ -130,7 +131,9 @@ class SuiteRun:
             return None
         if self.recorded is not None:
             return self.recorded.values.get(metric)
-        return None if self.results is None else self.results.value(metric)
+        if self.results is None:
+            return None
+        return self.results.value(metric)
 
     @property
     def _worst_case_is_of_the_suite(self) -> bool:
@@ -140,21 +143,29 @@ class SuiteRun:
         """
         if self.lacks:
             return False
-        of_the_suite = {pick.label for pick in self.experiment.evaluators}
-        worst_case = None if self.results is None else self.results.by_label.get(WORST_CASE)
-        return worst_case is None or of_the_suite.issuperset(worst_case.settings.get("attacks", ()))
+        if self.results is None or WORST_CASE not in self.results.by_label:
+            return True
+        attacks = self.results.by_label[WORST_CASE].settings.get("attacks", ())
+        attacks_of_the_suite = {pick.label for pick in self.experiment.evaluators}
+        return attacks_of_the_suite.issuperset(attacks)
 
     def num_examples(self, metric: str) -> int | None:
-        return None if self.results is None else self.results.num_examples(metric)
+        if self.results is None:
+            return None
+        return self.results.num_examples(metric)
 
     def not_run(self, metric: str) -> str:
         """Why the attack of a metric did not run; empty where it ran, and where only a record has the run."""
-        return "" if self.results is None else self.results.not_run(metric)
+        if self.results is None:
+            return ""
+        return self.results.not_run(metric)
 
     @property
     def findings(self) -> tuple[Alarm, ...]:
         """What the run found about its numbers; none where only a record has it."""
-        return () if self.results is None else self.results.alarms
+        if self.results is None:
+            return ()
+        return self.results.alarms
 
 
 def look_again(record: Path | None, *runs: SuiteRun) -> tuple[SuiteRun, ...]:
@@ -242,17 +253,17 @@ def _state(run: SuiteRun) -> tuple[State, str, tuple[str, ...]]:
     now = with_resolved_precision(experiment).as_run()
     section, _, key = SEED_KEY.partition(".")
     now[section][key] = run.seed
-    keys = same_but_rounds(then, now)
+    changed_keys = same_but_rounds(then, now)
     rounds = now["train_args"]["comm_round"]
     rounds_then = then["train_args"]["comm_round"]
-    if rounds < rounds_then:
-        keys = list(dict.fromkeys((*keys, "train_args.comm_round")))
+    if rounds < rounds_then and "train_args.comm_round" not in changed_keys:
+        changed_keys.append("train_args.comm_round")
     patience = now["train_args"].get("patience")
     patience_then = then["train_args"].get("patience")
     if patience is not None and (patience_then is None or patience < patience_then):
-        keys = [*keys, "train_args.patience"]  # with less of it the run might have stopped earlier
-    if keys:
-        return "unfinished", changes(then, now, keys, "then"), ()
+        changed_keys.append("train_args.patience")  # with less of it the run might have stopped earlier
+    if changed_keys:
+        return "unfinished", changes(then, now, changed_keys, "then"), ()
     goes_further = rounds > rounds_then
     if patience_then is not None:
         results = read_results(directory.results)

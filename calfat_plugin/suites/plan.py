@@ -1,13 +1,13 @@
-"""Suite and registry become a plan: every cell resolved, and known what is left to run and what that will cost, before
-anything starts."""
+"""Suite and registry become a plan before anything starts: every cell resolved, what is left to run, and its cost."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from calfat_plugin.errors import OptionError, RecipeError, listed
 from calfat_plugin.experiment import Experiment
@@ -21,8 +21,7 @@ from calfat_plugin.rounds import number_of_rounds
 from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
-from calfat_plugin.suites.parse import Setting, Suite
-from calfat_plugin.suites.schema import matches, within
+from calfat_plugin.suites.suite import Setting, Suite, matches, within
 from calfat_plugin.suites.tuning import Tuning, choice_of
 
 _REPORTED = "calfat.reported"
@@ -48,12 +47,12 @@ class SuitePlan:
     @property
     def choosing(self) -> SuitePlan:
         """The plan of the choice runs, which come first; each seed of all cells before the next one."""
-        runs: list[SuiteRun] = []
+        runs_of_seed: dict[int, list[SuiteRun]] = {}  # seeds in the order of the suite
         for choice in self.choices.values():
-            runs.extend(choice.runs)
-        seeds = list(dict.fromkeys(run.seed for run in runs))
-        by_seed = sorted(runs, key=lambda run: seeds.index(run.seed))
-        return dataclasses.replace(self, runs=tuple(by_seed), choices={})
+            for run in choice.runs:
+                runs_of_seed.setdefault(run.seed, []).append(run)
+        runs = itertools.chain.from_iterable(runs_of_seed.values())
+        return dataclasses.replace(self, runs=tuple(runs), choices={})
 
     @property
     def num_runs(self) -> int:
@@ -81,14 +80,13 @@ def make_plan(
 ) -> SuitePlan:
     """Resolve every cell and look at the run directories."""
     for selector in only:
-        if problem := suite.problem_of(selector):
+        problem = suite.problem_of(selector)
+        if problem:
             raise OptionError(f"--only: {problem}")
     _refuse_hidden_axes(suite, overrides)
-    written_cells = list(_cells(suite, registry, overrides))
-    _refuse_twins(suite, written_cells)
     choices: dict[str, Tuning] = {}
     cells = []
-    for cell in written_cells:
+    for cell in list(_resolved_cells(suite, registry, overrides)):  # all are right before the first one is tuned
         if suite.choose is not None and cell.experiment is not None:
             choice = choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
             choices[cell.name] = choice
@@ -97,20 +95,22 @@ def make_plan(
                 experiment = resolve(suite, registry, cell.name, settings, overrides)
                 cell = dataclasses.replace(cell, settings=settings, experiment=experiment)
         cells.append(cell)
-    seeds_to_run = suite.seeds
-    if seeds is not None:
-        seeds_to_run = tuple(seeds)
+    if seeds is None:
+        seeds = suite.seeds
+    selected = set()
     warnings: list[str] = []
     for cell in cells:
+        if not only or any(matches(selector, cell.labels) for selector in only):
+            selected.add(cell.name)
         if cell.experiment is not None:
             warnings.extend(cell.experiment.warnings)
     return SuitePlan(
         suite=suite,
         overrides=tuple(overrides),
-        seeds=seeds_to_run,
+        seeds=tuple(seeds),
         cells=tuple(cells),
-        runs=look_again(suite.record, *_runs_of_the_table(suite, cells, choices, seeds_to_run)),
-        selected=frozenset(_selected(cells, only)),
+        runs=look_again(suite.record, *_runs_of_the_table(suite, cells, choices, seeds)),
+        selected=frozenset(selected),
         warnings=tuple(dict.fromkeys(warnings)),
         choices=choices,
     )
@@ -128,13 +128,6 @@ def _runs_of_the_table(
                 yield SuiteRun(cell, cell.experiment, seed, folder)
 
 
-def _selected(cells: Iterable[Cell], only: Sequence[str]) -> Iterator[str]:
-    """Names of the cells that a selector picks; of all where there is none."""
-    for cell in cells:
-        if not only or any(matches(selector, cell.labels) for selector in only):
-            yield cell.name
-
-
 def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
     """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line."""
     files = [text for text in overrides if text.strip().startswith(dotted(PLUGINS))]
@@ -148,7 +141,8 @@ def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     settings: list[tuple[str, Setting]] = []
     for axis, labels in suite.axes.items():
         for label in labels:
-            settings.extend((f"set by the axis '{axis}' of", one) for one in suite.settings_at("axes", axis, label))
+            for setting in suite.settings_at("axes", axis, label):
+                settings.append((f"set by the axis '{axis}' of", setting))
     for tried in suite.tried.values():
         settings.append(("chosen by", tried[0]))
     for how, setting in settings:
@@ -159,7 +153,12 @@ def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
             )
 
 
-def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
+def _resolved_cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
+    """Every cell of the grid, its recipe resolved and its columns checked.
+
+    Two labels for one and the same run are a slip of the pen, and would count one result twice.
+    """
+    cell_of_recipe: dict[str, str] = {}
     for labels in suite.grid():
         name = "/".join(labels)
         settings = suite.settings_of(labels)
@@ -176,6 +175,14 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
                 "comm_args.backend=sp."
             )
         _check_metrics(suite, experiment, name)
+        as_run = experiment.as_run()
+        as_run["calfat"].pop("reported")  # changes no run
+        recipe = json.dumps(as_run, sort_keys=True, default=str)
+        other = cell_of_recipe.setdefault(recipe, name)
+        if other != name:
+            raise suite.document.error(
+                ("axes",), f"the cells '{other}' and '{name}' are the same run: all their values are equal."
+            )
         yield Cell(labels, settings, experiment)
 
 
@@ -189,64 +196,49 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
         if not suite.base_document.has(tuple(_REPORTED.split("."))):
             return ()
         return (Setting(_REPORTED, {}, suite.document.place(())),)
-    percent = {label: number for label, number in published.percent.items() if evaluator_of(label) == label}
-    place = suite.document.place(("reported", "percent", name))
-    return (Setting(_REPORTED, {"source": suite.reported.source_of(name), **percent}, place),)
+    value: dict[str, Any] = {"source": suite.reported.source_of(name)}
+    for label, percent in published.percent.items():
+        if evaluator_of(label) == label:
+            value[label] = percent
+    return (Setting(_REPORTED, value, suite.document.place(("reported", "percent", name))),)
 
 
 def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
     """Refuse columns that the runs of the cell with that name do not measure."""
 
-    def refuse(key: KeyPath, what: str) -> NoReturn:
-        raise in_cell(suite.document.error(key, what), name, suite)
+    def refuse(key: KeyPath, text: str) -> NoReturn:
+        raise in_cell(suite.document.error(key, text), name, suite)
 
     accuracies = [pick.label for pick in experiment.evaluators]
     if experiment.evaluation.evidence_mb and sum(pick.name != "natural" for pick in experiment.evaluators) > 1:
         accuracies.append(WORST_CASE)
     measured = [*accuracies, *experiment.final_metrics]
-    published = {label for cell in suite.reported.percent.values() for label in cell.percent}
     for label in suite.metrics:
         before, _, part = label.rpartition(":")  # of pgd20:worst-class
         evaluator = evaluator_of(label)
+        is_published = any(label in cell.percent for cell in suite.reported.percent.values())
         if label in measured:
-            if label in published and label not in accuracies:
-                what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
-                refuse(("reported",), what)
+            if is_published and label not in accuracies:
+                text = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
+                refuse(("reported",), text)
         elif before in accuracies and part not in BESIDE:
-            refuse(
-                ("metrics",), f"got '{label}'; after the evaluator '{before}' and a colon, expected {listed(BESIDE)}."
-            )
+            text = f"got '{label}'; after the evaluator '{before}' and a colon, expected {listed(BESIDE)}."
+            refuse(("metrics",), text)
         elif part in FREQUENCY and not experiment.partition.entry.long_tailed:
-            what = f"'{label}' is of a long tail, data_args.partition_method: longtail."
-            refuse(("metrics",), f"{what} Remove it, or take that partition in every cell.")
+            text = f"'{label}' is of a long tail, data_args.partition_method: longtail."
+            refuse(("metrics",), f"{text} Remove it, or take that partition in every cell.")
         elif evaluator not in accuracies:
-            what = f"'{evaluator}' is not among what is measured: {listed(measured)}. Every cell has to measure it: "
-            refuse(("metrics",), f"{what}add it to calfat.evaluators, or remove it here.")
+            text = f"'{evaluator}' is not among what is measured: {listed(measured)}. Every cell has to measure it: "
+            refuse(("metrics",), f"{text}add it to calfat.evaluators, or remove it here.")
     if suite.compare is None:
         return
     for label in suite.compare.metrics:
         if label in measured and label not in accuracies:
-            what = f"'{label}' is no accuracy, and only accuracies are compared."
-            refuse(("compare", "metrics"), f"{what} Name the metric of an evaluator: {listed(accuracies)}.")
+            text = f"'{label}' is no accuracy, and only accuracies are compared."
+            refuse(("compare", "metrics"), f"{text} Name the metric of an evaluator: {listed(accuracies)}.")
 
 
-def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
-    """Two labels for one and the same run are a slip of the pen, and would count one result twice."""
-    cell_of_recipe: dict[str, str] = {}
-    for cell in cells:
-        if cell.experiment is None:
-            continue
-        as_run = cell.experiment.as_run()
-        as_run["calfat"].pop("reported")  # changes no run
-        recipe = json.dumps(as_run, sort_keys=True, default=str)
-        other = cell_of_recipe.setdefault(recipe, cell.name)
-        if other != cell.name:
-            raise suite.document.error(
-                ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
-            )
-
-
-# --- what is left will cost -------------------------------------------------------------------------------------------
+# --- what is left to do, and its cost ---------------------------------------------------------------------------------
 
 
 def seconds_left(plan: SuitePlan) -> float | None:

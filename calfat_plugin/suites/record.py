@@ -13,7 +13,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,10 +115,14 @@ class Digests:
         A digest does not say which evaluators there were, so all that may have been added are tried, few before many.
         """
         labels = [_label(pick) for pick in self.names["calfat"]["evaluators"]]
-        of_each_number = (itertools.combinations(labels, number) for number in range(len(labels) + 1))
-        for added in itertools.islice(itertools.chain.from_iterable(of_each_number), _MOST_TRIED):
-            if self._without(added) == then:
-                return added
+        tried = 0
+        for number in range(len(labels) + 1):
+            for added in itertools.combinations(labels, number):
+                if tried == _MOST_TRIED:
+                    return None
+                tried += 1
+                if self._without(added) == then:
+                    return added
         return None
 
     def _evaluator_of_key(self, key: str) -> str:
@@ -158,12 +161,11 @@ def _names(experiment: Experiment) -> str:
     recipe = experiment.as_run()
     section = recipe["calfat"]
     data = recipe["data_args"]
-    monitored = zip(experiment.monitor.evaluators, section["monitor"]["evaluators"], strict=True)
     picks: dict[str, Any] = {
         "trainer": _named(experiment.trainer, section["trainer"]),
         "aggregator": _named(experiment.aggregator, section["aggregator"]),
-        "evaluators": list(starmap(_named, zip(experiment.evaluators, section["evaluators"], strict=True))),
-        "monitor": {"evaluators": list(starmap(_named, monitored))},
+        "evaluators": list(map(_named, experiment.evaluators, section["evaluators"])),
+        "monitor": {"evaluators": list(map(_named, experiment.monitor.evaluators, section["monitor"]["evaluators"]))},
     }
     loss = section["trainer"].get("loss")
     if loss is not None:
@@ -224,7 +226,9 @@ def verdict_of(directory: Path, experiment: Experiment) -> str | None:
         return None
     if not trust.finished:
         return ""
-    return trust.verdict.text if trust.verdict.usable else f"{trust.verdict.text}, no usable number"
+    if not trust.verdict.usable:
+        return f"{trust.verdict.text}, no usable number"
+    return trust.verdict.text
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:
@@ -293,8 +297,13 @@ def _as_csv(rows: Mapping[Key, Recorded]) -> str:
         metrics.update(dict.fromkeys(row.values))
     lines: list[list[Any]] = [[*_HEAD, *metrics]]
     for key, row in sorted(rows.items()):
-        line = [*key, *(getattr(row, name) for name in _HEAD[3:])]
+        line: list[Any] = list(key)
+        for name in _HEAD[len(key) :]:
+            line.append(getattr(row, name))
         for metric in metrics:
-            line.append(repr(row.values[metric]) if metric in row.values else "")
+            text = ""
+            if metric in row.values:
+                text = repr(row.values[metric])
+            line.append(text)
         lines.append(line)
     return csv_text(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from typing import IO, Literal, TextIO
 
-from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, refuse_link
 from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
@@ -24,14 +22,12 @@ from calfat_plugin.rounds import RoundCount
 from calfat_plugin.run_files import Environment, Results, read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import State, SuiteRun, look_again, mark_lost, why_lost
-from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
+from calfat_plugin.suites.processes import UNKNOWN, command, environment, started, warm_up
 from calfat_plugin.suites.record import CHOICE, GUESS, Recorded, add_to_record, digest, read_record
-from calfat_plugin.suites.schema import within
-from calfat_plugin.suites.tuning import guess_of_try, value_of_try
-from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
+from calfat_plugin.suites.suite import Suite
+from calfat_plugin.suites.tuning import ChoiceRun
 from calfat_plugin.typed_json import read_typed
 
 PROGRAM = "calfat_plugin.cli.suite_run"  # the module of a run
@@ -56,24 +52,6 @@ class SuiteObserver:
 
     def run_ended(self, run: SuiteRun) -> None:
         """A run ended, or will not be started."""
-
-
-def command(plan: SuitePlan, run: SuiteRun, workers: str | None = None) -> list[str]:
-    """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
-    words = ["run", plan.suite.base_document.file]
-    overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    for index, override in enumerate(overrides):
-        if not any(within(keys[index], later) for later in keys[index + 1 :]):  # a later one replaces it
-            words += ["--set", override]
-    for file in run.experiment.plugins.values():
-        words += ["--plugin", str(file.path)]
-    words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
-    if workers:
-        words += ["--workers", workers]
-    if run.state != "new":
-        words.append("--resume")
-    return words
 
 
 def run_all(
@@ -157,29 +135,12 @@ class _Pool:
         if failed is not None:
             self._end(run.ended("not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
-        for path in (run.output, run.directory, run.directory.parent):  # the suite's folder may be from elsewhere
-            refuse_link(path)
-        if run.output.exists() and not run.output.is_file():  # opening a pipe would wait for its reader for ever
-            raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
-        try:
-            run.output.parent.mkdir(parents=True, exist_ok=True)
-            kept = run.output.open("a", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
+        output_file = _open_output(run)
         with ExitStack() as unless_started:
-            unless_started.enter_context(kept)
-            if not lock(kept.fileno()):
-                self._end(run.ended("elsewhere", "another calfat suite is running it"))
-                return
-            if not self._is_free(run):
-                self._end(run.ended("elsewhere", "another process is writing it"))
-                return
-            (run,) = look_again(self.plan.suite.record, run)
-            if run.state == "finished":
-                self._end(run.ended("finished"))
-                return
-            if run.state == "lost":
-                self._end(run.ended("lost", why_lost(run)))
+            unless_started.enter_context(output_file)
+            run = self._claim(run, output_file)
+            if not run.to_do:
+                self._end(run)
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             words = [*command(self.plan, run, self.workers), "--plain"]
@@ -192,10 +153,27 @@ class _Pool:
             process, output = started(PROGRAM, words, environment(self.free[0], self.jobs, self.workers))
             unless_started.pop_all()  # the thread that reads the process closes the file
         child = _Child(run, self.free.pop(0), process, count, rounds)
-        child.reader = threading.Thread(target=self._read, args=(child, output, kept), daemon=True)
+        child.reader = threading.Thread(target=self._read, args=(child, output, output_file), daemon=True)
         self.children.append(child)
         child.reader.start()
         self.observer.run_started(run, child.rounds)
+
+    def _claim(self, run: SuiteRun, output_file: IO[str]) -> SuiteRun:
+        """The run as it is now, which no other process can start any more; ended, where it is not to be started."""
+        if not lock(output_file.fileno()):
+            return run.ended("elsewhere", "another calfat suite is running it")
+        directory = RunDirectory(run.directory)
+        deadline = time.monotonic() + ORPHAN_SECONDS  # a process that a killed suite left behind may end until then
+        while directory.busy:
+            if time.monotonic() > deadline or self._stop_requests:
+                return run.ended("elsewhere", "another process is writing it")
+            time.sleep(_POLL_SECONDS)
+        (run,) = look_again(self.plan.suite.record, run)
+        if run.state == "finished":
+            return run.ended("finished")
+        if run.state == "lost":
+            return run.ended("lost", why_lost(run))
+        return run
 
     def wait(self) -> None:
         event = self._events.get()
@@ -232,26 +210,18 @@ class _Pool:
                 child.process.join()
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
-            state: State = "finished" if child.process.exitcode == 0 else "interrupted"
+            state: State = "interrupted"
+            if child.process.exitcode == 0:
+                state = "finished"
             self._end(child.run.ended(state, seconds=time.perf_counter() - child.started))
 
-    def _is_free(self, run: SuiteRun) -> bool:
-        """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
-        directory = RunDirectory(run.directory)
-        deadline = time.monotonic() + ORPHAN_SECONDS
-        while directory.busy:
-            if time.monotonic() > deadline or self._stop_requests:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def _read(self, child: _Child, output: TextIO, kept: IO[str]) -> None:
+    def _read(self, child: _Child, output: TextIO, output_file: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
-        with kept, output:
+        with output_file, output:
             for line in output:
                 with suppress(OSError):  # a full disk: the run itself reports it
-                    kept.write(line)
-                    kept.flush()
+                    output_file.write(line)
+                    output_file.flush()
                 self._events.put((child, line.rstrip("\n")))
         self._events.put((child, None))
 
@@ -286,6 +256,19 @@ class _Pool:
         self.observer.run_ended(run)
 
 
+def _open_output(run: SuiteRun) -> IO[str]:
+    """The file to which what a run prints is added."""
+    for path in (run.output, run.directory, run.directory.parent):  # the suite's folder may be from elsewhere
+        refuse_link(path)
+    if run.output.exists() and not run.output.is_file():  # opening a pipe would wait for its reader for ever
+        raise RunError(f"{run.output}: is no file, so what the run prints cannot be kept there. Remove it.")
+    try:
+        run.output.parent.mkdir(parents=True, exist_ok=True)
+        return run.output.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
+
+
 def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     """Write a row for each of these runs that has ended into the suite's record, if it has one.
 
@@ -297,31 +280,40 @@ def record_runs(suite: Suite, runs: Sequence[SuiteRun]) -> None:
     rows = {}
     earlier_rows = read_record(suite.record)
     for run in look_again(suite.record, *runs):
-        if run.recorded is None and run.state in ("finished", "lost"):
-            rows[run.key] = _row_of(suite, run, earlier_rows.get(run.key))
+        if run.recorded is not None:
+            continue
+        if run.state == "finished" or run.state == "lost":
+            rows[run.key] = _row_of(suite, run, run.state, earlier_rows.get(run.key))
     add_to_record(suite.record, rows)
 
 
-def _row_of(suite: Suite, run: SuiteRun, earlier: Recorded | None) -> Recorded:
+def _row_of(suite: Suite, run: SuiteRun, state: Literal["finished", "lost"], earlier: Recorded | None) -> Recorded:
     """The row of a run that was finished or lost; its ``earlier`` row says what its files do not."""
-    state: Literal["finished", "lost"] = "lost"
-    results, seconds, version = None, "", ""
-    if run.state == "finished":
-        state = "finished"
-        results = read_results(RunDirectory(run.directory).results)
+    directory = RunDirectory(run.directory)
+    results = None
+    seconds, version = "", ""
+    if state == "finished":
+        results = read_results(directory.results)
     if results is not None:
         seconds, version = f"{results.seconds:.1f}", results.calfat_plugin
     recipe = digest(run.experiment)
     if earlier is None or (earlier.state, earlier.recipe) != (state, recipe):
         earlier = Recorded(state, recipe, {}, processor=processor())
+    measured_on = read_typed(Environment, directory.environment) or Environment()
+    computed_on = measured_on.gpu or measured_on.processor
+    if computed_on and measured_on.precision != "fp32":  # where the recipe says auto, machines differ in it
+        computed_on = f"{computed_on}, {measured_on.precision}"
+    verdict = ""
+    if not run.cell.tried:
+        verdict = run.verdict or ""
     return Recorded(
         state=state,
         recipe=recipe,
         values=_values_of(suite, run, results),
         seconds=seconds,
-        processor=_computed_on(run) or earlier.processor,
+        processor=computed_on or earlier.processor,
         calfat_plugin=version or earlier.calfat_plugin,
-        verdict="" if run.cell.tried else run.verdict or "",
+        verdict=verdict,
     )
 
 
@@ -329,23 +321,16 @@ def _values_of(suite: Suite, run: SuiteRun, results: Results | None) -> dict[str
     """Metric to what a run measured; nothing of a lost run of the table."""
     values: dict[str, float | None] = {}
     if run.cell.tried and suite.choose is not None:
-        values = {CHOICE: value_of_try(run, suite.choose), GUESS: guess_of_try(run, suite.choose)}
+        measured = ChoiceRun.read(run, suite.choose)
+        values = {CHOICE: measured.value, GUESS: measured.guess}
     elif run.state == "finished":
         metrics = list(suite.metrics)
         if run.cell.name in suite.reported.percent:  # published numbers are compared with the release's accuracy
-            metrics += [release_of(metric) for metric in suite.reported.percent[run.cell.name].percent]
+            metrics += map(release_of, suite.reported.percent[run.cell.name].percent)
         with_results = replace(run, results=results)
-        values = {metric: with_results.value(metric) for metric in metrics}
+        for metric in metrics:
+            values[metric] = with_results.value(metric)
     return {metric: value for metric, value in values.items() if value is not None}
-
-
-def _computed_on(run: SuiteRun) -> str:
-    """GPU or processor of a run, and its arithmetic unless that is fp32; empty where its files do not say."""
-    environment = read_typed(Environment, RunDirectory(run.directory).environment) or Environment()
-    name = environment.gpu or environment.processor
-    if name and environment.precision != "fp32":  # where the recipe says auto, machines differ in it
-        return f"{name}, {environment.precision}"
-    return name
 
 
 @contextmanager
@@ -354,13 +339,14 @@ def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
-    previous = [signal.signal(number, lambda signum, frame: pool.ask_to_stop()) for number in numbers]
+    previous_handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+            previous_handlers[number] = signal.signal(number, lambda signum, frame: pool.ask_to_stop())
     try:
         yield
     finally:
-        for number, handler in zip(numbers, previous, strict=True):
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -369,64 +355,17 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     for line in reversed(lines):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    printed = [line.strip() for line in lines if line.strip()]
-    exceptions = [line for line in printed if _EXCEPTION.match(line)]
+    last_line = last_exception = ""
+    for line in lines:
+        if line.strip():
+            last_line = line.strip()
+            if _EXCEPTION.match(last_line):
+                last_exception = last_line
     text = ending(code)
-    for line in (exceptions or printed)[-1:]:
-        text = f"{line} ({text})"
+    printed = last_exception or last_line
+    if printed:
+        text = f"{printed} ({text})"
     cause = likely_cause(code)
     if cause:
         text += f". {cause}"
     return text
-
-
-# --- shares of the machine --------------------------------------------------------------------------------------------
-
-
-def default_jobs(plan: SuitePlan, workers: str | None = None) -> int:
-    """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one.
-
-    With workers, one run for as many cores as it has workers; where they want GPUs, or fill the machine, one.
-    """
-    if workers == AUTO:
-        return 1
-    on_gpus = any(cell.experiment is not None and cell.experiment.device.using_gpu for cell in plan.cells)
-    if not on_gpus:
-        return max(1, cores() // processes(workers))
-    if workers:
-        return 1
-    return max(1, len(_gpus()))
-
-
-def processes(workers: str | None) -> int:
-    """How many processes of a run compute at a time, where it is known before the run starts; else 1."""
-    if not workers:
-        return 1
-    return asked_workers(workers) or 1
-
-
-def cores() -> int:
-    """CPU cores of this process; an OMP_NUM_THREADS that is set says how many it may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return num_cores()
-
-
-def _gpus() -> list[str]:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [name.strip() for name in listed if name.strip() not in ("", "-1")]
-
-
-def threads(jobs: int, workers: str | None = None) -> int:
-    """The share of the cores that each process has, with so many runs at a time and so many workers each."""
-    return max(1, cores() // (jobs * processes(workers)))
-
-
-def environment(slot: int, jobs: int, workers: str | None = None) -> dict[str, str]:
-    """Environment of a run: its share of the cores, and one of the GPUs where several are listed."""
-    changed = {"OMP_NUM_THREADS": str(threads(jobs, workers))}
-    gpus = _gpus()
-    if len(gpus) > 1 and jobs > 1:
-        changed["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return {**os.environ, **changed}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.maths.intervals import (
     Difference,
     Score,
@@ -20,11 +19,9 @@ from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
 from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, why_lost
-from calfat_plugin.suites.choice_text import choice_notes
-from calfat_plugin.suites.parse import Suite
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.schema import Compare
-from calfat_plugin.suites.tuning import Tuning
+from calfat_plugin.suites.suite import Compare, Suite
+from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 
 @dataclass(frozen=True)
@@ -86,53 +83,64 @@ class CellSummary:
             for seed, why in score.not_run.items():
                 seeds_of.setdefault(why, []).append(seed)
             for why, seeds in seeds_of.items():
-                rest = ", and its mean is over the others" if score.values else ""
-                yield f"{label} did not run with {_seeds(seeds)}, so it has no number{rest}: {why}"
+                text = f"{label} did not run with {_seeds(seeds)}, so it has no number"
+                if score.values:
+                    text += ", and its mean is over the others"
+                yield f"{text}: {why}"
 
     @property
     def _findings(self) -> Iterator[str]:
         """What runs found about their numbers, a note for each kind, in the words of the first that found it."""
         without_number = {evaluator_of(label) for label, score in self.scores.items() if score.not_run}
-        alarms_of: dict[str, list[tuple[int, Alarm]]] = {}  # code to seeds and alarms
+        text_of: dict[str, str] = {}  # by code
+        seeds_of: dict[str, list[int]] = {}
         for run in self.runs:
             for alarm in run.findings:
                 if alarm.code == NOT_RUN and alarm.labels and without_number.issuperset(alarm.labels):
                     continue  # the note about a missing number says it
-                alarms_of.setdefault(alarm.code, []).append((run.seed, alarm))
-        for code, alarms in alarms_of.items():
-            seeds = list(dict.fromkeys(seed for seed, _ in alarms))
-            _, first = alarms[0]
-            yield f"finding {code} ({_seeds(seeds)}): {first.text}"
+                text_of.setdefault(alarm.code, alarm.text)
+                seeds = seeds_of.setdefault(alarm.code, [])
+                if run.seed not in seeds:
+                    seeds.append(run.seed)
+        for code, text in text_of.items():
+            yield f"finding {code} ({_seeds(seeds_of[code])}): {text}"
 
     @property
-    def _lacking_notes(self) -> list[str]:
+    def _lacking_notes(self) -> Iterator[str]:
         """Which metrics runs that count do not have: the suite may have them since, and n of the row is of all."""
-        notes = []
-        counting = [run for run in self.runs if run.has_numbers and run.state != "lost"]
         for label, score in self.scores.items():
-            explained = {*score.by_seed, *score.not_run}  # seeds that have a number, or a note that says why not
-            lacking = [run for run in counting if run.seed not in explained]
-            recorded = [run.seed for run in lacking if run.recorded is not None]
-            if recorded:
-                notes.append(
-                    f"the record has no {label} of {_seeds(recorded)}: its mean is over the others. Run the suite "
+            in_record: list[int] = []  # seeds
+            not_measured: list[int] = []
+            of_other_attacks: list[int] = []
+            for run in self.runs:
+                is_explained = run.seed in score.by_seed or run.seed in score.not_run
+                if is_explained or not run.has_numbers or run.state == "lost":
+                    continue
+                if run.recorded is not None:
+                    in_record.append(run.seed)
+                elif run.lacks:
+                    not_measured.append(run.seed)
+                elif evaluator_of(label) == WORST_CASE:
+                    of_other_attacks.append(run.seed)
+            if in_record:
+                yield (
+                    f"the record has no {label} of {_seeds(in_record)}: its mean is over the others. Run the suite "
                     "with this record where the directories of these runs are, or remove their rows to run them again"
                 )
-            not_yet = [run.seed for run in lacking if run.recorded is None and run.lacks]
-            if not_yet:
-                notes.append(f"{_seeds(not_yet)}: {label} is not measured yet; run the suite again")
-            others = [run.seed for run in lacking if run.recorded is None and not run.lacks]
-            if others and evaluator_of(label) == WORST_CASE:
-                notes.append(
-                    f"{_seeds(others)}: the worst case in the results is of other attacks than the suite's; put these "
-                    "back, or move the run directories away to run them again"
+            if not_measured:
+                yield f"{_seeds(not_measured)}: {label} is not measured yet; run the suite again"
+            if of_other_attacks:
+                yield (
+                    f"{_seeds(of_other_attacks)}: the worst case in the results is of other attacks than the suite's; "
+                    "put these back, or move the run directories away to run them again"
                 )
-        return notes
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     """``seed 0``; ``seeds 0, 1``."""
-    return f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"seeds {', '.join(map(str, seeds))}"
 
 
 @dataclass(frozen=True)
@@ -187,13 +195,16 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[SuiteRun]) -> Cell
     for label in plan.suite.metrics:
         is_accuracy = label not in figures
         scores[label] = score_of(by_seed, label, is_accuracy, published.get(label), reported.tolerance.get(label))
+    waiting: tuple[int, ...] = ()
+    if cell.name in plan.waiting:
+        waiting = plan.seeds
     return CellSummary(
         cell,
         tuple(runs),
         scores,
         source=reported.source_of(cell.name),
         choice=plan.choices.get(cell.name),
-        waiting=plan.seeds if cell.name in plan.waiting else (),
+        waiting=waiting,
     )
 
 
@@ -223,7 +234,9 @@ class Compared:
             return self.why_none
         if self.adjusted is not None and self.adjusted < SIGNIFICANT:
             return "clear"
-        return "level" if self.is_level else "not clear"
+        if self.is_level:
+            return "level"
+        return "not clear"
 
 
 def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
@@ -236,7 +249,7 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
     plan = suite.compare
     if plan is None:
         return
-    axis = next(index for index, variants in enumerate(suite.axes.values()) if plan.row in variants)
+    axis = next(index for index, labels in enumerate(suite.axes.values()) if plan.row in labels)
     families: dict[tuple[str, ...], dict[str, CellSummary]] = {}  # labels of the other axes, to label to row
     for row in summary.cells:
         labels = row.cell.labels
@@ -249,11 +262,14 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
             continue
         uncorrected = []
         for other in family.values():
-            uncorrected += [_compared(suite, plan, named, other, metric) for metric in plan.metrics]
-        if not uncorrected:
-            continue
+            for metric in plan.metrics:
+                uncorrected.append(_compared(suite, plan, named, other, metric))
         p_values = holm([compared.p_value for compared in uncorrected])
-        yield [replace(compared, adjusted=p_value) for compared, p_value in zip(uncorrected, p_values, strict=True)]
+        corrected = []
+        for compared, p_value in zip(uncorrected, p_values, strict=True):
+            corrected.append(replace(compared, adjusted=p_value))
+        if corrected:
+            yield corrected
 
 
 def _compared(suite: Suite, plan: Compare, row: CellSummary, other: CellSummary, metric: str) -> Compared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,10 +19,9 @@ from calfat_plugin.report.table import NOTHING, Table, csv_text, in_markdown, on
 from calfat_plugin.results import evaluator_of
 from calfat_plugin.run_files import SUITE
 from calfat_plugin.suites.cells import SuiteRun
-from calfat_plugin.suites.choice_text import as_json as choice_as_json
-from calfat_plugin.suites.choice_text import chosen_text, how_chosen
-from calfat_plugin.suites.parse import Suite
+from calfat_plugin.suites.suite import Suite
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons
+from calfat_plugin.suites.tuning import choice_as_json, chosen_text, how_chosen
 from calfat_plugin.version import __version__
 
 _PERCENT = "Accuracy in percent on the test split, mean"
@@ -50,10 +48,10 @@ def caption(summary: SuiteSummary) -> str:
         chosen = how_chosen(suite.choose, summary.plan.choices)
     _, rows = scored(summary)
     sources = [cell.source for cell in summary.cells]
-    of_numbers = meaning(suite.metrics, rows, sources, suite.reported.tolerance, _one_partition(summary), chosen)
+    what_numbers_mean = meaning(suite.metrics, rows, sources, suite.reported.tolerance, _one_partition(summary), chosen)
     text = (
         f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; the model after the final round. "
-        f"{of_numbers}"
+        f"{what_numbers_mean}"
     )
     unfinished = sum(bool(cell.left) for cell in summary.cells)
     if unfinished:
@@ -65,7 +63,10 @@ def _one_partition(summary: SuiteSummary) -> str:
     """Which rows have one partition for all seeds; empty where none has."""
     if len(summary.plan.seeds) < 2:
         return ""
-    recipes = {row.cell.name: row.cell.experiment.as_run() for row in summary.cells if row.cell.experiment is not None}
+    recipes = {}
+    for row in summary.cells:
+        if row.cell.experiment is not None:
+            recipes[row.cell.name] = row.cell.experiment.as_run()
     return partition_note(recipes)
 
 
@@ -73,12 +74,14 @@ def headings(summary: SuiteSummary) -> dict[str, str]:
     """Of the numbers: ``AutoAttack (64 of 359 images)`` where others in the table are of more images."""
     heads = {}
     for label, head in summary.suite.metrics.items():
-        images = _fewer(summary, evaluator_of(label))
-        heads[label] = f"{head} ({images} images)" if images else head
+        heads[label] = head
+        images = _fewer_images(summary, evaluator_of(label))
+        if images:
+            heads[label] += f" ({images} images)"
     return heads
 
 
-def _fewer(summary: SuiteSummary, label: str) -> str:
+def _fewer_images(summary: SuiteSummary, label: str) -> str:
     """``32 of 359`` where runs measured on fewer examples than with other evaluators; empty where none did.
 
     Of runs that are only in a record, ``at most 32``, as their recipes say.
@@ -135,7 +138,10 @@ def scored(summary: SuiteSummary, *, chosen: bool = True) -> tuple[list[str], li
             names.append(value or NOTHING)
         if summary.judged:
             names.append(row.verdict or NOTHING)
-        names.append(NOTHING if row.cell.skipped else str(row.ended))
+        number_of_seeds = str(row.ended)
+        if row.cell.skipped:
+            number_of_seeds = NOTHING
+        names.append(number_of_seeds)
         group = ""
         if len(axes) > 1:
             group = row.cell.labels[0]
@@ -147,16 +153,19 @@ def planned(summary: SuiteSummary) -> Iterator[Table]:
     """The comparisons that the suite plans, one table for each family."""
     for family in comparisons(summary):
         rows = []
-        for one in family:
+        for compared in family:
+            seeds = ""
+            if compared.difference is not None:
+                seeds = str(compared.difference.seeds)
             rows.append(
                 [
-                    one.row.cell.name,
-                    one.endpoint,
-                    "" if one.difference is None else str(one.difference.seeds),
-                    paired_points(one.difference),
-                    _two_digits(one.p_value),
-                    _two_digits(one.adjusted),
-                    one.word or "not all seeds yet",
+                    compared.row.cell.name,
+                    compared.endpoint,
+                    seeds,
+                    paired_points(compared.difference),
+                    _two_digits(compared.p_value),
+                    _two_digits(compared.adjusted),
+                    compared.word or "not all seeds yet",
                 ]
             )
         yield Table("", ["row", "endpoint", "n", "difference", "p", "p, corrected", "result"], rows, 2)
@@ -181,60 +190,43 @@ def markdown(summary: SuiteSummary) -> str:
         if plan.level:
             text += f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests."
         parts.append(f"{in_markdown(text)}\n")
-        parts += [tables.markdown(table) for table in planned(summary)]
-    parts.append("".join(f"- {in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary)))
-    return "\n".join(part for part in parts if part)
+        parts += map(tables.markdown, planned(summary))
+    remarks = [in_markdown(f"{cell}: {note}") for cell, note in notes(summary)]
+    if remarks:
+        parts.append("".join(f"- {remark}\n" for remark in remarks))
+    return "\n".join(parts)
 
 
 def latex(summary: SuiteSummary) -> str:
     """A table with a short caption; the rest of what is said of the numbers is below it, in comments."""
     title = one_line(summary.suite.title)
-    end = "" if title.endswith((".", "!", "?")) else "."
+    if not title.endswith((".", "!", "?")):
+        title += "."
     seeds = counted(len(summary.plan.seeds), "seed")
     numbers = f"{_PERCENT} ± sample standard deviation over {seeds} [95 % interval]. {_one_partition(summary)}".rstrip()
-    comments = [one_line(caption(summary)), *(f"{cell}: {note}" for cell, note in notes(summary))]
+    comments = [one_line(caption(summary))]
+    for cell, note in notes(summary):
+        comments.append(f"{cell}: {note}")
     head, rows = scored(summary, chosen=False)
     results, _ = score_tables(head, headings(summary), rows)
-    named = replace(results, name=f"{title}{end} {numbers}")
+    named = replace(results, name=f"{title} {numbers}")
     return tables.latex(named, summary.suite.name.replace("_", "-"), comments)
 
 
 def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric; further columns where some metric is a figure and no accuracy."""
     head, rows = scored(summary)
-    scores = itertools.chain.from_iterable(row.scores.values() for row in rows)
     columns = list(_COLUMNS)
-    if not all(score.is_accuracy for score in scores):
-        columns += _COLUMNS_OF_FIGURES
+    for row in rows:
+        if not all(score.is_accuracy for score in row.scores.values()):
+            columns = [*_COLUMNS, *_COLUMNS_OF_FIGURES]
     lines: list[list[object]] = [[*head[:-1], "metric", "n", *columns]]
     for cell, row in zip(summary.cells, rows, strict=True):
         for label, score in row.scores.items():
-            texts = _csv_row(cell, score)
-            in_order = [texts.get(column, "") for column in columns]
-            lines.append([*row.names[:-1], label, len(score.values), *in_order])
+            text_of_column = _csv_row(cell, score)
+            texts = [text_of_column.get(column, "") for column in columns]
+            lines.append([*row.names[:-1], label, len(score.values), *texts])
     return csv_text(lines)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def check_record(suite: Suite) -> None:
-    """Refuse a record that a table would take the place of."""
-    tables_of_the_suite = [(suite.directory / name).resolve() for name in _FILES]
-    if suite.record is not None and suite.record.resolve() in tables_of_the_suite:
-        raise OptionError(
-            f"--record {suite.record}: a table of the suite is written there, over the record. Choose another name."
-        )
-
-
-def write_tables(summary: SuiteSummary) -> Path:
-    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, which is returned."""
-    folder = summary.suite.directory
-    with reporting_disk_errors(folder, TRY_AGAIN):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, text_of in _FILES.items():
-        write_text(folder / name, text_of(summary), TRY_AGAIN)
-    return folder
 
 
 def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
@@ -269,9 +261,25 @@ def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
     return row
 
 
+def _hundredths(fraction: float | None) -> str:
+    """In percent; empty for None."""
+    if fraction is None:
+        return ""
+    return f"{100 * fraction:.4f}"
+
+
+def _digits(number: float | None) -> str:
+    """All digits of a figure; empty for None."""
+    if number is None:
+        return ""
+    return repr(number)
+
+
 def as_json(summary: SuiteSummary) -> dict[str, Any]:
     """Everything: settings, runs with their directories and full evaluations, scores."""
     suite = summary.suite
+    axes = [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()]
+    metrics = [{"label": label, "heading": heading} for label, heading in suite.metrics.items()]
     content: dict[str, Any] = {
         "suite": suite.name,
         "title": suite.title,
@@ -279,8 +287,8 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "base": suite.base_document.file,
         "overrides": list(summary.plan.overrides),
         "seeds": list(summary.plan.seeds),
-        "axes": [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()],
-        "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
+        "axes": axes,
+        "metrics": metrics,
         "tolerance_points": dict(suite.reported.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds; "
         "interval is a 95 % interval",
@@ -293,19 +301,46 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         }
     content["cells"] = [_cell_as_json(cell) for cell in summary.cells]
     if suite.compare is not None:
-        content["comparisons"] = [[_compared_as_json(one) for one in family] for family in comparisons(summary)]
-    return {**content, "calfat_plugin": __version__}
+        families = []
+        for family in comparisons(summary):
+            families.append([_compared_as_json(compared) for compared in family])
+        content["comparisons"] = families
+    content["calfat_plugin"] = __version__
+    return content
 
 
-def _compared_as_json(one: Compared) -> dict[str, Any]:
+def _compared_as_json(compared: Compared) -> dict[str, Any]:
+    difference = None
+    if compared.difference is not None:
+        difference = compared.difference._asdict()
     return {
-        "cell": one.row.cell.name,
-        "endpoint": one.endpoint,
-        "difference": None if one.difference is None else one.difference._asdict(),
-        "p_value": one.p_value,
-        "adjusted": one.adjusted,
-        "result": one.word or None,
+        "cell": compared.row.cell.name,
+        "endpoint": compared.endpoint,
+        "difference": difference,
+        "p_value": compared.p_value,
+        "adjusted": compared.adjusted,
+        "result": compared.word or None,
     }
+
+
+def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
+    settings = {setting.key: to_plain(setting.value) for setting in cell.cell.settings}
+    scores = {label: _score_as_json(score) for label, score in cell.scores.items()}
+    runs = [_run_as_json(run) for run in cell.runs]
+    content = {
+        "name": cell.cell.name,
+        "labels": list(cell.cell.labels),
+        "settings": settings,
+        "skipped": cell.cell.skipped or None,
+        "source": cell.source,
+        "scores": scores,
+        "runs": runs,
+        "seeds_left": cell.left,
+        "notes": cell.notes,
+    }
+    if cell.choice is not None:
+        content["choice"] = choice_as_json(cell.choice)
+    return content
 
 
 def _score_as_json(score: Score) -> dict[str, Any]:
@@ -330,54 +365,47 @@ def _score_as_json(score: Score) -> dict[str, Any]:
     }
 
 
-def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
-    content = {
-        "name": cell.cell.name,
-        "labels": list(cell.cell.labels),
-        "settings": {setting.key: to_plain(setting.value) for setting in cell.cell.settings},
-        "skipped": cell.cell.skipped or None,
-        "source": cell.source,
-        "scores": {label: _score_as_json(score) for label, score in cell.scores.items()},
-        "runs": [_run_as_json(run) for run in cell.runs],
-        "seeds_left": cell.left,
-        "notes": cell.notes,
-    }
-    if cell.choice is not None:
-        content["choice"] = choice_as_json(cell.choice)
-    return content
-
-
-def _digits(number: float | None) -> str:
-    """All digits of a figure; empty for None."""
-    if number is None:
-        return ""
-    return repr(number)
-
-
 def _run_as_json(run: SuiteRun) -> dict[str, Any]:
-    content: dict[str, Any] = {
+    measured: dict[str, Any] = {"seconds": None, "evaluations": [], "alarms": []}
+    if run.results is not None:
+        results = run.results.as_json()
+        for name in measured:
+            measured[name] = results[name]
+    return {
         "seed": run.seed,
         "directory": str(run.directory),
         "status": run.state,
         "message": run.message or None,
         "verdict": run.verdict or None,
-        "seconds": None,
-        "evaluations": [],
-        "alarms": [],
+        **measured,
     }
-    if run.results is not None:
-        of_run = run.results.as_json()
-        content |= {name: of_run[name] for name in ("seconds", "evaluations", "alarms")}
-    return content
 
 
-def _hundredths(fraction: float | None) -> str:
-    """In percent; empty for None."""
-    if fraction is None:
-        return ""
-    return f"{100 * fraction:.4f}"
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
+def check_record(suite: Suite) -> None:
+    """Refuse a record that a table would take the place of."""
+    if suite.record is None:
+        return
+    record = suite.record.resolve()
+    if any(record == (suite.directory / name).resolve() for name in _FILES):
+        raise OptionError(
+            f"--record {suite.record}: a table of the suite is written there, over the record. Choose another name."
+        )
+
+
+def write_tables(summary: SuiteSummary) -> Path:
+    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, which is returned."""
+    folder = summary.suite.directory
+    with reporting_disk_errors(folder, TRY_AGAIN):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text_of in _FILES.items():
+        write_text(folder / name, text_of(summary), TRY_AGAIN)
+    return folder
+
+
+#: Name of each file to what makes its text.
 _FILES: Mapping[str, Callable[[SuiteSummary], str]] = {
     "table.md": markdown,
     "table.tex": latex,

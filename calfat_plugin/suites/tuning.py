@@ -1,4 +1,4 @@
-"""Choosing a cell's values: its choice runs, what they measured, and the best of them."""
+"""Choosing a cell's values: its choice runs, what they measured, the best of them, and what is said about it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 from urllib.parse import quote
 
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
+from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
-from calfat_plugin.options import yaml_text
+from calfat_plugin.options import to_plain, yaml_text
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.labels import listing
+from calfat_plugin.report.numbers import bare_percent as percent
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve
-from calfat_plugin.suites.parse import Grid, Setting, Suite
+from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve, why_lost
 from calfat_plugin.suites.record import CHOICE, GUESS, add_to_record
-from calfat_plugin.suites.schema import MOST_TRIES, Choose
+from calfat_plugin.suites.suite import MOST_TRIES, Choose, Grid, Setting, Suite
 
 CHOOSE: KeyPath = ("choose",)
 FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
@@ -35,8 +38,45 @@ class ChoiceRun:
     """One run of a try, and what it measured on the validation split."""
 
     run: SuiteRun
-    value: float | None  # of ``choose.metric``; LOST of a lost run, None of one to come
+    value: float | None  # the mean of ``choose.metric`` after the last round; LOST of a lost run, None of one to come
     guess: float | None  # what one answer to all images has; None: not known
+
+    @classmethod
+    def read(cls, run: SuiteRun, choose: Choose) -> ChoiceRun:
+        """What a run measured, from the suite's record or from its own directory."""
+        if run.state == "lost":
+            return cls(run, LOST, None)
+        if run.state != "finished":
+            return cls(run, None, None)
+        if run.recorded is not None:
+            return cls(run, run.recorded.values[CHOICE], run.recorded.values.get(GUESS))
+        path = RunDirectory(run.directory).rounds
+        accuracies: list[float] = []
+        guesses: list[float] = []
+        for record in read_rounds(path)[-1:]:
+            for label in choose.metric:
+                result = record.evaluations.get(label)
+                if result is None:
+                    continue
+                if result.not_run:
+                    raise RunError(
+                        f"{path}: {label} did not run ({result.not_run}), so nothing can be chosen by it. Name "
+                        f"another attack in the suite's choose.metric, and move {run.directory} away."
+                    )
+                if result.accuracy is not None and math.isfinite(result.accuracy):
+                    accuracies.append(result.accuracy)
+                if result.guess is not None:
+                    guesses.append(result.guess)
+        count = len(choose.metric)
+        if len(accuracies) < count:
+            raise RunError(
+                f"{path}: there is no value of {' and '.join(choose.metric)} in it. Move {run.directory} away to run "
+                "it again."
+            )
+        guess = None
+        if len(guesses) == count:
+            guess = math.fsum(guesses) / count
+        return cls(run, math.fsum(accuracies) / count, guess)
 
     @property
     def is_guessing(self) -> bool:
@@ -97,10 +137,9 @@ class Tuning:
     @property
     def runs(self) -> tuple[SuiteRun, ...]:
         """All choice runs of the cell; the first seed of each point before the second of any."""
-        runs: list[SuiteRun] = []
-        for of_one_seed in zip(*(tried.runs for tried in self.tries), strict=True):
-            runs.extend(of_one_seed)
-        return tuple(runs)
+        runs_of_tries = [tried.runs for tried in self.tries]
+        runs_by_seed = zip(*runs_of_tries, strict=True)
+        return tuple(itertools.chain.from_iterable(runs_by_seed))
 
     @property
     def open(self) -> bool:
@@ -201,12 +240,18 @@ class _Planner:
         settings = (*cell.settings, *suite.settings_at("choose", "set"), *point, *self.measuring)
         experiment = resolve(suite, self.registry, f"{cell.name}, {name}", settings, self.overrides)
         cell_of_try = Cell(cell.labels, settings, experiment, tried=name)
-        folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
+        values = ",".join(f"{key}={value}" for key, value in texts.items())
+        folder_name = quote(values, safe="=,+")  # ``learning_rate=0.05``; another one for every point
+        if len(folder_name) > _LONGEST:
+            longest = max(point, key=lambda setting: len(yaml_text(setting.value)))
+            raise suite.document.error(
+                (*CHOOSE, "grid", longest.key),
+                f"its values are too long to name a folder ({longest.place}); write fewer options.",
+            )
+        folder = suite.runs_directory / cell.folder / FOLDER / folder_name
         planned = [SuiteRun(cell_of_try, experiment, seed, folder / f"seed-{seed}") for seed in self.choose.seeds]
-        choice_runs = []
-        for run in look_again(suite.record, *planned):
-            choice_runs.append(ChoiceRun(run, value_of_try(run, self.choose), guess_of_try(run, self.choose)))
-        return Try(point, tuple(choice_runs))
+        runs = look_again(suite.record, *planned)
+        return Try(point, tuple(ChoiceRun.read(run, self.choose) for run in runs))
 
     def wider_grid(self, choice: Tuning) -> Grid | None:
         """The grid with the next value beyond each end of it that is chosen; None where no end grows."""
@@ -279,64 +324,6 @@ def texts_of(point: Sequence[Setting]) -> dict[str, str]:
     return {name: yaml_text(setting.value) for name, setting in zip(names, point, strict=True)}
 
 
-def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) -> str:
-    """``learning_rate=0.05``; another name for every point."""
-    name = quote(",".join(f"{key}={value}" for key, value in texts.items()), safe="=,+")
-    if len(name) > _LONGEST:
-        longest = max(point, key=lambda setting: len(yaml_text(setting.value)))
-        raise suite.document.error(
-            (*CHOOSE, "grid", longest.key),
-            f"its values are too long to name a folder ({longest.place}); write fewer options.",
-        )
-    return name
-
-
-def value_of_try(run: SuiteRun, choose: Choose) -> float | None:
-    """The mean of the metric's accuracies after the last round."""
-    if run.state == "lost":
-        return LOST
-    if run.state != "finished":
-        return None
-    if run.recorded is not None:
-        return run.recorded.values[CHOICE]
-    path = RunDirectory(run.directory).rounds
-    accuracies = []
-    for record in read_rounds(path)[-1:]:
-        for label in choose.metric:
-            result = record.evaluations.get(label)
-            if result is not None and result.not_run:
-                raise RunError(
-                    f"{path}: {label} did not run ({result.not_run}), so nothing can be chosen by it. Name "
-                    f"another attack in the suite's choose.metric, and move {run.directory} away."
-                )
-            accuracy = record.accuracy(label)
-            if accuracy is not None and math.isfinite(accuracy):
-                accuracies.append(accuracy)
-    if len(accuracies) < len(choose.metric):
-        what = f"there is no value of {' and '.join(choose.metric)} in it"
-        raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.")
-    return math.fsum(accuracies) / len(accuracies)
-
-
-def guess_of_try(run: SuiteRun, choose: Choose) -> float | None:
-    """What one answer to all images would have by the metric; None where it is not known.
-
-    An evaluator of a plugin need not say it.
-    """
-    if run.state != "finished":
-        return None
-    if run.recorded is not None:
-        return run.recorded.values.get(GUESS)
-    last = read_rounds(RunDirectory(run.directory).rounds)[-1]
-    guesses = []
-    for label in choose.metric:
-        guess = last.evaluations[label].guess
-        if guess is None:
-            return None
-        guesses.append(guess)
-    return math.fsum(guesses) / len(guesses)
-
-
 def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
     """Two spellings of one value would be two tries for the price of one, and so would a key without effect."""
     earlier: list[tuple[dict[str, Any], Try]] = []
@@ -350,9 +337,10 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
         for other_run, twin in earlier:
             if _length(as_run) != _length(other_run) or same_but_rounds(as_run, other_run):
                 continue
-            why = "" if as_run == other_run else ", for what they differ in changes no result"
-            what = f"'{twin.name}' and '{tried.name}' of the cell '{cell.name}' are the same run{why}; keep one."
-            raise suite.document.error((*CHOOSE, "grid"), what)
+            text = f"'{twin.name}' and '{tried.name}' of the cell '{cell.name}' are the same run"
+            if as_run != other_run:
+                text += ", for what they differ in changes no result"
+            raise suite.document.error((*CHOOSE, "grid"), f"{text}; keep one.")
         earlier.append((as_run, tried))
 
 
@@ -360,3 +348,155 @@ def _length(as_run: Mapping[str, Any]) -> tuple[Any, Any]:
     """How long a run trains, which ``same_but_rounds`` does not look at."""
     train = as_run["train_args"]
     return train["comm_round"], train["patience"]
+
+
+# --- in words, and for programs ---------------------------------------------------------------------------------------
+
+
+def chosen_text(choice: Tuning) -> str:
+    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
+    if choice.guessing:
+        return "nothing: no value is better than guessing"
+    if choice.hopeless:
+        return "nothing: every run was lost"
+    if choice.best is None:
+        return ""
+    parts = []
+    for (key, value), setting in zip(texts_of(choice.best.point).items(), choice.best.point, strict=True):
+        place = place_in_grid(setting.value, [tried.value for tried in choice.grid[setting.key]])
+        text = f"{key} {value}"
+        if place:
+            text += f", {place}"
+        parts.append(text)
+    return "; ".join(parts)
+
+
+def place_in_grid(value: Any, values: Sequence[Any]) -> str:
+    """``upper edge of the grid``: larger values may be better still; empty inside, and where there is no order."""
+    if len(values) == 1:
+        return "the only value tried"
+    try:
+        chosen = parse_number(value)
+        numbers = [parse_number(other) for other in values]
+    except ValueError:  # names, mappings, true and false
+        return ""
+    if chosen >= max(numbers):
+        return "upper edge of the grid"
+    if chosen <= min(numbers):
+        return "lower edge of the grid"
+    return ""
+
+
+def choice_notes(choice: Tuning) -> list[str]:
+    """What every try measured, and why runs were lost, a line each; nothing before the first run has ended."""
+    if all(run.state not in ("finished", "lost") for run in choice.runs):
+        return []
+    notes = [f"tried {tries_text(choice)}", *remarks(choice)]
+    for run in choice.runs:
+        if run.state == "lost":
+            notes.append(f"{run.cell.tried}, seed {run.seed} was lost: {why_lost(run)}")
+    return notes
+
+
+def remarks(choice: Tuning) -> list[str]:
+    """What is wrong with a choice, and what to do next: no value learned anything, or several are equally good."""
+    if choice.guessing:
+        guess = 0.0
+        for tried in choice.tries:
+            for choice_run in tried.choice_runs:
+                guess = max(guess, choice_run.guess or 0.0)
+        return [
+            f"nothing is chosen: every run ended no better than one answer to all images, which has "
+            f"{percent(guess)}. Try other values in choose.grid, or more rounds, and give the same command again"
+        ]
+    tied = choice.tied
+    if not tied:
+        return []
+    names = listing([tried.name for tried in tied])
+    new_seed = max(run.seed for run in tied[0].runs) + 1
+    return [
+        f"a tie: {names} have the same mean, {percent(tied[0].mean)}, and the first was taken. To run the tie "
+        f"again, add a seed to choose.seeds, such as {new_seed}, and give the same command again: finished "
+        "runs are kept"
+    ]
+
+
+def tries_text(choice: Tuning) -> str:
+    """``learning_rate 0.02: 61.30; learning_rate 0.5: 12.10, 1 of 2 runs lost``; the chosen one is marked."""
+    best = choice.best
+    texts = []
+    for tried in choice.tries:
+        mean = "not finished"
+        if tried.mean is not None:
+            mean = percent(tried.mean)
+        text = f"{tried.name}: {mean}"
+        if tried.lost:
+            text += f", {tried.lost} of {counted(len(tried.runs), 'run')} lost"
+        if tried is best:
+            text += " (chosen)"
+        texts.append(text)
+    return "; ".join(texts)
+
+
+def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
+    """How values were chosen, for a caption, and whether every cell had as many tries."""
+    metric = choose.metric[0]
+    if len(choose.metric) > 1:
+        metric = f"the mean of {listing(choose.metric)}"
+    seeds = f"seed {choose.seeds[0]}"
+    if len(choose.seeds) > 1:
+        seeds = f"seeds {', '.join(map(str, choose.seeds))}"
+    text = (
+        f"Values are chosen for each row by {metric} on the validation split after the last round, the mean over "
+        f"{seeds}, in runs that never see the test split; a run that failed counts as 0."
+    )
+    if choose.set:
+        overrides = [Setting(key, value).override for key, value in choose.set.items()]
+        text += f" Only these runs have {listing(overrides)}."
+    if choose.extend:
+        factors = [f"{key} {factor:g}" for key, factor in choose.extend.items()]
+        text += (
+            " While the best value is an end of its grid, the next one beyond is tried, too (factors: "
+            f"{listing(factors)})."
+        )
+    num_tries = {len(choice.tries) for choice in choices.values()}
+    if len(num_tries) <= 1:
+        return text + f" Tries of every row: {max(num_tries, default=0)}."
+    rows = ", ".join(f"{name} {len(choice.tries)}" for name, choice in choices.items())
+    return f"{text} Rows have different numbers of tries: {rows}."
+
+
+def choice_as_json(choice: Tuning) -> dict[str, Any]:
+    """A choice with the values of all its runs; accuracies are fractions."""
+    best = choice.best
+    tries = []
+    for tried in choice.tries:
+        runs = []
+        for choice_run in tried.choice_runs:
+            run = choice_run.run
+            runs.append(
+                {
+                    "seed": run.seed,
+                    "directory": str(run.directory),
+                    "status": run.state,
+                    "value": choice_run.value,
+                    "guess": choice_run.guess,
+                }
+            )
+        tries.append({"settings": _settings(tried.point), "mean": tried.mean, "lost": tried.lost, "runs": runs})
+    chosen = None
+    if best is not None:
+        chosen = _settings(best.point)
+    return {
+        "chosen": chosen,
+        "text": chosen_text(choice),
+        "tried": tries_text(choice),
+        "guessing": choice.guessing,
+        "tied": [_settings(tried.point) for tried in choice.tied],
+        "remarks": remarks(choice),
+        "tries": tries,
+    }
+
+
+def _settings(point: Sequence[Setting]) -> dict[str, Any]:
+    return {setting.key: to_plain(setting.value) for setting in point}

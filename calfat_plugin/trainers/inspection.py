@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.errors import BudgetError, PluginError, UpdateError
-from calfat_plugin.plugin_errors import attribute_errors_to
+from calfat_plugin.returned import attribute_errors_to
 from calfat_plugin.trainers.batches import TrainBatch
 
 INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may be wrong from the second one on

@@ -28,8 +28,7 @@ FLOORS = (
     (
         "contract",
         "what a recipe may say, and what plugins provide",
-        "shipped recipe entries results rounds rounds_csv returned plugin_errors observer hookspecs interfaces "
-        "datasets",
+        "shipped recipe entries results rounds rounds_csv returned observer hookspecs interfaces datasets",
     ),
     (
         "built-ins",

@@ -40,6 +40,7 @@ from calfat_plugin import (
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import KINDS, Entry
 from calfat_plugin.evaluators.gradient import PGD
+from calfat_plugin.experiment.building import check_class
 from calfat_plugin.experiment.checked import (
     Checked,
     CheckedAggregator,
@@ -50,7 +51,6 @@ from calfat_plugin.experiment.checked import (
     CheckedModifier,
     CheckedTrainer,
 )
-from calfat_plugin.experiment.plugin_class import check_class
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests import recipes
 from tests.contract.plugin_mistakes import Sends

@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.analyses.attack import loaded
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import loaded, planned
 from calfat_plugin.cli import attack as attack_command
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState
 from calfat_plugin.federation.server import Snapshot
@@ -541,7 +540,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "from click.testing import CliRunner\n"
         "assert CliRunner().invoke(main, ['attack', '--help']).exit_code == 0\n"
         "assert CliRunner().invoke(main, ['attack', 'run', '--eps', '8']).exit_code == 2\n"
-        "from calfat_plugin.analyses.attack_plan import planned\n"
+        "from calfat_plugin.analyses.attack import planned\n"
         "from pathlib import Path\n"
         "planned(Path('run'), attacks=('fgsm', 'cw20', 'autoattack'))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"

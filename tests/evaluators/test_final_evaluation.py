@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import calfat_plugin as calfat
-from calfat_plugin.analyses.attack import attack
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import attack, planned
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator
 from calfat_plugin.experiment import Experiment

@@ -13,7 +13,7 @@ import yaml
 
 import calfat_plugin
 from calfat_plugin import Registry
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import planned
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import calfat_plugin
-from calfat_plugin.analyses.attack_plan import planned
+from calfat_plugin.analyses.attack import planned
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment

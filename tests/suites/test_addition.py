@@ -19,8 +19,9 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import SuiteRun, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan
+from calfat_plugin.suites.processes import command
 from calfat_plugin.suites.record import Digests, Recorded, add_to_record, read_record
-from calfat_plugin.suites.runner import command, record_runs
+from calfat_plugin.suites.runner import record_runs
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import markdown
 from tests.cli.runner import calfat

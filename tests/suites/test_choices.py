@@ -19,12 +19,13 @@ from calfat_plugin.run_files import read_suite
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import mark_lost
-from calfat_plugin.suites.choice_text import place_in_grid
 from calfat_plugin.suites.plan import SuitePlan, make_plan, seconds_left
+from calfat_plugin.suites.processes import command
 from calfat_plugin.suites.record import read_record
-from calfat_plugin.suites.runner import command, record_runs
+from calfat_plugin.suites.runner import record_runs
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown, write_tables
+from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.fake_run import finished_round
 from tests.suites.files import CHOOSING, begun
 

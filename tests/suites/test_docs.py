@@ -8,7 +8,7 @@ from pathlib import Path
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.schema import Choose, Compare, SuiteFile
+from calfat_plugin.suites.suite import Choose, Compare, SuiteFile
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import tuning
-from calfat_plugin.suites.choice_text import chosen_text, how_chosen
+from calfat_plugin.suites.tuning import chosen_text, how_chosen
 from tests.cli.runner import calfat
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish

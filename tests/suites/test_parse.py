@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.parse import Setting
-from calfat_plugin.suites.schema import matches, slug
+from calfat_plugin.suites.suite import Setting, matches, slug
 from tests.suites.files import SUITE, write_suite
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")

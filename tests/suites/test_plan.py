@@ -10,7 +10,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import command
+from calfat_plugin.suites.processes import command
 from tests.cli.runner import COMMAND, REPORTING, ROOT, python
 from tests.suites.files import BASE, SUITE, begun, write_suite
 

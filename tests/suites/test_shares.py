@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calfat_plugin.suites.runner import default_jobs, environment
+from calfat_plugin.suites.processes import default_jobs, environment
 from tests.suites.files import SUITE
 
 

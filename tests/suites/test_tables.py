@@ -14,7 +14,7 @@ from calfat_plugin.report.table import Cell
 from calfat_plugin.run_files import Results
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.schema import Reported
+from calfat_plugin.suites.suite import Reported
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, caption, latex, markdown, write_tables
 from calfat_plugin.typed_json import from_json

@@ -17,9 +17,9 @@ from typing import TextIO
 import pytest
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.suites import runner, warm
+from calfat_plugin.suites import processes, runner
+from calfat_plugin.suites.processes import UNKNOWN, started, warm_up
 from calfat_plugin.suites.runner import SuiteObserver, run_all
-from calfat_plugin.suites.warm import UNKNOWN, started, warm_up
 from tests.cli.runner import ROOT
 from tests.suites.files import BASE, SUITE, note_in, write_suite
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_never_there_is_one_error(monkeypatch: pytest.MonkeyPat
     def refuse(process: ForkServerProcess) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(warm, "SECONDS_TO_DIE", 0.1)
+    monkeypatch.setattr(processes, "SECONDS_TO_DIE", 0.1)
     monkeypatch.setattr(ForkServerProcess, "start", refuse)
     with pytest.raises(RunError, match=r"cannot be started \(Connection refused\)\. Use fewer --jobs"):
         started("echo", ["0"], {"SHARE": "half"})
@@ -201,7 +201,7 @@ def bits(directory: Path) -> tuple[dict[str, bytes], list[dict[str, str]]]:
 def test_a_silent_run_of_a_killed_suite_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     program = (
-        "import time; from calfat_plugin.suites.warm import started; "
+        "import time; from calfat_plugin.suites.processes import started; "
         "run, output = started('echo', ['sleep'], {'SHARE': ''}); "
         "print(run.pid, output.readline()[:0], flush=True); time.sleep(99)"
     )
