@@ -104,12 +104,12 @@ class FedRBN(AdversarialTrainer):
     # --- what is different about the model ----------------------------------------------------------------------------
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        from calfat_plugin.models.dual_norm import with_dual_norms
+        from calfat_plugin.models.norms import with_dual_norms
 
         return with_dual_norms(super().adapt_model(model))
 
     def personal_names(self, model: nn.Module) -> frozenset[str]:
-        from calfat_plugin.models.dual_norm import dual_norms
+        from calfat_plugin.models.norms import dual_norms
 
         names: set[str] = set()
         for name, norm in dual_norms(model).items():
@@ -142,7 +142,7 @@ class FedRBN(AdversarialTrainer):
         options, task = self.options, batch.task
         if options.trains_adversarially(task.client) or options.pnc == 0 or task.round <= options.pnc_warmup:
             return super().backward(batch)
-        from calfat_plugin.models.dual_norm import using_branch
+        from calfat_plugin.models.norms import using_branch
 
         clean = (1 - options.pnc) * self._clean_loss(batch)
         with using_branch(batch.model, "noise", frozen=True):
@@ -154,7 +154,7 @@ class FedRBN(AdversarialTrainer):
 
     @staticmethod
     def _clean_loss(batch: TrainBatch) -> Tensor:
-        from calfat_plugin.models.dual_norm import using_branch
+        from calfat_plugin.models.norms import using_branch
 
         with using_branch(batch.model, "clean"):
             return batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()

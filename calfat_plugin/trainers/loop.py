@@ -22,7 +22,7 @@ from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.maths.tied import state_of
-from calfat_plugin.models.fix_norm import begin_round
+from calfat_plugin.models.norms import begin_round
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate

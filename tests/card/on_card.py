@@ -39,7 +39,7 @@ from calfat_plugin.interfaces import (
     LossModifier,
 )
 from calfat_plugin.judging import examine, surrogate
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
 from calfat_plugin.registry import Registry
