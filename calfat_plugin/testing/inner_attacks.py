@@ -16,7 +16,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import InnerAttack, InnerTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.torch_state import fresh_torch_state
-from calfat_plugin.modifiers.plain import ENTRY as PLAIN
+from calfat_plugin.modifiers.counts import PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.federation import check_federation

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.modifiers.priors import subtract_at_label
+from calfat_plugin.modifiers.counts import subtract_at_label
 from calfat_plugin.modifiers.robal import cosine_logits
 from calfat_plugin.trainers.batches import random_share
 from calfat_plugin.trainers.fedgairat import example_weights
