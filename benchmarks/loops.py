@@ -27,8 +27,7 @@ from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.measure import clean_predictions
 from calfat_plugin.interfaces import EvaluationTask, InnerAttack, LocalTask, TrainSettings
-from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
-from calfat_plugin.maths.precision import Precision
+from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, Precision, keep_freed_memory
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers.counts import PLAIN

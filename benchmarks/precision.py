@@ -22,7 +22,7 @@ from benchmarks.measuring import Report, Spread, command, machine, say, words
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
 from calfat_plugin.maths.losses import kl_divergence
-from calfat_plugin.maths.precision import Precision
+from calfat_plugin.maths.passes import Precision
 from calfat_plugin.trainers.batches import TrainBatch
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
-    from calfat_plugin.maths.precision import Precision
+    from calfat_plugin.maths.passes import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.recipe.training import AWPOptions, ByClassOptions
     from calfat_plugin.threat import ThreatModel

@@ -19,8 +19,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import buffers_kept
-from calfat_plugin.maths.passes import PROBED, fast_passes
-from calfat_plugin.maths.precision import float32_as, passes_in
+from calfat_plugin.maths.passes import PROBED, fast_passes, float32_as, passes_in
 from calfat_plugin.maths.tied import state_of
 from calfat_plugin.models.norms import begin_round
 from calfat_plugin.observer import BatchProgress
