@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ class ImageClassifier(nn.Module):
     A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
     """
+
+    gives_features: ClassVar[bool] = True  # what goes into ``classifier`` is what ``TrainBatch`` calls features
 
     def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()

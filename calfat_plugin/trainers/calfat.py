@@ -7,12 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
-from calfat_plugin.interfaces import ClientLoss, LocalTask
+from calfat_plugin.interfaces import AttackBatch, ClientLoss, LocalTask, TrainBatch
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions, idle_delta
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import GaussianStart, start_noise_option
-from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, empty_share, mixed_rows
+from calfat_plugin.trainers.base import (
+    SAMPLING_HELP,
+    GaussianStart,
+    Sampling,
+    empty_share,
+    mixed_rows,
+    start_noise_option,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
-from calfat_plugin.interfaces import LocalTask, LocalTrainer, State
+from calfat_plugin.interfaces import LocalTask, LocalTrainer, State, TrainBatch
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn

@@ -16,6 +16,7 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import AttackBatch, TrainBatch
 from calfat_plugin.judging.battery import Slopes
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.passes import chosen_precision, float32_as, has_bf16_units
@@ -23,7 +24,6 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.request import Request, with_resolved_precision
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.evaluators.tasks import task_of, trial_of
 from tests.methods.helpers import (
     CPU,

@@ -31,7 +31,7 @@ from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards
 from calfat_plugin.seeds import derive_seed, generator
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.batches import random_share
+from calfat_plugin.trainers.base import random_share
 from tests.reference.client import Setting
 from tests.reference.test_federation import digits, runs
 
