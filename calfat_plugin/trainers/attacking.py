@@ -139,8 +139,8 @@ def attacked(work: ClientRound, drawn: Batch, noise: Generator, *, moving: bool)
             x_adv = x_nat.clone()
             where = rows.nonzero().squeeze(1)
             if len(where):
-                some = examples.rows(where.to(examples.index.device))
-                x_adv[where], _ = _crafted(work, x_nat[where], y[where], some, noise, moving=moving)
+                there = examples.rows(where.to(examples.index.device))
+                x_adv[where], _ = _crafted(work, x_nat[where], y[where], there, noise, moving=moving)
         if work.task.inner.looks_back:
             x_adv = x_adv.detach().requires_grad_()
     return TrainBatch(

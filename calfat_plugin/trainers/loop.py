@@ -1,4 +1,9 @@
-"""The only local training loop: epochs or steps, batches, attack, optimiser."""
+"""The only local training loop: epochs or steps, batches, attack, optimiser.
+
+:class:`Training` is the algorithm. Nothing in it is there for speed or safety: :func:`train_locally` sets layout and
+arithmetic of the model's passes around it, ``attacking`` cuts micro-batches, and :class:`WatchedTraining` adds the
+timers of a profile and the checks of plugins.
+"""
 
 from __future__ import annotations
 
@@ -35,95 +40,8 @@ _OF_METHOD, _OF_INNER = "method/", "inner/"
 INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may be wrong from the second one on
 
 
-def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
-    """Train ``task.model`` for one round with ``method``'s losses.
-
-    One optimiser a round, so SGD's momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
-    training mode. Metrics are means per example of the last epoch (of the round, where it has local steps).
-    """
-    model = task.model
-    attacks = method.attacks and task.round > task.clean_rounds
-    if not attacks:
-        task = replace(task, inner=InnerAttack())
-    loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
-    loss = smoothed(loss, task.label_smoothing)
-    model.train()
-    begin_round(model, task.round, task.settings.num_rounds)
-    correction = task.correction.begin(task)
-    task_of_inner = _with_state_of(task, _OF_INNER)
-    task = _with_state_of(task, _OF_METHOD)
-    count = ForwardCount()
-    with (
-        float32_as(task.precision, task.device),
-        fast_passes(model, pixels(task.data.x[:PROBED].to(task.device))) as rows,
-        model.register_forward_pre_hook(count.add, with_kwargs=True),
-    ):
-        context = method.begin_round(task)
-        work = ClientRound(
-            method=method,
-            task=task,
-            loss=loss,
-            context=context,
-            memory=task.inner.begin_round(task_of_inner),
-            attacks=attacks,
-            rows=rows,
-            passes=passes_in(task.precision, task.device),
-            count=count,
-            factors=_factors(task) if attacks else None,
-        )
-        if correction.wants_full_gradient:
-            with timed("full gradient"):
-                correction.take_full_gradient(_full_gradient(work))
-        metrics = WatchedTraining(work, correction).run()
-        end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
-    extras, client_state = correction.finish(model)
-    of_method = returned.tensors(end.state, "end_round's state holds")
-    of_inner = task.inner.end_round(work.memory)
-    return LocalUpdate(
-        state=_copied(state_of(model)),
-        num_examples=len(task.data),
-        extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
-        metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics, PASSES: float(count.images)},
-        client_state={**client_state, **_copied(of_method, _OF_METHOD), **_copied(of_inner, _OF_INNER)},
-    )
-
-
-def _with_state_of(task: LocalTask, namespace: str) -> LocalTask:
-    """The task with one part of what the client keeps, under the names that this part knows."""
-    state = {}
-    for name, tensor in task.client_state.items():
-        if name.startswith(namespace):
-            state[name.removeprefix(namespace)] = tensor
-    return replace(task, client_state=state)
-
-
-def _copied(tensors: Mapping[str, Tensor], namespace: str = "") -> dict[str, Tensor]:
-    """Copies on the CPU, in the layout that files and messages have."""
-    copies = {}
-    for name, tensor in tensors.items():
-        copies[namespace + name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return copies
-
-
-def _factors(task: LocalTask) -> Tensor | None:
-    """(C,) what eps is multiplied by for examples of each class; None: all have eps itself."""
-    if task.by_class is None:
-        return None
-    factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
-    if factors is None:
-        return None
-    return factors.to(task.device)
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
-
-
 class Training:
-    """The mini-batches of a client's round: attack each, and step on what the attack found.
-
-    This is the algorithm. Where its passes compute fast, :func:`train_locally` prepared them. What watches the loop is
-    in :class:`WatchedTraining`.
-    """
+    """The mini-batches of a client's round: each is attacked, and the parameters step on what the attack gave."""
 
     def __init__(self, work: ClientRound, correction: ActiveCorrection) -> None:
         task = work.task
@@ -185,10 +103,13 @@ class Training:
         return _gradient(self.work, batch)
 
 
-class WatchedTraining(Training):
-    """The same loop inside the timers of a profile, with the checks of what plugins do in it.
+# --- what watches it --------------------------------------------------------------------------------------------------
 
-    The first mini-batches of a round are inspected. On the last one, alignment is measured.
+
+class WatchedTraining(Training):
+    """The same with timers, and with checks of the plugins.
+
+    The first mini-batches of a round are inspected. On the last one alignment is measured.
     """
 
     def __init__(self, work: ClientRound, correction: ActiveCorrection) -> None:
@@ -241,6 +162,84 @@ class WatchedTraining(Training):
             raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
         self.trained = True
         return loss
+
+
+# --- a client's round -------------------------------------------------------------------------------------------------
+
+
+def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
+    """Train ``task.model`` for one round with ``method``'s losses.
+
+    One optimiser a round, so SGD's momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
+    training mode. Metrics are means per example of the last epoch (of the round, where it has local steps).
+    """
+    model = task.model
+    attacks = method.attacks and task.round > task.clean_rounds
+    if not attacks:
+        task = replace(task, inner=InnerAttack())
+    loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
+    loss = smoothed(loss, task.label_smoothing)
+    model.train()
+    begin_round(model, task.round, task.settings.num_rounds)
+    correction = task.correction.begin(task)
+    task_of_inner = _with_state_of(task, _OF_INNER)
+    task = _with_state_of(task, _OF_METHOD)
+    factors = None
+    if attacks and task.by_class is not None:
+        factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
+    if factors is not None:
+        factors = factors.to(task.device)
+    count = ForwardCount()
+    with (
+        float32_as(task.precision, task.device),
+        fast_passes(model, pixels(task.data.x[:PROBED].to(task.device))) as rows,
+        model.register_forward_pre_hook(count.add, with_kwargs=True),
+    ):
+        context = method.begin_round(task)
+        work = ClientRound(
+            method=method,
+            task=task,
+            loss=loss,
+            context=context,
+            memory=task.inner.begin_round(task_of_inner),
+            attacks=attacks,
+            rows=rows,
+            passes=passes_in(task.precision, task.device),
+            count=count,
+            factors=factors,
+        )
+        if correction.wants_full_gradient:
+            with timed("full gradient"):
+                correction.take_full_gradient(_full_gradient(work))
+        metrics = WatchedTraining(work, correction).run()
+        end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
+    extras, client_state = correction.finish(model)
+    of_method = returned.tensors(end.state, "end_round's state holds")
+    of_inner = task.inner.end_round(work.memory)
+    return LocalUpdate(
+        state=_copied(state_of(model)),
+        num_examples=len(task.data),
+        extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
+        metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics, PASSES: float(count.images)},
+        client_state={**client_state, **_copied(of_method, _OF_METHOD), **_copied(of_inner, _OF_INNER)},
+    )
+
+
+def _with_state_of(task: LocalTask, namespace: str) -> LocalTask:
+    """The task with one part of what the client keeps, under the names that this part knows."""
+    state = {}
+    for name, tensor in task.client_state.items():
+        if name.startswith(namespace):
+            state[name.removeprefix(namespace)] = tensor
+    return replace(task, client_state=state)
+
+
+def _copied(tensors: Mapping[str, Tensor], namespace: str = "") -> dict[str, Tensor]:
+    """Copies on the CPU, in the layout that files and messages have."""
+    copies = {}
+    for name, tensor in tensors.items():
+        copies[namespace + name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return copies
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
