@@ -104,10 +104,12 @@ def by_frequency(per_class: Sequence[float | None], class_counts: Sequence[Seque
 
 def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int]) -> list[list[int]]:
     """Training examples, a row a client; an attacker's row is zeros, for no accuracy of attackers is measured."""
-    counts = [list(row) for row in class_counts]
-    for client in range(len(counts)):
+    counts = []
+    for client, row in enumerate(class_counts):
         if client in attackers:
-            counts[client] = [0] * len(counts[client])
+            counts.append([0] * len(row))
+        else:
+            counts.append(list(row))
     return counts
 
 

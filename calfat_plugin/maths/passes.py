@@ -59,7 +59,10 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
                 moved.append(weight)
     try:
         for weight in moved:
-            weight.data = _channels_last(weight.data)
+            _, channels, height, width = weight.shape
+            # Written out: where one input channel leaves the strides open, torch would read them as channels first.
+            strides = (channels * height * width, 1, channels * width, channels)
+            weight.data = weight.data.new_empty_strided(weight.shape, strides).copy_(weight.data)
         largest = _largest_map(model, x[:PROBED])
         if largest is None:
             _restore(moved)
@@ -102,13 +105,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:  # glibc has it; other C libraries have no such setting
         mallopt(TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(MMAP_THRESHOLD, _KEPT_BYTES)
-
-
-def _channels_last(weight: Tensor) -> Tensor:
-    """A copy with strides that say so also where one input channel leaves them open, which torch reads as first."""
-    _, channels, height, width = weight.shape
-    strides = (channels * height * width, 1, channels * width, channels)
-    return weight.new_empty_strided(weight.shape, strides).copy_(weight)
 
 
 def _restore(weights: list[nn.Parameter]) -> None:
