@@ -134,12 +134,13 @@ class InnerTask:
             step_size: length of each, a fraction of the pixel range.
             within: what they are projected on; None: the budget.
         """
-        threat = self.threat if within is None else within
+        if within is None:
+            within = self.threat
         return gradient_ascent(
             self.model,
             self.x_nat,
             self.loss,
-            threat=threat,
+            threat=within,
             steps=steps,
             step_size=step_size,
             start=self.start,
