@@ -100,7 +100,7 @@ def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> str:
 
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
-    """(1 - share) of the classification loss, and share of the mean of -log softmax(z) of raw logits z, instead."""
+    """The losses with label smoothing: (1 - share) CE + share mean_k(-log softmax(z)_k), where z are raw logits."""
     if share == 0:
         return loss
     smoothed_loss = copy(loss)
@@ -114,7 +114,7 @@ def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
 
 
 def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBatch, awp: AWPOptions) -> Tensor:
-    """As ``backward``, but the gradient is that at w + v; v climbs the same loss from w, layer by layer."""
+    """Call ``backward`` at w + v, and leave that gradient at w; v climbs the same loss from w, layer by layer."""
     import torch
 
     if batch.task.round <= awp.warmup:
@@ -134,9 +134,9 @@ def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBat
     try:
         for weight, shift in zip(weights, shifts, strict=True):
             weight.data.add_(shift)
-        torch.clear_autocast_cache()  # of copies that it made of other values
+        torch.clear_autocast_cache()  # it holds copies of w in another type
         return backward(batch.again())
-    finally:  # the very same values
+    finally:  # copied back, since w + v - v would be rounded
         for weight, value in zip(weights, values_before, strict=True):
             weight.data.copy_(value)
         torch.clear_autocast_cache()
@@ -153,9 +153,9 @@ def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
 def class_factors(class_counts: Tensor, options: ByClassOptions, round: int, num_rounds: int) -> Tensor | None:
     """What eps is multiplied by for the examples of each class, (C,) float64; None: all have eps itself.
 
-    1 - alpha + tau sqrt(log(n_max / n_c)), with tau such that the mean over examples is 1, times the warm-up's share.
-    A class without examples has none that could be attacked: it is left out, and its factor is 0. Where all classes
-    have as many examples, no tau is: they share alike.
+    1 - alpha + tau sqrt(log(n_max / n_c)), times the warm-up's share. tau makes the mean over examples 1; where all
+    classes have equally many examples there is no such tau, and all have the same factor. A class without examples has
+    the factor 0.
 
     Args:
         class_counts: (C,) training examples of the client.

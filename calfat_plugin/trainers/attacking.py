@@ -105,7 +105,7 @@ class ForwardCount:
         self.images = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardCount:
-        """The same: what goes through a copy of the model counts."""
+        """The same object: passes through a copy of the model count, too."""
         return self
 
     def add(self, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:

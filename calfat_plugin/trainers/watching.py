@@ -83,8 +83,9 @@ def _check_budget(batch: TrainBatch, where: str) -> None:
 def alignment_of(work: ClientRound, batch: TrainBatch) -> float | None:
     """``results.ALIGNMENT`` of the batch's first images, by the logits that the attack sees; None: it is not measured.
 
-    Images of which a gradient is zero have no direction, and do not count. A model that gives all of them one answer,
-    wrong for most, has learned nothing yet, so nothing was overfitted: its loss turns anyhow.
+    Images with a zero gradient have no direction and are left out. It is not measured for attacks of several steps, nor
+    for a model that gives all images the same answer, wrong for most: that model has not learned anything yet, so it
+    cannot have overfitted the attack.
     """
     task = work.task
     if task.threat.steps >= _FEW_STEPS:
@@ -100,13 +101,13 @@ def alignment_of(work: ClientRound, batch: TrainBatch) -> float | None:
         return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
 
     images_before = work.count.images
-    with attack_mode(task.model), torch.random.fork_rng(devices=work.gpus):  # a look draws nothing from training
+    with attack_mode(task.model), torch.random.fork_rng(devices=work.gpus):  # training draws as without this
         threat = work.threat(y)
         probe = InnerTask(task.model, x, x, loss, threat)
         gradient = probe.gradient(x)
         stepped = threat.project(threat.ascend(x, gradient, float(threat.eps)), x)
         cosines = cosine(gradient, probe.gradient(stepped))
-    work.count.images = images_before  # nor does it count
+    work.count.images = images_before  # these passes are no part of the training
     cosines = cosines[~cosines.isnan()]
     knows_nothing = len(answers[0].unique()) < 2 and 2 * int((answers[0] == y).sum()) < len(y)
     if knows_nothing or len(cosines) < _FEWEST_PROBED:
