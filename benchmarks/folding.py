@@ -19,11 +19,8 @@ from torch import nn
 from torch.nn.utils import fuse_conv_bn_eval
 
 from calfat_plugin.maths.attacks import attack_mode
-from calfat_plugin.maths.passes import fast_passes
-from calfat_plugin.maths.precision import has_bf16_units
-from calfat_plugin.models.cnn import CNN
-from calfat_plugin.models.deep import ResNet18
-from calfat_plugin.models.residual import PreActResNet
+from calfat_plugin.maths.passes import fast_passes, has_bf16_units
+from calfat_plugin.models.networks import CNN, PreActResNet, ResNet18
 
 TURNS = 20
 CASES = (

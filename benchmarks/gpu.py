@@ -30,7 +30,7 @@ from benchmarks.gpu_results import LOSS_TOLERANCE, differences, evaluated
 from benchmarks.loops import CIFAR, PRECISIONS, Official, fit, images, network, ours
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, wait_for, with_official
 from benchmarks.work import METHODS, gemm, work_of
-from calfat_plugin.maths.precision import Precision, float32_as
+from calfat_plugin.maths.passes import Precision, float32_as
 from calfat_plugin.profiling import MB, PeakMemory
 
 ROUNDS, CLIENTS, IMAGES = 150, 5, 50_000  # the paper's default run

@@ -18,7 +18,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
-from calfat_plugin.maths.precision import Precision, float32_as, passes_in
+from calfat_plugin.maths.passes import Precision, float32_as, passes_in
 from calfat_plugin.threat import ThreatModel
 
 CPU = torch.device("cpu")

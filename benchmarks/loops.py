@@ -27,11 +27,10 @@ from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.measure import clean_predictions
 from calfat_plugin.interfaces import EvaluationTask, InnerAttack, LocalTask, TrainSettings
-from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
-from calfat_plugin.maths.precision import Precision
+from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, Precision, keep_freed_memory
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.entries import ENTRIES as MODELS
-from calfat_plugin.modifiers import plain as plain_modifier
+from calfat_plugin.modifiers.counts import PLAIN
 from calfat_plugin.options import NoOptions
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.threat import ThreatModel
@@ -64,9 +63,7 @@ def network(name: str, shape: tuple[int, int, int] = CIFAR) -> nn.Module:
 def trainer(method: str) -> AdversarialTrainer:
     """A built-in method without a loss modifier, with the options of :data:`benchmarks.work.METHODS`."""
     entry = importlib.import_module(f"calfat_plugin.trainers.{method}").ENTRY
-    made: AdversarialTrainer = entry.load()(
-        entry.config(**METHODS[method][0]), plain_modifier.ENTRY.load()(NoOptions())
-    )
+    made: AdversarialTrainer = entry.load()(entry.config(**METHODS[method][0]), PLAIN.load()(NoOptions()))
     return made
 
 

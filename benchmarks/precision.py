@@ -21,9 +21,9 @@ from benchmarks.loops import task, trainer
 from benchmarks.measuring import Report, Spread, command, machine, say, words
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.maths.losses import kl_divergence
-from calfat_plugin.maths.precision import Precision
-from calfat_plugin.trainers.batches import TrainBatch
+from calfat_plugin.maths.passes import Precision
 
 
 def attacked(method: str, model: nn.Module, data: ImageData, steps: int, precision: Precision, seed: int) -> TrainBatch:

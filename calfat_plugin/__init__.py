@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import Aggregate as Aggregate
     from calfat_plugin.interfaces import AggregationTask as AggregationTask
     from calfat_plugin.interfaces import Aggregator as Aggregator
+    from calfat_plugin.interfaces import AttackBatch as AttackBatch
     from calfat_plugin.interfaces import Attacker as Attacker
     from calfat_plugin.interfaces import AttackTask as AttackTask
     from calfat_plugin.interfaces import ClientLoss as ClientLoss
@@ -67,6 +68,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import RoundClients as RoundClients
     from calfat_plugin.interfaces import RoundEnd as RoundEnd
     from calfat_plugin.interfaces import SetUpTask as SetUpTask
+    from calfat_plugin.interfaces import TrainBatch as TrainBatch
     from calfat_plugin.interfaces import TrainSettings as TrainSettings
     from calfat_plugin.judging.verdict import Verdict as Verdict
     from calfat_plugin.maths.averaging import weighted_average as weighted_average
@@ -85,8 +87,6 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.stored_run import Run as Run
     from calfat_plugin.threat import ThreatModel as ThreatModel
     from calfat_plugin.trainers.base import AdversarialTrainer as AdversarialTrainer
-    from calfat_plugin.trainers.batches import AttackBatch as AttackBatch
-    from calfat_plugin.trainers.batches import TrainBatch as TrainBatch
     from calfat_plugin.version import __version__ as __version__
 
 #: Public name to the module it is imported from, on first use: ``import calfat_plugin`` imports none of them.

@@ -14,7 +14,7 @@ from calfat_plugin.inner_attacks import atas, free, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
-from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
+from calfat_plugin.modifiers import calibrated, counts, robal
 from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
 from calfat_plugin.trainers import (
     calfat,
@@ -32,10 +32,10 @@ from calfat_plugin.trainers import (
 E = TypeVar("E", bound=entries.Entry)
 
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
-MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
+MODIFIERS = (calibrated, robal)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
 OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, label_flip)
-WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, own_update, colluding)
+WITH_SEVERAL_ENTRIES = (counts, server_optimizers, robust, gradient, autoattack, own_update, colluding)
 
 ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
 for module in WITH_SEVERAL_ENTRIES:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.models.building import seeded
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 
 FILE = Path(__file__).with_suffix(".npz")
 NOISE = 1e-4  # of --weight-noise, relative; rounding differs by some 1e-7

@@ -329,7 +329,7 @@ def _ask_network(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """What gives the network's logits on the CPU, without gradients, in its full precision."""
     import torch
 
-    from calfat_plugin.maths.precision import float32_as
+    from calfat_plugin.maths.passes import float32_as
 
     def ask(x: Tensor) -> Tensor:
         with torch.no_grad(), float32_as("fp32", x.device):

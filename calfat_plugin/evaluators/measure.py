@@ -22,8 +22,7 @@ from calfat_plugin.interfaces import EvaluationTask, Evaluator, SetUpTask
 from calfat_plugin.interfaces.evaluation import no_clients
 from calfat_plugin.maths.attacks import modes_of
 from calfat_plugin.maths.losses import cross_entropy, falling
-from calfat_plugin.maths.passes import PROBED, fast_passes
-from calfat_plugin.maths.precision import float32_as
+from calfat_plugin.maths.passes import PROBED, fast_passes, float32_as
 from calfat_plugin.models.building import refuse_changed
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult

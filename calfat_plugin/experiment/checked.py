@@ -1,7 +1,7 @@
 """Plugins whose results are checked before the package uses them: a class for each interface, with the same methods.
 
 What is checked while a run trains is cheap: types, shapes, names, and numbers that are on the CPU. Deeper checks are in
-``calfat_plugin.testing``. Whether images stay in their ball is checked in ``trainers.inspection`` and in
+``calfat_plugin.testing``. Whether images stay in their ball is checked in ``trainers.watching`` and in
 ``evaluators.base``, which know the clean images.
 """
 
@@ -41,9 +41,9 @@ from calfat_plugin.interfaces import (
     LocalTask,
     LocalTrainer,
     LossModifier,
-    MiniBatch,
     SetUpTask,
     State,
+    TrainBatch,
 )
 from calfat_plugin.results import ALIGNMENT, PASSES, EvaluationResult, LocalUpdate, evaluation_as_json
 from calfat_plugin.returned import attribute_errors_to
@@ -207,14 +207,14 @@ class CheckedInnerAttack(PassedToPlugins[InnerAttack, InnerAttackEntry], InnerAt
         with self.named_errors():
             return returned.like(x_adv, task.x_nat, "craft returned")
 
-    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor], memory: Any) -> Tensor:
         loss = self.plugin.take_steps(batch, step, memory)
         if self.has_own_steps:  # otherwise it is the method's
             with self.named_errors():
                 returned.loss(loss, "take_steps returned")
         return loss
 
-    def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
+    def after_step(self, batch: TrainBatch, gradient: Tensor | None, memory: Any) -> None:
         self.plugin.after_step(batch, gradient, memory)
 
     def reach(self, threat: ThreatModel) -> ThreatModel:

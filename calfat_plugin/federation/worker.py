@@ -23,7 +23,7 @@ from calfat_plugin.federation.updates import build_attacker
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import InnerAttack, LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
-from calfat_plugin.maths.precision import chosen, has_bf16_units
+from calfat_plugin.maths.passes import chosen_precision, has_bf16_units
 from calfat_plugin.maths.tied import each_once, load_state, moved, state_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
@@ -88,7 +88,7 @@ class Worker:
         self._correction = experiment.build_aggregator().correction()
         self._model = moved(experiment.build_model(dataset, trainer), device)
         self._personal = trainer.personal_names(self._model)
-        self._precision = chosen(experiment.runtime.precision, device)
+        self._precision = chosen_precision(experiment.runtime.precision, device)
         log.info("clients train in %s on %s", self._precision, device)
         if self._precision == "bf16" and not has_bf16_units(device):
             log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)

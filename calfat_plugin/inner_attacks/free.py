@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import InnerAttackEntry, paper
 from calfat_plugin.errors import ModelError
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, TrainBatch
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Free(InnerAttack):
     def craft(self, task: InnerTask) -> Tensor:
         return task.climb(steps=1, step_size=self.options.step * float(task.threat.eps))
 
-    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: list[Tensor]) -> Tensor:
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor], memory: list[Tensor]) -> Tensor:
         import torch  # here, not above: recipes are checked without torch
 
         threat = batch.task.threat

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import InnerAttackEntry, paper
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask, TrainBatch
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SORA(InnerAttack):
     def reach(self, threat: ThreatModel) -> ThreatModel:
         return threat.scaled(1 + self.options.longest)
 
-    def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: _Memory) -> None:
+    def after_step(self, batch: TrainBatch, gradient: Tensor | None, memory: _Memory) -> None:
         import torch
 
         from calfat_plugin.maths.attacks import cosine

@@ -6,20 +6,23 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 (``trainers.base.AdversarialTrainer``, ``evaluators.base.AttackEvaluator``).
 """
 
-from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
-from calfat_plugin.interfaces.attackers import Attacker, AttackTask
+from calfat_plugin.interfaces.aggregation import (
+    Aggregate,
+    AggregationTask,
+    Aggregator,
+    Attacker,
+    AttackTask,
+    MonitoredData,
+)
 from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator, RoundClients, SetUpTask
+from calfat_plugin.interfaces.losses import AttackBatch, ClientLoss, InnerTask, LossModifier
+from calfat_plugin.interfaces.trainers import LocalTrainer, RoundEnd
 from calfat_plugin.interfaces.training import (
     ActiveCorrection,
-    ClientLoss,
     InnerAttack,
-    InnerTask,
     LocalCorrection,
     LocalTask,
-    LocalTrainer,
-    LossModifier,
-    MiniBatch,
-    RoundEnd,
+    TrainBatch,
     TrainSettings,
 )
 from calfat_plugin.results import State
@@ -29,6 +32,7 @@ __all__ = [
     "Aggregate",
     "AggregationTask",
     "Aggregator",
+    "AttackBatch",
     "AttackTask",
     "Attacker",
     "ClientLoss",
@@ -40,11 +44,11 @@ __all__ = [
     "LocalTask",
     "LocalTrainer",
     "LossModifier",
-    "MiniBatch",
     "MonitoredData",
     "RoundClients",
     "RoundEnd",
     "SetUpTask",
     "State",
+    "TrainBatch",
     "TrainSettings",
 ]

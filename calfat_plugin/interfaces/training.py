@@ -1,111 +1,164 @@
-"""The interfaces of local training: inner attacks, trainers, loss modifiers, and an aggregator's part of it."""
+"""One client's work in one round: a mini-batch, the inner attack, the task, and an aggregator's part of it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
-from calfat_plugin.maths.averaging import weighted_average
-from calfat_plugin.maths.losses import cross_entropy
-from calfat_plugin.results import LocalUpdate, State
+from calfat_plugin.errors import ModelError
+from calfat_plugin.interfaces.losses import ClientLoss, InnerTask
+from calfat_plugin.results import State
 
 if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor, nn
 
     from calfat_plugin.datasets import Augmentation, ImageData
-    from calfat_plugin.datasets.batches import Examples
-    from calfat_plugin.maths.precision import Precision
+    from calfat_plugin.maths.passes import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.recipe.training import AWPOptions, ByClassOptions
     from calfat_plugin.threat import ThreatModel
 
 
-@dataclass(frozen=True)
-class InnerTask:
-    """The inner maximisation over some images of a mini-batch, as an attack sees it.
+class TrainBatch:
+    """What the outer minimisation may look at. The model is in training mode.
 
     Attributes:
-        model: (N, C, H, W) to logits, the client's model in evaluation mode.
-        x_nat: (N, C, H, W) clean images in [0, 1]; never to be changed.
-        start: first iterate, shape of x_nat; it may lie outside the budget.
-        loss: logits of an iterate to the scalar to climb, the method's: a sum over the images, in which none depends on
-            another. Its calls are counted as the attack's iterates, so it is called once a step.
-        threat: the budget.
-        passes: makes the context that sets the arithmetic of the model's passes.
-        memory: what the attack's ``begin_round`` returned.
-        examples: which of the client's examples the images are, for an attack that remembers something of each.
-        drawn: of these images, what the attack's ``draw`` returned.
+        model: the client's model.
+        x_nat: (N, C, H, W) clean images, float32 in [0, 1].
+        x_adv: the same images after the attack; rows outside ``attacked`` are clean.
+        y: (N,) labels.
+        loss: the client's loss operators.
+        attacked: (N,) bool, rows that were attacked; None: all of them.
+        kappa: (N,) how many iterates of the attack were classified correctly, for methods that set
+            ``counts_iterates``; else None.
+        task: the client's work this round, for round numbers and the like.
+        index: (N,) positions of the examples in ``task.data``, on its device.
+        context: what the method's ``begin_round`` returned.
+        recorded: what ``record`` was given.
     """
 
-    model: Callable[[Tensor], Tensor]
-    x_nat: Tensor
-    start: Tensor
-    loss: Callable[[Tensor], Tensor]
-    threat: ThreatModel
-    passes: Callable[[], AbstractContextManager[object]] = nullcontext
-    memory: Any = None
-    examples: Examples | None = None
-    drawn: Tensor | None = None
+    def __init__(
+        self,
+        model: nn.Module,
+        x_nat: Tensor,
+        x_adv: Tensor,
+        y: Tensor,
+        loss: ClientLoss,
+        task: LocalTask,
+        attacked: Tensor | None = None,
+        kappa: Tensor | None = None,
+        context: Any = None,
+        index: Tensor | None = None,
+    ) -> None:
+        if index is None:
+            index = y.new_tensor(range(len(y)))
+        self.model = model
+        self.x_nat = x_nat
+        self.x_adv = x_adv
+        self.y = y
+        self.loss = loss
+        self.task = task
+        self.attacked = attacked
+        self.kappa = kappa
+        self.context = context
+        self.index = index
+        self.recorded: dict[str, Tensor] = {}
 
-    def climb(self, *, steps: int, step_size: float, within: ThreatModel | None = None) -> Tensor:
-        """The end of projected steps from ``start``; see ``maths.attacks.gradient_ascent``.
+    @cached_property
+    def logits_nat(self) -> Tensor:
+        """(N, C) logits of the clean images, with gradient; the forward pass happens on first use."""
+        return self._nat.logits
 
-        Args:
-            steps: how many.
-            step_size: length of each, a fraction of the pixel range.
-            within: what they are projected on; None: the budget.
+    @cached_property
+    def logits_adv(self) -> Tensor:
+        """(N, C) logits of x_adv, with gradient; the forward pass happens on first use."""
+        return self._adv.logits
+
+    @property
+    def features_nat(self) -> Tensor:
+        """(N, F) penultimate features of the clean images, from the pass of ``logits_nat``.
+
+        Raises:
+            ModelError: the model has none to give; it is no ``ImageClassifier``.
         """
-        threat = self.threat if within is None else within
-        return gradient_ascent(
-            self.model,
-            self.x_nat,
-            self.loss,
-            threat=threat,
-            steps=steps,
-            step_size=step_size,
-            start=self.start,
-            passes=self.passes,
-        )
+        return self._nat.features
 
-    def gradient(self, x_adv: Tensor) -> Tensor:
-        """The loss's gradient at these images, shape of x_adv, in float32: a step of an attack with its own loop.
+    @property
+    def features_adv(self) -> Tensor:
+        """(N, F) penultimate features of x_adv, from the pass of ``logits_adv``; see ``features_nat``."""
+        return self._adv.features
 
-        Args:
-            x_adv: shape of x_nat, without gradient.
-        """
-        import torch  # here, not above: recipes are checked without torch
+    @cached_property
+    def _nat(self) -> _Pass:
+        return _Pass(self.model, self.x_nat)
 
-        x_adv = x_adv.detach().requires_grad_()
-        with torch.enable_grad():
-            return input_gradient(self.loss(self.model(x_adv)), x_adv)
+    @cached_property
+    def _adv(self) -> _Pass:
+        return _Pass(self.model, self.x_adv)
 
-
-class MiniBatch(Protocol):
-    """What an inner attack sees of a mini-batch while the parameters move.
-
-    Attributes:
-        x_nat: (N, C, H, W) clean images.
-        x_adv: what takes their place in training.
-        attacked: (N,) bool, rows that are attacked, the others being clean; None: all of them.
-        task: the client's work.
-    """
-
-    x_nat: Tensor
-    x_adv: Tensor
-    attacked: Tensor | None
-    task: LocalTask
-
-    def again(self, x_adv: Tensor | None = None) -> MiniBatch:
-        """The same examples, to step on once more.
+    def again(self, x_adv: Tensor | None = None) -> TrainBatch:
+        """The same examples without their logits and features: for a second step, at the weights after the first.
 
         Args:
             x_adv: other adversarial examples; None: the same.
         """
+        if x_adv is None:
+            x_adv = self.x_adv
+        batch = TrainBatch(
+            self.model,
+            self.x_nat,
+            x_adv,
+            self.y,
+            self.loss,
+            self.task,
+            self.attacked,
+            self.kappa,
+            self.context,
+            self.index,
+        )
+        batch.recorded = self.recorded
+        return batch
+
+    def record(self, name: str, values: Tensor) -> None:
+        """Add to the metric ``name``, which the entry declares: the round's number is the mean over examples.
+
+        Those of batches that recorded nothing under this name do not count.
+
+        Args:
+            name: of the metric.
+            values: (N,), one an example, or (), their mean; of the last call for this batch.
+        """
+        self.recorded[name] = values.detach().mean()
+
+
+class _Pass:
+    """One forward pass, with the penultimate features on request."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self._model = model
+        self._features: list[Tensor] = []
+        if not getattr(model, "gives_features", False):  # of ImageClassifier, which is in a layer above this one
+            self.logits: Tensor = model(x)
+            return
+        classifier: Any = model.classifier
+        hook = classifier.register_forward_pre_hook(lambda layer, inputs: self._features.append(inputs[0]))
+        try:
+            self.logits = model(x)
+        finally:
+            hook.remove()
+
+    @property
+    def features(self) -> Tensor:
+        if not self._features:
+            raise ModelError(
+                f"the method reads penultimate features, which the model {type(self._model).__name__} does not give. "
+                "Choose a model that derives from calfat_plugin.ImageClassifier, as all built-in ones do; in a model "
+                "of your own, derive from it and pass it the body and the last layer."
+            )
+        return self._features[0]
 
 
 class InnerAttack:
@@ -116,7 +169,7 @@ class InnerAttack:
 
     Attributes:
         options: an instance of the entry's options.
-        who: kind, name and distribution, where errors about its images are to name it; the loop's, not a plugin's.
+        who: kind, name and distribution, for errors about its images; empty for PGD. The package sets it.
     """
 
     who: str = ""
@@ -152,9 +205,9 @@ class InnerAttack:
         return {}
 
     def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
-        """First iterate of the attack; None: the method's own, which for PGD suits the method's loss.
+        """First iterate of the attack; None: that of the method, which suits the method's loss.
 
-        Of an attack of one step it is noise: at the clean image a divergence has no gradient.
+        An attack of one step must start from noise: at the clean image a divergence has no gradient.
 
         Args:
             x_nat: (N, C, H, W) clean images, a whole mini-batch.
@@ -189,12 +242,12 @@ class InnerAttack:
         """
         return task.climb(steps=task.threat.steps, step_size=float(task.threat.step_size))
 
-    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor], memory: Any) -> Tensor:
         """The optimiser's steps for one mini-batch; default: one.
 
-        An attack that looks for its images while the parameters move overrides it. Its mini-batch then comes with the
-        start for ``x_adv``; ``craft`` is left to passes that move no parameter. Each step takes its images as
-        ``batch.again(x_adv)``, whose gradient is in ``x_adv.grad`` after the step, if it requires one.
+        An attack that looks for its images while the parameters move overrides this method. ``batch.x_adv`` is then the
+        start of the attack, and ``craft`` is called only in passes that move no parameter. Each step takes its images
+        as ``batch.again(x_adv)``; after the step their gradient is in ``x_adv.grad``, if ``x_adv`` requires one.
 
         Args:
             batch: the mini-batch, attacked.
@@ -206,8 +259,8 @@ class InnerAttack:
         """
         return step(batch)
 
-    def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
-        """Look at what a step left in the images; default: not at all, and then training does not compute it.
+    def after_step(self, batch: TrainBatch, gradient: Tensor | None, memory: Any) -> None:
+        """Look at the gradient that a step left in the images; default: do nothing, so that it is not computed.
 
         Args:
             batch: the mini-batch, as it was trained on.
@@ -216,10 +269,10 @@ class InnerAttack:
         """
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
-        """The set around a clean image that its images lie in, by norm and eps; default: the budget.
+        """The ball around a clean image in which the attack's images lie; default: the budget.
 
-        A run holds the first mini-batches of every round to it. An attack that leaves the budget by design says here
-        how far: ``threat.scaled(2)`` has twice the radius.
+        The first mini-batches of every round are checked against it. An attack that leaves the budget by design says
+        here how far: ``threat.scaled(2)`` has twice the radius.
 
         Args:
             threat: the budget.
@@ -329,142 +382,11 @@ class LocalTask:
     def frozen_copy(self) -> nn.Module:
         """A copy of ``model`` as it is now, in evaluation mode and without gradients: a teacher.
 
-        In ``begin_round`` that is the global model, and laid out in memory as fast as the model itself.
+        Called in ``begin_round`` it is a copy of the global model, as fast as the model itself.
         """
         from copy import deepcopy
 
         return deepcopy(self.model).eval().requires_grad_(False)
-
-
-@dataclass(frozen=True)
-class RoundEnd:
-    """What a method hands back after a client's last step of a round.
-
-    Attributes:
-        state: what the client keeps for its next round, tensors by name; it comes back as ``LocalTask.client_state``
-            and never leaves the client.
-        metrics: numbers for the record, under names that the entry declares; averaged over clients by examples.
-        extras: what the method's ``broadcast`` reads on the server, under namespaced names (``my-fat/margin``).
-    """
-
-    state: State = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    extras: State = field(default_factory=dict)
-
-
-class LocalTrainer(ABC):
-    """Trains a client's copy of the global model for one round."""
-
-    def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture where the method needs it (dual normalisation, cosine classifier).
-
-        Called once a process, before any weights are loaded, with torch's generator seeded for initial weights.
-
-        Args:
-            model: as the recipe builds it; may be changed in place.
-
-        Returns:
-            The model to train.
-        """
-        return model
-
-    @abstractmethod
-    def fit(self, task: LocalTask) -> LocalUpdate:
-        """Train ``task.model`` on ``task.data`` and return the update.
-
-        Args:
-            task: the client's work.
-
-        Raises:
-            UpdateError: when the training left the finite numbers.
-        """
-
-    def personal_names(self, model: nn.Module) -> frozenset[str]:
-        """Names in ``model``'s state dict that every client keeps for itself from round to round.
-
-        A tensor that ``model`` has under several names is personal if one of them is here.
-
-        The runtime stores and restores them per client. Clients send them along with the rest, and
-        ``evaluated_personal`` makes from them what the global model is evaluated with.
-        """
-        return frozenset()
-
-    def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
-        """Server side: the personal tensors ``names`` of the model that is evaluated; default: their uniform mean.
-
-        Args:
-            updates: client id to update, of the round just finished.
-            names: the personal names, never empty.
-        """
-        states = []
-        for update in updates.values():
-            states.append({name: update.state[name] for name in names})
-        return weighted_average(states, [1.0] * len(states))
-
-    def among(self, others: Mapping[int, LocalTrainer]) -> LocalTrainer:
-        """Server side: the trainer that the server of a run with groups of clients uses; default: this one.
-
-        A group's own trainer is asked for neither ``personal_names`` nor ``evaluated_personal`` nor ``broadcast``: a
-        method that needs them has to be the run's trainer as well.
-
-        Args:
-            others: client id to its trainer, of the clients in a group.
-        """
-        return self
-
-    def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
-        """Server side: extras of the method (not of the aggregator) to send with the next global model.
-
-        Args:
-            updates: client id to update, of the round just finished.
-        """
-        return {}
-
-
-class LossModifier(ABC):
-    """A change to the logits and the classification loss that composes with many methods.
-
-    Attributes:
-        options: an instance of the entry's options.
-    """
-
-    def __init__(self, options: Any = None) -> None:
-        self.options = options
-
-    def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture where the modifier needs it; ``model`` as in ``LocalTrainer.adapt_model``."""
-        return model
-
-    @abstractmethod
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        """Return the losses of a client whose training labels have these counts.
-
-        Args:
-            class_counts: (C,) int64, on the device of the logits to come.
-        """
-
-
-class ClientLoss:
-    """The operators of table 6.3 of ``docs/methods.md`` for one client; plain ones unless overridden.
-
-    ``logits`` go in and out as (N, C) float; no method changes its input in place. ``y``: (N,) int64 labels.
-    """
-
-    def attack_logits(self, logits: Tensor) -> Tensor:
-        """Logits that the inner maximisation sees."""
-        return logits
-
-    def kl_logits(self, logits: Tensor) -> Tensor:
-        """Logits inside an outer KL term between clean and adversarial predictions."""
-        return logits
-
-    def margin_logits(self, logits: Tensor) -> Tensor:
-        """Logits inside an outer probability-margin term (MART)."""
-        return logits
-
-    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The outer classification loss per example: (N,)."""
-        return cross_entropy(logits, y, reduction="none")
 
 
 class LocalCorrection:

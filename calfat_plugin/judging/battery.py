@@ -173,7 +173,7 @@ def _slope_errors(trial: Trial, points: Tensor, logits: Tensor, longest: float, 
     import torch
 
     from calfat_plugin.maths.attacks import attack_mode, input_gradient
-    from calfat_plugin.maths.precision import float32_as
+    from calfat_plugin.maths.passes import float32_as
 
     task = trial.task
     first, second = logits.topk(2, dim=1).indices.unbind(1)

@@ -38,8 +38,7 @@ from calfat_plugin.judging.climbing import STEPS, Leaps, Plan, climbed
 from calfat_plugin.judging.units import Unit, candidates, random_points, same_way
 from calfat_plugin.judging.watching import OneByOne, hides_images, measured_ranges
 from calfat_plugin.maths.attacks import attack_mode
-from calfat_plugin.maths.passes import fast_passes
-from calfat_plugin.maths.precision import float32_as
+from calfat_plugin.maths.passes import fast_passes, float32_as
 from calfat_plugin.seeds import generator
 
 if TYPE_CHECKING:

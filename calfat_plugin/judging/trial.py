@@ -24,7 +24,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator, SetUpTask
 from calfat_plugin.judging.findings import Row
-from calfat_plugin.maths.precision import float32_as
+from calfat_plugin.maths.passes import float32_as
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.threat import ThreatModel

@@ -128,7 +128,7 @@ def _check_same_names(state: Mapping[str, object], reference: State, who: str) -
 
 
 def _and_others(names: Sequence[str]) -> str:
-    """How many more names than the first there are, in words; empty where there is only one."""
+    """How many names there are beside the first, in words; empty where there is only one."""
     if len(names) == 1:
         return ""
     return f", and {len(names) - 1} more"
@@ -136,7 +136,10 @@ def _and_others(names: Sequence[str]) -> str:
 
 def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
     """Euclidean length of ``state - reference`` over the named tensors taken as one vector."""
-    return math.sqrt(math.fsum(_square(state[name].double() - reference[name].double()) for name in names))
+    squares = []
+    for name in names:
+        squares.append(_square(state[name].double() - reference[name].double()))
+    return math.sqrt(math.fsum(squares))
 
 
 class Drift(NamedTuple):
@@ -196,8 +199,11 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str], outco
             mean = sum(moves[1:], start=moves[0]) / len(moves)
             spread += math.fsum(_square(move - mean) for move in moves)
     length_of_median = math.sqrt(math.fsum(squares_of_median))
-    norms = [client.norm() for client in clients]
-    cosines = [client.cosine(length_of_median) for client in clients]
+    norms = []
+    cosines = []
+    for client in clients:
+        norms.append(client.norm())
+        cosines.append(client.cosine(length_of_median))
     heterogeneity = spread / max(1, len(states) - 1)
     step = (server.norm(), server.cosine(length_of_median))
     return Drift(norms, cosines, heterogeneity, step)

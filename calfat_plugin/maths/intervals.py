@@ -99,22 +99,23 @@ def _differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[f
 
 def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
     """Each setting (name to seed to value) compared with the best one, and the best with the next; more is better."""
-    means = {name: mean_std(list(by_seed.values())).mean for name, by_seed in settings.items() if by_seed}
+    means = {}
+    for name, by_seed in settings.items():
+        if by_seed:
+            means[name] = mean_std(list(by_seed.values())).mean
     if len(means) < 2:
         return {}
     best, *others = sorted(means, key=lambda name: -means[name])  # of equals the first
     rival_of = {}
-    leads = []
+    is_clear_best = True
     for name in others:
         rival_of[name] = Rival(best, paired(settings[name], settings[best]))
-        leads.append(paired(settings[best], settings[name]))
-    rival_of[best] = Rival(others[0], leads[0], is_clear_best=all(map(_is_certain, leads)))
+        lead = paired(settings[best], settings[name])
+        is_certain = lead is not None and lead.interval is not None and lead.interval.low > _ROUNDING
+        is_clear_best = is_clear_best and is_certain
+    lead_over_next = paired(settings[best], settings[others[0]])
+    rival_of[best] = Rival(others[0], lead_over_next, is_clear_best)
     return rival_of
-
-
-def _is_certain(lead: Difference | None) -> bool:
-    """Whether a difference is above zero, its interval included."""
-    return lead is not None and lead.interval is not None and lead.interval.low > _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,12 @@ class Score:
 
 def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
     """The scores of settings that were measured alike on one problem, by name, each with its rival."""
-    rival_of = rivals({name: score.by_seed for name, score in scores.items()})
-    return {name: replace(score, rival=rival_of.get(name)) for name, score in scores.items()}
+    settings = {name: score.by_seed for name, score in scores.items()}
+    rival_of = rivals(settings)
+    scores_with_rivals = {}
+    for name, score in scores.items():
+        scores_with_rivals[name] = replace(score, rival=rival_of.get(name))
+    return scores_with_rivals
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
@@ -220,7 +225,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     None stands for a test that was planned and not made, which counts as 1.
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
-    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    known = []
+    for index, p in enumerate(p_values):
+        if p is not None:
+            known.append((p, index))
+    known.sort()
     adjusted: list[float | None] = [None] * len(p_values)
     highest = 0.0
     for rank, (p, index) in enumerate(known):

@@ -5,7 +5,6 @@ Accuracies are fractions in [0, 1], never percent.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,14 +83,18 @@ def by_frequency(per_class: Sequence[float | None], class_counts: Sequence[Seque
     totals = [sum(column) for column in zip(*class_counts, strict=True)]
     order = sorted(range(len(totals)), key=lambda label: (-totals[label], label))
     size, larger = divmod(len(order), 3)
-    ends = [size * group + min(group, larger) for group in range(4)]
     groups: list[Worst | None] = []
-    for start, end in itertools.pairwise(ends):
+    start = 0
+    for group in range(3):
+        end = start + size
+        if group < larger:
+            end += 1
         known = {}
         for label in order[start:end]:
             accuracy = per_class[label]
             if accuracy is not None:
                 known[label] = accuracy
+        start = end
         if known:
             groups.append(Worst(math.fsum(known.values()) / len(known), tuple(known)))
         else:
@@ -101,10 +104,12 @@ def by_frequency(per_class: Sequence[float | None], class_counts: Sequence[Seque
 
 def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int]) -> list[list[int]]:
     """Training examples, a row a client; an attacker's row is zeros, for no accuracy of attackers is measured."""
-    counts = [list(row) for row in class_counts]
-    for client in range(len(counts)):
+    counts = []
+    for client, row in enumerate(class_counts):
         if client in attackers:
-            counts[client] = [0] * len(counts[client])
+            counts.append([0] * len(row))
+        else:
+            counts.append(list(row))
     return counts
 
 
@@ -122,11 +127,15 @@ def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequ
 
 def client_accuracy(per_class: Sequence[float | None], counts: Sequence[int]) -> float | None:
     """A client's accuracy: the test split's, its classes weighted as among its training examples; None: unknown."""
-    known = [(count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None]
-    total = sum(count for count, _ in known)
+    total = 0
+    correct = []
+    for count, accuracy in zip(counts, per_class, strict=True):
+        if accuracy is not None:
+            total += count
+            correct.append(count * accuracy)
     if total == 0:
         return None
-    return math.fsum(count * accuracy for count, accuracy in known) / total
+    return math.fsum(correct) / total
 
 
 def worst_of(accuracies: Mapping[int, float]) -> Worst | None:

@@ -1,9 +1,10 @@
-"""Fast passes through a model: the memory layout of its weights, how many examples go through it at once, and
-memory that is used again.
+"""Fast passes through a model: the memory layout of its weights, how many examples go through it at once, memory that
+is used again, and the arithmetic: float32, TensorFloat-32 or bfloat16.
 
-The first two change a result in its last bits at most. They follow from the recipe, the model, the shape of the images,
-the device and the number of threads alone, never from a measurement of time: the same run makes the same choices
-everywhere. But where this processor crashes in the fast layout, the other is taken (``layouts``).
+Layout and cut change a result in its last bits at most. They follow from the recipe, the model, the shape of the
+images, the device and the number of threads alone, never from a measurement of time: the same run makes the same
+choices everywhere. But where this processor crashes in the fast layout, the other is taken (``layouts``). The
+arithmetic is the recipe's, and only of passes in training: weights, updates and evaluation stay in float32.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from calfat_plugin.layouts import CHANNELS_LAST, layout_of
 from calfat_plugin.maths.attacks import attack_mode
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PRECISIONS = (*get_args(Precision), "auto")  #: of ``calfat.runtime.precision``
 
 _CACHE_BYTES = 16 * 2**20  # of the largest map of a micro-batch and a thread: larger ones go to memory and back
 _KEPT_BYTES = 2**30  # of freed memory at most; larger buffers go back to the system
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  #: of mallopt: <malloc.h>
 PROBED = 2  #: examples that suffice for the trial pass; the layout of a single one would be ambiguous
+
+
+# --- layout, micro-batches and memory ---------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -52,7 +59,10 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
                 moved.append(weight)
     try:
         for weight in moved:
-            weight.data = _channels_last(weight.data)
+            _, channels, height, width = weight.shape
+            # Written out: where one input channel leaves the strides open, torch would read them as channels first.
+            strides = (channels * height * width, 1, channels * width, channels)
+            weight.data = weight.data.new_empty_strided(weight.shape, strides).copy_(weight.data)
         largest = _largest_map(model, x[:PROBED])
         if largest is None:
             _restore(moved)
@@ -70,8 +80,10 @@ def micro_batches(count: int, rows: int) -> list[slice]:
     if count == 0:
         return []
     parts = math.ceil(count / rows)
-    borders = [count * part // parts for part in range(parts + 1)]
-    return [slice(start, stop) for start, stop in pairwise(borders)]
+    slices = []
+    for part in range(parts):
+        slices.append(slice(count * part // parts, count * (part + 1) // parts))
+    return slices
 
 
 def passed(model: nn.Module, x: Tensor, rows: int) -> Tensor:
@@ -95,13 +107,6 @@ def keep_freed_memory() -> None:
         mallopt(MMAP_THRESHOLD, _KEPT_BYTES)
 
 
-def _channels_last(weight: Tensor) -> Tensor:
-    """A copy with strides that say so also where one input channel leaves them open, which torch reads as first."""
-    _, channels, height, width = weight.shape
-    strides = (channels * height * width, 1, channels * width, channels)
-    return weight.new_empty_strided(weight.shape, strides).copy_(weight)
-
-
 def _restore(weights: list[nn.Parameter]) -> None:
     for weight in weights:
         weight.data = weight.data.new_empty(weight.shape).copy_(weight.data)
@@ -117,9 +122,10 @@ def _largest_map(model: nn.Module, x: Tensor) -> int | None:
         if isinstance(output, torch.Tensor):
             sizes.append(output.nbytes // len(x))
 
-    # TorchScript takes no hooks: its maps do not count, so that its batches stay whole.
-    eager = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    hooks = [module.register_forward_hook(note) for module in eager]
+    hooks = []
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks: its maps do not count
+            hooks.append(module.register_forward_hook(note))
     devices = []
     if x.device.type == "cuda":
         devices = [x.device]
@@ -132,3 +138,58 @@ def _largest_map(model: nn.Module, x: Tensor) -> int | None:
         for hook in hooks:
             hook.remove()
     return max(sizes)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def chosen_precision(choice: str, device: torch.device) -> Precision:
+    """What one of :data:`PRECISIONS` means on this device.
+
+    ``auto`` is bf16 where the device has units for it, else fp32: an emulated bf16 is slower.
+    """
+    if choice != "auto":
+        return cast("Precision", choice)
+    if has_bf16_units(device):
+        return "bf16"
+    return "fp32"
+
+
+def has_bf16_units(device: torch.device) -> bool:
+    """Whether the card, or the processor (AVX512_BF16 or AMX_BF16), multiplies bfloat16 by itself."""
+    import torch  # here, not above: recipes are checked without torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
+    if device.type != "cpu":
+        return False
+    units = torch.cpu.get_capabilities()
+    return bool(units.get("avx512_bf16", False) or units.get("amx_bf16", False))
+
+
+def passes_in(precision: Precision, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Makes contexts for forward passes and losses: in bf16, layers compute in it and losses in float32."""
+    import torch
+
+    if precision != "bf16":
+        return nullcontext
+    return lambda: torch.autocast(device.type, torch.bfloat16)
+
+
+@contextmanager
+def float32_as(precision: Precision, device: torch.device) -> Iterator[None]:
+    """How a card multiplies float32 while inside: as TensorFloat-32 in ``tf32``, else in full. A CPU has no choice."""
+    import torch
+
+    if device.type != "cuda":
+        yield
+        return
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = precision == "tf32"
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value

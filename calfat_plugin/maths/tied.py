@@ -56,9 +56,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         if first_name in state:
             under_all_names[name] = state[first_name]
     model.load_state_dict(under_all_names)
-    lost = further.items() - further_names(model).items()
-    if lost:
-        name, first_name = min(lost)
+    untied = further.items() - further_names(model).items()
+    if untied:
+        name, first_name = min(untied)
         raise ModelError(
             f"model {type(model).__name__}: its tensors '{first_name}' and '{name}' are one, but after load_state_dict "
             "they are not. Let it copy values into the tensors that are there, as torch's own load_state_dict does."

@@ -2,8 +2,8 @@
 
 A notebook or a program may have changed them: mixed precision, no gradients, another default type or device. Numbers
 must not depend on that, so every public function that computes, and every function that a host or a worker calls, is
-inside :func:`fresh_torch_state`. Not among them: the number of threads, of which a recipe decides or its caller, and
-the random generators, of which ``federation/side_effects.py`` takes care.
+inside :func:`fresh_torch_state`. It does not set the number of threads, which is up to the recipe or the caller, nor
+the random generators, which ``federation/side_effects.py`` sets.
 """
 
 from __future__ import annotations

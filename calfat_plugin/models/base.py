@@ -1,18 +1,24 @@
-"""The base of all classifiers: pixels in, one flat feature vector, one last linear layer."""
+"""What networks are made of: the base of all classifiers, and convolutions that are fast where they are attacked."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models.dual_norm import DualNorm
-from calfat_plugin.models.fix_norm import FixBatchNorm2d
+from calfat_plugin.models.norms import DualNorm, FixBatchNorm2d
 
 _Window = nn.Conv2d | nn.MaxPool2d
+_COLUMNS = 16  # of a vector: a product whose result has a broken one at the end of each row takes half as long again
+_PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
 
 
 class ImageClassifier(nn.Module):
@@ -21,6 +27,8 @@ class ImageClassifier(nn.Module):
     A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
     """
+
+    gives_features: ClassVar[bool] = True  # what goes into ``classifier`` is what ``TrainBatch`` calls features
 
     def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
@@ -102,14 +110,14 @@ def effective_input(body: nn.Module, image_size: tuple[int, int]) -> tuple[int, 
     for layer in _layers(body):
         if isinstance(layer, nn.Flatten):
             break
-        if isinstance(layer, _Window) and _is_plain(layer):
+        if isinstance(layer, _Window) and _drops_rows_only(layer):
             windows.append(layer)
         elif not _by_pixel(layer):
             return image_size
     return _effective_side(image_size[0], windows, 0), _effective_side(image_size[1], windows, 1)
 
 
-def _is_plain(layer: _Window) -> bool:
+def _drops_rows_only(layer: _Window) -> bool:
     """Whether a window has no padding and no dilation, and drops the rows that do not fill one."""
     if isinstance(layer, nn.MaxPool2d) and layer.ceil_mode:
         return False
@@ -136,7 +144,9 @@ def _by_pixel(layer: nn.Module) -> bool:
 
 def _effective_side(side: int, windows: list[_Window], axis: int) -> int:
     """How much of a side of an image the last map depends on; all of it if the image is too small for the windows."""
-    sizes = [(int(_along(layer.kernel_size, axis)), int(_along(layer.stride, axis))) for layer in windows]
+    sizes = []
+    for window in windows:
+        sizes.append((int(_along(window.kernel_size, axis)), int(_along(window.stride, axis))))
     length = side
     for kernel, stride in sizes:  # forward: the side of the last map
         if length < kernel:
@@ -152,3 +162,85 @@ def _along(value: int | tuple[int, ...] | str, axis: int) -> int | str:
     if isinstance(value, int):
         return value
     return value[axis]
+
+
+# --- convolutions that are attacked -----------------------------------------------------------------------------------
+
+
+class AttackedConv2d(nn.Conv2d, ABC):
+    """A convolution with its own way to the gradient of its input, where that alone is wanted: in attacks on a CPU."""
+
+    def __init__(
+        self, inward: int, outward: int, kernel_size: int, stride: int = 1, padding: int = 0, bias: bool = True
+    ) -> None:
+        super().__init__(inward, outward, kernel_size, stride, padding, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, in_channels, H, W) to (N, out_channels, H', W')."""
+        frozen = not any(parameter.requires_grad for parameter in self.parameters(recurse=False))
+        frozen = frozen and unpack_dual(self.weight).tangent is None  # _Attacked has no derivative along the weights
+        if frozen and x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu" and self.pays(x):
+            out: Tensor = _Attacked.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+            return out
+        return super().forward(x)
+
+    def pays(self, x: Tensor) -> bool:
+        """Whether :meth:`input_gradient` is faster than torch for this input."""
+        return x.dim() == 4
+
+    @abstractmethod
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        """The gradient of an input of ``size`` (H, W), from that of the output; both as ``nn.Conv2d`` takes them."""
+
+
+class PixelConv2d(AttackedConv2d):
+    """A model's first convolution, of 1 or 3 channels.
+
+    CPU kernels work on blocks of 16 channels, of which a gradient with respect to 1 or 3 leaves most empty. Here it is
+    a product with all of the kernel's columns (27 for three channels of 3x3) and a fold of those into the image.
+    """
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        kernel = weight.flatten(1).t()
+        columns = len(kernel)
+        padded = F.pad(kernel, (0, 0, 0, -columns % _COLUMNS))[:, :, None, None]
+        product = F.conv2d(grad, padded.to(grad.dtype))[:, :columns]  # a 1x1 convolution is the fastest product here
+        product = product.to(weight.dtype).contiguous().flatten(2)
+        padding = tuple(map(int, self.padding))  # numbers, not a word: see __init__
+        return F.fold(product, size, weight.shape[2:], stride=self.stride, padding=padding)
+
+
+class UnpaddedConv2d(AttackedConv2d):
+    """A convolution without padding, of stride 1.
+
+    The gradient of its input is a convolution padded by kernel - 1. For some widths oneDNN's AVX2 kernels take a
+    quarter longer for padding that they have to imagine than for columns of zeros; the bits are the same.
+    """
+
+    def pays(self, x: Tensor) -> bool:
+        return super().pays(x) and x.shape[3] in _PADDED_WIDTHS and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        edge = weight.shape[3] - 1
+        return F.conv_transpose2d(F.pad(grad, (edge, edge)), weight.to(grad.dtype), padding=(0, edge))
+
+
+class _Attacked(torch.autograd.Function):
+    """conv2d whose only gradient is that of its input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, conv: AttackedConv2d) -> Tensor:
+        return F.conv2d(x, weight, bias, conv.stride, conv.padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.conv = inputs
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.dtype = x.shape[2:], x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        return ctx.conv.input_gradient(grad, weight, ctx.size).to(ctx.dtype), None, None, None

@@ -8,6 +8,8 @@ from typing import Any
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.options import NoOptions, option
 
+_NETWORKS = "calfat_plugin.models.networks"  # not imported here: recipes are checked without torch
+
 
 @dataclass(frozen=True)
 class PaddingOptions:
@@ -61,8 +63,8 @@ class DropoutOptions:
     dropout: float = option(0.5, low=0, high=1, help="dropout before the hidden layers; always off in attacks")
 
 
-def _model(name: str, build: str, summary: str, min_size: int, config: type = NoOptions) -> ModelEntry:
-    build = f"calfat_plugin.models.{build}"
+def _model(name: str, network: str, summary: str, min_size: int, config: type = NoOptions) -> ModelEntry:
+    build = f"{_NETWORKS}:{network}"
     return ModelEntry(name, build=build, config=config, summary=summary, min_size=lambda options: min_size)
 
 
@@ -75,26 +77,24 @@ def _min_size_of_mcmahan(options: PaddingOptions) -> int:
 
 
 ENTRIES = (
-    _model(
-        "cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, of the CalFAT release; from 18x18", 18, NormOptions
-    ),
-    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for images such as digits", 4, NormOptions),
-    _model("cnn_strided", "cnn:CNNStrided", "3x3 convolutions of stride 2, cheap, for 28x28 images", 1, NormOptions),
+    _model("cnn", "CNN", "three 3x3 convolutions of 128 channels, of the CalFAT release; from 18x18", 18, NormOptions),
+    _model("cnn_small", "CNNSmall", "small padded 3x3 convolutions for images such as digits", 4, NormOptions),
+    _model("cnn_strided", "CNNStrided", "3x3 convolutions of stride 2, cheap, for 28x28 images", 1, NormOptions),
     ModelEntry(
         "cnn_mcmahan",
-        build="calfat_plugin.models.cnn:CNNMcMahan",
+        build=f"{_NETWORKS}:CNNMcMahan",
         config=PaddingOptions,
         summary="two 5x5 convolutions and a hidden layer of 512",
         min_size=_min_size_of_mcmahan,
     ),
     _model(
         "preact_resnet",
-        "residual:PreActResNet",
+        "PreActResNet",
         "small residual network, about as many multiplications as cnn",
         1,
         ResidualOptions,
     ),
-    _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", 8, BatchNormOptions),
-    _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images", 1),
-    _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", 63, DropoutOptions),
+    _model("vgg8", "VGG8", "five 3x3 convolutions, 64 to 512 channels", 8, BatchNormOptions),
+    _model("resnet18", "ResNet18", "ResNet-18 for 32x32 images", 1),
+    _model("alexnet64", "AlexNet64", "torchvision's AlexNet on 64x64 images", 63, DropoutOptions),
 )

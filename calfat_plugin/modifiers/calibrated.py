@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.interfaces import ClientLoss
-from calfat_plugin.modifiers.priors import LossOfClient, floor_option, log_counts, log_frequencies
+from calfat_plugin.modifiers.counts import LossOfClient, floor_option, log_counts, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -98,13 +98,12 @@ def idle_delta(options: CalibrationOptions) -> dict[str, str]:
     return {"delta": "it is added to class frequencies, and this prior is of counts."}
 
 
-def _calibrated_loss(options: CalibratedOptions, class_counts: Tensor) -> CalibratedLoss:
-    return CalibratedLoss(options, class_counts, calibrate_attack=options.calibrate_inner)
-
-
 ENTRY = ModifierEntry(
     "calibrated",
-    build=partial(LossOfClient, _calibrated_loss),
+    build=partial(
+        LossOfClient,
+        lambda options, counts: CalibratedLoss(options, counts, calibrate_attack=options.calibrate_inner),
+    ),
     config=CalibratedOptions,
     idle=idle_delta,
     summary="add the client's log class prior to the logits in training",

@@ -9,7 +9,7 @@ from calfat_plugin.entries import ModifierEntry, Preset, paper
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.modifiers.priors import floor_option, log_frequencies, rarest_present, subtract_at_label
+from calfat_plugin.modifiers.counts import floor_option, log_frequencies, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from calfat_plugin import entries
 from calfat_plugin.datasets.entries import DownloadOptions, MemoryOptions
 from calfat_plugin.layouts import AUTO
 from calfat_plugin.layouts import CHOICES as LAYOUTS
-from calfat_plugin.maths.precision import CHOICES
+from calfat_plugin.maths.passes import PRECISIONS
 from calfat_plugin.options import OptionInfo, Tag, option, options_to_plain, tagged
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
@@ -251,7 +251,7 @@ class RuntimeOptions:
         Tag(0),
         option(
             "fp32",
-            choices=CHOICES,
+            choices=PRECISIONS,
             help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor "
             "or the GPU has units for it, else fp32",
         ),

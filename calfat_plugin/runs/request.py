@@ -112,9 +112,9 @@ def with_resolved_precision(experiment: Experiment) -> Experiment:
     runtime = experiment.runtime
     if runtime.precision != "auto":
         return experiment
-    from calfat_plugin.maths.precision import chosen
+    from calfat_plugin.maths.passes import chosen_precision
 
     path = ("calfat", "runtime", "precision")
-    precision = chosen(runtime.precision, pick_device(experiment, lambda text: None))
+    precision = chosen_precision(runtime.precision, pick_device(experiment, lambda text: None))
     document = experiment.document.with_value(path, precision, experiment.document.place(path))
     return replace(experiment, document=document, runtime=replace(runtime, precision=precision))

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from calfat_plugin.datasets.batches import Examples, batch_bounds
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.interfaces import InnerAttack, InnerTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask, TrainBatch
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.torch_state import fresh_torch_state
-from calfat_plugin.modifiers.plain import ENTRY as PLAIN
+from calfat_plugin.modifiers.counts import PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.request import named_device
 from calfat_plugin.testing.federation import check_federation
@@ -35,7 +35,6 @@ from calfat_plugin.testing.tiny import (
 )
 from calfat_plugin.testing.trainers import around
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 
 _METHODS = ("fedpgd", "fedtrades")  # which climb a cross-entropy, and a divergence from the clean image

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from calfat_plugin.experiment import Experiment, defined_modifiers
 from calfat_plugin.federation.side_effects import seeded_global_rng
-from calfat_plugin.interfaces import LocalTask, LocalTrainer
+from calfat_plugin.interfaces import LocalTask, LocalTrainer, TrainBatch
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.tied import each_once, load_state, state_of
@@ -42,7 +42,6 @@ from calfat_plugin.testing.tiny import (
     unchanged,
 )
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 _PARTS = ("state", "extras", "client_state")
 _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)

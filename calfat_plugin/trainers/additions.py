@@ -1,24 +1,106 @@
-"""What can be added to any method (methods.md 18): label smoothing, adversarial weight perturbation, eps by class."""
+"""What a recipe sets for any method: optimiser, label smoothing, perturbed weights, eps by class (methods.md 18)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import TYPE_CHECKING
 
-from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces import ClientLoss, TrainBatch, TrainSettings
 from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.losses import wide
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from calfat_plugin.recipe.training import AWPOptions, ByClassOptions
 
+# torch is imported inside functions: recipes are checked without it.
+
+
+# --- the optimiser ----------------------------------------------------------------------------------------------------
+
+
+def recipes_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSettings) -> Optimizer:
+    """The optimiser that ``train_args`` asks for. Adam and AdamW have torch's own betas (0.9, 0.999) and eps (1e-8)."""
+    from torch.optim import SGD, Adam, AdamW
+
+    if settings.client_optimizer == "adam":
+        return Adam(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    if settings.client_optimizer == "adamw":
+        return AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+    )
+
+
+def check_optimizer(
+    optimizer: Optimizer, schedule: LRScheduler | None, settings: TrainSettings, *, needs_sgd: bool
+) -> None:
+    """Refuse a method's optimiser, or its schedule within the round, that contradicts the recipe or the aggregator.
+
+    Args:
+        optimizer: of the model's parameters.
+        schedule: of its learning rate.
+        settings: what the recipe asks for.
+        needs_sgd: whether the aggregator's correction holds for the recipe's SGD on unclipped gradients only.
+    """
+    from torch.optim import SGD
+
+    makes_another = f"it makes an optimiser of its own ({type(optimizer).__name__})"
+    contradicted = _contradicted(optimizer, settings)
+    if contradicted:
+        raise PluginError(
+            f"{makes_another}, but the recipe asks for {contradicted}. Remove that from the recipe, or let "
+            "make_optimizer use task.settings."
+        )
+    if not needs_sgd:
+        return
+    expected = (settings.learning_rate, settings.momentum, settings.nesterov)
+    is_recipes_sgd = type(optimizer) is SGD and all(
+        (group["lr"], group["momentum"], group["nesterov"]) == expected for group in optimizer.param_groups
+    )
+    problem = ""
+    if schedule is not None or not is_recipes_sgd:
+        problem = makes_another
+    if settings.client_optimizer != "sgd":
+        problem = f"train_args.client_optimizer is {settings.client_optimizer}"
+    if settings.max_grad_norm is not None:
+        problem = f"train_args.max_grad_norm is {settings.max_grad_norm:g}"
+    if problem:
+        raise PluginError(
+            f"{problem}, but this aggregator's correction of local steps holds for the recipe's SGD on unclipped "
+            "gradients only. Choose another aggregator, such as fedavg."
+        )
+
+
+def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> str:
+    """What the recipe asks for, beyond the defaults of ``train_args``, and an optimiser has not; empty: nothing."""
+    from torch.optim import Adam, AdamW
+
+    groups = optimizer.param_groups
+    kind = settings.client_optimizer
+    if kind != "sgd" and type(optimizer) is not {"adam": Adam, "adamw": AdamW}[kind]:
+        return f"train_args.client_optimizer: {kind}"
+    if settings.nesterov and not all(group.get("nesterov") for group in groups):
+        return "train_args.nesterov: true"
+    if settings.has_schedule and all(group["lr"] != settings.learning_rate for group in groups):
+        return f"the round's learning rate of {settings.learning_rate:g} (train_args.lr_schedule and warmup_rounds)"
+    return ""
+
+
+# --- label smoothing, perturbed weights, eps by class -----------------------------------------------------------------
+
 
 def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
-    """(1 - share) of the classification loss, and share of the mean of -log softmax(z) of raw logits z, instead."""
+    """The losses with label smoothing: (1 - share) CE + share mean_k(-log softmax(z)_k), where z are raw logits."""
     if share == 0:
         return loss
     smoothed_loss = copy(loss)
@@ -32,7 +114,7 @@ def smoothed(loss: ClientLoss, share: float) -> ClientLoss:
 
 
 def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBatch, awp: AWPOptions) -> Tensor:
-    """As ``backward``, but the gradient is that at w + v; v climbs the same loss from w, layer by layer."""
+    """Call ``backward`` at w + v, and leave that gradient at w; v climbs the same loss from w, layer by layer."""
     import torch
 
     if batch.task.round <= awp.warmup:
@@ -52,9 +134,9 @@ def perturbed_backward(backward: Callable[[TrainBatch], Tensor], batch: TrainBat
     try:
         for weight, shift in zip(weights, shifts, strict=True):
             weight.data.add_(shift)
-        torch.clear_autocast_cache()  # of copies that it made of other values
+        torch.clear_autocast_cache()  # it holds copies of w in another type
         return backward(batch.again())
-    finally:  # the very same values
+    finally:  # copied back, since w + v - v would be rounded
         for weight, value in zip(weights, values_before, strict=True):
             weight.data.copy_(value)
         torch.clear_autocast_cache()
@@ -71,9 +153,9 @@ def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
 def class_factors(class_counts: Tensor, options: ByClassOptions, round: int, num_rounds: int) -> Tensor | None:
     """What eps is multiplied by for the examples of each class, (C,) float64; None: all have eps itself.
 
-    1 - alpha + tau sqrt(log(n_max / n_c)), with tau such that the mean over examples is 1, times the warm-up's share.
-    A class without examples has none that could be attacked: it is left out, and its factor is 0. Where all classes
-    have as many examples, no tau is: they share alike.
+    1 - alpha + tau sqrt(log(n_max / n_c)), times the warm-up's share. tau makes the mean over examples 1; where all
+    classes have equally many examples there is no such tau, and all have the same factor. A class without examples has
+    the factor 0.
 
     Args:
         class_counts: (C,) training examples of the client.

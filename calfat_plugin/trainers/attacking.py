@@ -1,28 +1,120 @@
-"""The inner maximisation of training: from a mini-batch of clean images to one with adversarial examples."""
+"""The inner maximisation of training: from a mini-batch of clean images to one with adversarial examples.
+
+Also here: what stays the same in a client's round, and what the loop asks of a method.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import InnerTask
-from calfat_plugin.maths.attacks import attack_mode, cosine
-from calfat_plugin.maths.losses import cross_entropy
+from calfat_plugin.interfaces import AttackBatch, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd, TrainBatch
+from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.passes import micro_batches
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from calfat_plugin.datasets.batches import Batch, Examples
-    from calfat_plugin.trainers.client_round import ClientRound
+    from calfat_plugin.threat import ThreatModel
 
-_FEW_STEPS = 3  # an attack of fewer may be overfitted
-_PROBED_IMAGES, _FEWEST_PROBED = 32, 8  # images on which alignment is measured, at most and at least: it costs little
+
+class Method(Protocol):
+    """What the loop asks of a method; see ``trainers.base.AdversarialTrainer``."""
+
+    @property
+    def attacks(self) -> bool: ...
+    @property
+    def counts_iterates(self) -> bool: ...
+    @property
+    def has_own_steps(self) -> bool: ...
+    def bind_loss(self, class_counts: Tensor) -> ClientLoss: ...
+    def begin_round(self, task: LocalTask) -> Any: ...
+    def end_round(self, task: LocalTask, context: Any) -> RoundEnd: ...
+    def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer: ...
+    def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None: ...
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor]) -> Tensor: ...
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None: ...
+    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor: ...
+    def attack_loss(self, batch: AttackBatch) -> Tensor: ...
+    def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor: ...
+    def backward(self, batch: TrainBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What stays the same from the first mini-batch of a client's round to the last.
+
+    Attributes:
+        method: its losses and hooks.
+        task: the client's work.
+        loss: the client's loss operators.
+        context: what the method's ``begin_round`` returned.
+        memory: what the inner attack's ``begin_round`` returned.
+        attacks: whether there are adversarial examples in this round.
+        rows: how many examples pass through the model at once in an attack.
+        passes: makes contexts that set the arithmetic of the model's passes.
+        count: of images that went forward through the model.
+        factors: (C,) what eps is multiplied by for examples of each class; None: all have eps itself.
+    """
+
+    method: Method
+    task: LocalTask
+    loss: ClientLoss
+    context: Any
+    memory: Any
+    attacks: bool
+    rows: int
+    passes: Callable[[], AbstractContextManager[object]]
+    count: ForwardCount
+    factors: Tensor | None
+
+    def threat(self, y: Tensor) -> ThreatModel:
+        """The budget of examples with these labels."""
+        if self.factors is None:
+            return self.task.threat
+        return replace(self.task.threat, factors=self.factors[y.to(self.factors.device)])
+
+    def task_of(self, y: Tensor) -> LocalTask:
+        """The task with the budget of examples with these labels."""
+        if self.factors is None:
+            return self.task
+        return replace(self.task, threat=self.threat(y))
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The GPU whose global generator training draws from, if any."""
+        if self.task.device.type != "cuda":
+            return []
+        return [self.task.device]
+
+
+class ForwardCount:
+    """How often an image went forward through a model and its copies so far."""
+
+    def __init__(self) -> None:
+        self.images = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardCount:
+        """The same object: passes through a copy of the model count, too."""
+        return self
+
+    def add(self, model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """The hook, called before a forward pass; a model may say in ``passes`` that one of its own takes several."""
+        images, *_ = *inputs, *named.values()
+        self.images += len(images) * getattr(model, "passes", 1)
+
+
+# --- the attack -------------------------------------------------------------------------------------------------------
 
 
 def attacked(work: ClientRound, drawn: Batch, noise: Generator, *, moving: bool) -> TrainBatch:
@@ -47,8 +139,8 @@ def attacked(work: ClientRound, drawn: Batch, noise: Generator, *, moving: bool)
             x_adv = x_nat.clone()
             where = rows.nonzero().squeeze(1)
             if len(where):
-                some = examples.rows(where.to(examples.index.device))
-                x_adv[where], _ = _crafted(work, x_nat[where], y[where], some, noise, moving=moving)
+                there = examples.rows(where.to(examples.index.device))
+                x_adv[where], _ = _crafted(work, x_nat[where], y[where], there, noise, moving=moving)
         if work.task.inner.looks_back:
             x_adv = x_adv.detach().requires_grad_()
     return TrainBatch(
@@ -79,68 +171,39 @@ def _crafted(
     if moving and task.inner.has_own_steps:
         return start, None
     x_adv = torch.empty_like(x_nat)
-    kappa = torch.zeros_like(y) if method.counts_iterates else None
+    kappa = torch.zeros_like(y)
     with attack_mode(task.model):
         for part in micro_batches(len(y), work.rows):
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
+            drawn = None
+            if draws is not None:
+                drawn = draws[part]
             inner_task = InnerTask(
                 model=task.model,
                 x_nat=batch.x_nat,
                 start=start[part],
-                loss=partial(_loss_of_iterate, work, batch, None if kappa is None else kappa[part]),
+                loss=partial(_loss_of_iterate, work, batch, kappa[part]),
                 threat=work.threat(batch.y),
                 passes=work.passes,
                 memory=work.memory,
                 examples=examples.rows(part),
-                drawn=None if draws is None else draws[part],
+                drawn=drawn,
             )
             points = method.craft(batch, inner_task, task.inner)
             x_adv[part] = returned.like(points, batch.x_nat, "craft returned").detach()
+    if not method.counts_iterates:
+        return x_adv, None
     return x_adv, kappa
 
 
-def _loss_of_iterate(work: ClientRound, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
-    """What the attack climbs; adds one to ``kappa`` where the iterate is classified correctly."""
-    if kappa is not None:  # on the device: nothing waits for it
+def _loss_of_iterate(work: ClientRound, batch: AttackBatch, kappa: Tensor, logits: Tensor) -> Tensor:
+    """What the attack climbs; adds one to ``kappa`` where a method that asks for it classifies correctly."""
+    if work.method.counts_iterates:  # on the device: nothing waits for it
         kappa.add_(logits.argmax(dim=1) == batch.y)
     batch.logits_adv = logits
     version = batch.x_nat._version
-    value = returned.loss(work.method.attack_loss(batch), "attack_loss returned")
+    loss = returned.loss(work.method.attack_loss(batch), "attack_loss returned")
     if batch.x_nat._version != version:  # seen here, it is no mistake of the inner attack
         where = f"client {work.task.client}, round {work.task.round}"
         raise PluginError(f"{where}: attack_loss changed x_nat in place. Work on a copy: x_nat.clone().")
-    return value
-
-
-def alignment_of(work: ClientRound, batch: TrainBatch) -> float | None:
-    """``results.ALIGNMENT`` of the batch's first images, by the logits that the attack sees; None: it is not measured.
-
-    Images of which a gradient is zero have no direction, and do not count. A model that gives all of them one answer,
-    wrong for most, has learned nothing yet, so nothing was overfitted: its loss turns anyhow.
-    """
-    task = work.task
-    if task.threat.steps >= _FEW_STEPS:
-        return None
-    x, y = batch.x_nat, batch.y
-    if batch.attacked is not None:
-        x, y = x[batch.attacked], y[batch.attacked]
-    x, y = x[:_PROBED_IMAGES], y[:_PROBED_IMAGES]
-    answers: list[Tensor] = []
-
-    def loss(logits: Tensor) -> Tensor:
-        answers.append(logits.argmax(dim=1))
-        return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
-
-    images_before = work.count.images
-    with attack_mode(task.model), torch.random.fork_rng(devices=work.gpus):  # a look draws nothing from training
-        threat = work.threat(y)
-        probe = InnerTask(task.model, x, x, loss, threat)
-        clean = probe.gradient(x)
-        moved = threat.project(threat.ascend(x, clean, float(threat.eps)), x)
-        cosines = cosine(clean, probe.gradient(moved))
-    work.count.images = images_before  # nor does it count
-    cosines = cosines[~cosines.isnan()]
-    knows_nothing = len(answers[0].unique()) < 2 and 2 * int((answers[0] == y).sum()) < len(y)
-    if knows_nothing or len(cosines) < _FEWEST_PROBED:
-        return None
-    return float(cosines.mean())
+    return loss

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, LocalTrainer, LossModifier, RoundEnd
+from calfat_plugin.interfaces import (
+    AttackBatch,
+    ClientLoss,
+    InnerAttack,
+    InnerTask,
+    LocalTask,
+    LocalTrainer,
+    LossModifier,
+    RoundEnd,
+    TrainBatch,
+)
 from calfat_plugin.options import option
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.seeds import generator
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from calfat_plugin.recipe.schema import Recipe
     from calfat_plugin.results import LocalUpdate
 
 # The columns of table 6.3 (docs/methods.md), and beyond the paper three more that follow its LogitAdj column.
@@ -84,7 +96,7 @@ class AdversarialTrainer(LocalTrainer):
             parameters: those that train.
             task: the client's work; ``task.settings`` has the recipe's learning rate of the round.
         """
-        from calfat_plugin.trainers.optimizers import recipes_optimizer  # here: listing methods must not import torch
+        from calfat_plugin.trainers.additions import recipes_optimizer
 
         return recipes_optimizer(parameters, task.settings)
 
@@ -210,3 +222,44 @@ class GaussianStart(AdversarialTrainer):
 
     def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
         return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
+
+
+# --- mixtures of clean and adversarial examples -----------------------------------------------------------------------
+
+Sampling = Literal["per_batch", "fixed"]
+SAMPLING_HELP = (
+    "per_batch: a new random share of every mini-batch; fixed: one split of the client's data for all rounds"
+)
+
+
+def mixed_rows(
+    index: Tensor, task: LocalTask, batch_noise: Generator, ratio: float, sampling: Sampling
+) -> Tensor | None:
+    """The rows of a batch that become adversarial, rounded down: (N,) bool, or None for all of them."""
+    if ratio == 1.0:
+        return None  # nothing is drawn, so that the attack's noise is that of a method without a mixture
+    if sampling == "fixed":
+        split = random_share(len(task.data), ratio, generator(task.seed, "adversarial split", client=task.client))
+        return split[index.to(split.device)]
+    return random_share(len(index), ratio, batch_noise)
+
+
+def random_share(num_examples: int, ratio: float, generator: Generator) -> Tensor:
+    """Choose floor(ratio * num_examples) examples at random: (num_examples,) bool on the generator's device."""
+    import torch
+
+    # 0.29 * 100 is 28.999999999999996 in floating point; the slack makes it the 29 that was meant.
+    chosen = math.floor(ratio * num_examples + 1e-9)
+    order = torch.randperm(num_examples, generator=generator, device=generator.device)
+    return order < chosen
+
+
+def empty_share(recipe: Recipe, ratio: float, sampling: Sampling) -> str:
+    """A warning where :func:`mixed_rows` rounds a share of a batch down to no example; empty where it does not."""
+    batch = recipe.train.batch_size
+    if sampling == "fixed" or not 0 < ratio * batch < 1:
+        return ""
+    return (
+        f"never attacks: a share of {ratio:g} of a batch of {batch} is less than one example, which is rounded down to "
+        "none. Raise one of the two."
+    )

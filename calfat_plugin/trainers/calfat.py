@@ -7,12 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
-from calfat_plugin.interfaces import ClientLoss, LocalTask
+from calfat_plugin.interfaces import AttackBatch, ClientLoss, LocalTask, TrainBatch
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions, idle_delta
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import GaussianStart, start_noise_option
-from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, empty_share, mixed_rows
+from calfat_plugin.trainers.base import (
+    SAMPLING_HELP,
+    GaussianStart,
+    Sampling,
+    empty_share,
+    mixed_rows,
+    start_noise_option,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -67,6 +73,9 @@ class CalFAT(GaussianStart):
 
 def _protocol(partition: str, weights: str, dataset: str) -> dict[str, Any]:
     """Section 5.1 of the paper; weight decay, batch size and model, which it does not state, as in the release."""
+    weight_decay = 2e-4
+    if dataset.startswith("cifar10"):
+        weight_decay = 2e-3
     return {
         "data_args.partition_alpha": 0.1,
         "model_args.model": "cnn",
@@ -76,7 +85,7 @@ def _protocol(partition: str, weights: str, dataset: str) -> dict[str, Any]:
         "train_args.batch_size": 128,
         "train_args.learning_rate": 0.01,
         "train_args.momentum": 0.9,
-        "train_args.weight_decay": 2e-3 if dataset.startswith("cifar10") else 2e-4,
+        "train_args.weight_decay": weight_decay,
         "data_args.partition_method": partition,
         "calfat.aggregator": {"name": "fedavg", "weights": weights},
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.recipe.training import AWP_PAPER, AWPOptions
 from calfat_plugin.trainers.additions import perturbed_backward
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +64,9 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
     else:
         half = steps // 2
         argument = lam + 5.0 * (half - kappa.float()) / half
-        # (1 + tanh a) / 2 = sigmoid(2 a); in logs, because the raw weights of a batch may underflow.
-        log_raw = F.logsigmoid(2.0 * argument if weighting == "tanh" else argument)
+        if weighting == "tanh":
+            argument = 2.0 * argument  # (1 + tanh a) / 2 = sigmoid(2 a)
+        log_raw = F.logsigmoid(argument)  # in logs, because the raw weights of a batch may underflow
     return len(kappa) * log_raw.softmax(dim=0)
 
 

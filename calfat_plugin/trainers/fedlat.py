@@ -21,13 +21,13 @@ class FedLAT(FedPGD):
     """Standard training for ``calfat.trainer.clean_rounds``; then FedPGD of the model linearised at their outcome."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        from calfat_plugin.models.linearised import Linearised
+        from calfat_plugin.models.networks import Linearised
 
         return Linearised(super().adapt_model(model))
 
     def fit(self, task: LocalTask) -> LocalUpdate:
         """Train for one round, of whose phase the model is before the loop chooses its layout in memory."""
-        from calfat_plugin.models.linearised import Linearised
+        from calfat_plugin.models.networks import Linearised
 
         assert isinstance(task.model, Linearised)
         if task.round > task.clean_rounds and not task.model.linear:  # the outcome of clean training

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, GaussianStart, start_noise_option
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
+from calfat_plugin.interfaces import TrainBatch
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

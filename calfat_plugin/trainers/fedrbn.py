@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import TrainerEntry, paper
 from calfat_plugin.errors import OptionError
-from calfat_plugin.interfaces import LocalTask, LocalTrainer, State
+from calfat_plugin.interfaces import LocalTask, LocalTrainer, State, TrainBatch
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -64,9 +63,9 @@ class FedRBNOptions:
         if self.role is not None:
             raise OptionError("role and roles: both say who trains adversarially; keep one of the two.")
         words = self.roles.split()
-        wrong = [word for word in words if word not in ("at", "st")]
-        if wrong:
-            raise OptionError(f"roles: got '{wrong[0]}' in '{self.roles}', expected at or st for each client.")
+        for word in words:
+            if word not in ("at", "st"):
+                raise OptionError(f"roles: got '{word}' in '{self.roles}', expected at or st for each client.")
         if "at" not in words:
             raise OptionError(f"roles: got '{self.roles}', expected at least one client of role at.")
 
@@ -104,12 +103,12 @@ class FedRBN(AdversarialTrainer):
     # --- what is different about the model ----------------------------------------------------------------------------
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        from calfat_plugin.models.dual_norm import with_dual_norms
+        from calfat_plugin.models.norms import with_dual_norms
 
         return with_dual_norms(super().adapt_model(model))
 
     def personal_names(self, model: nn.Module) -> frozenset[str]:
-        from calfat_plugin.models.dual_norm import dual_norms
+        from calfat_plugin.models.norms import dual_norms
 
         names: set[str] = set()
         for name, norm in dual_norms(model).items():
@@ -142,7 +141,7 @@ class FedRBN(AdversarialTrainer):
         options, task = self.options, batch.task
         if options.trains_adversarially(task.client) or options.pnc == 0 or task.round <= options.pnc_warmup:
             return super().backward(batch)
-        from calfat_plugin.models.dual_norm import using_branch
+        from calfat_plugin.models.norms import using_branch
 
         clean = (1 - options.pnc) * self._clean_loss(batch)
         with using_branch(batch.model, "noise", frozen=True):
@@ -154,7 +153,7 @@ class FedRBN(AdversarialTrainer):
 
     @staticmethod
     def _clean_loss(batch: TrainBatch) -> Tensor:
-        from calfat_plugin.models.dual_norm import using_branch
+        from calfat_plugin.models.norms import using_branch
 
         with using_branch(batch.model, "clean"):
             return batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
@@ -173,8 +172,8 @@ class FedRBN(AdversarialTrainer):
         return options
 
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
-        options = [self.options, *(self._options_of(client) for client in self._others)]
-        if not any(options_of_client.some_borrow for options_of_client in options):
+        some_borrow = any(self._options_of(client).some_borrow for client in self._others)
+        if not (self.options.some_borrow or some_borrow):
             return {}
         statistics = {}  # also after a round of at clients alone: other clients may train in the next one
         for client, state in self._sources(updates).items():
@@ -216,15 +215,20 @@ def _lent(state: State, sources: Sequence[State], options: FedRBNOptions) -> dic
     if options.similarity == "cosine":
         weights = propagation_weights(state, sources)
     lent = {}
-    d = options.debias
+    debias = options.debias
     for layer in _layers(state):
         clean_mean, noise_mean = f"{layer}.clean.running_mean", f"{layer}.noise.running_mean"
         clean_var, noise_var = f"{layer}.clean.running_var", f"{layer}.noise.running_var"
-        means = [source[noise_mean] for source in sources]
-        variances = [source[noise_var] for source in sources]
-        if d:  # moved by the difference of the clean statistics
-            means = [source[noise_mean] + d * (state[clean_mean] - source[clean_mean]) for source in sources]
-            variances = [source[noise_var] * (state[clean_var] / source[clean_var]).pow(d) for source in sources]
+        means = []
+        variances = []
+        for source in sources:
+            mean = source[noise_mean]
+            variance = source[noise_var]
+            if debias:  # moved by the difference of the clean statistics
+                mean = mean + debias * (state[clean_mean] - source[clean_mean])
+                variance = variance * (state[clean_var] / source[clean_var]).pow(debias)
+            means.append(mean)
+            variances.append(variance)
         lent[noise_mean] = weighted_sum(means, weights)
         lent[noise_var] = weighted_sum(variances, weights)
     return lent

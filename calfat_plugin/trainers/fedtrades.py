@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
+from calfat_plugin.interfaces import AttackBatch, TrainBatch
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, GaussianStart, start_noise_option
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,15 +29,17 @@ class FedTRADES(GaussianStart):
     options: FedTRADESOptions
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
-        seen = batch.loss.attack_logits
-        return kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv), reduction="sum")
+        clean = batch.loss.attack_logits(batch.logits_nat)
+        adversarial = batch.loss.attack_logits(batch.logits_adv)
+        return kl_divergence(clean, adversarial, reduction="sum")
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         natural = batch.loss.cross_entropy(batch.logits_nat, batch.y).mean()
         if self.options.beta == 0:
             return natural
-        seen = batch.loss.kl_logits
-        return natural + self.options.beta * kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv))
+        clean = batch.loss.kl_logits(batch.logits_nat)
+        adversarial = batch.loss.kl_logits(batch.logits_adv)
+        return natural + self.options.beta * kl_divergence(clean, adversarial)
 
 
 ENTRY = TrainerEntry(

@@ -1,42 +1,170 @@
-"""The only local training loop: epochs or steps, batches, attack, clipping, and the check that numbers stay finite."""
+"""The only local training loop: epochs or steps, batches, attack, optimiser.
+
+:class:`Training` is the algorithm. Nothing in it is there for speed or safety: :func:`train_locally` sets layout and
+arithmetic of the model's passes around it, ``attacking`` cuts micro-batches, and :class:`WatchedTraining` adds the
+timers of a profile and the checks of plugins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import Batch, batch_bounds, batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import PluginError, UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, LocalTask, RoundEnd
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, LocalTask, RoundEnd, TrainBatch
 from calfat_plugin.maths.attacks import buffers_kept
-from calfat_plugin.maths.passes import PROBED, fast_passes
-from calfat_plugin.maths.precision import float32_as, passes_in
+from calfat_plugin.maths.passes import PROBED, fast_passes, float32_as, passes_in
 from calfat_plugin.maths.tied import state_of
-from calfat_plugin.models.fix_norm import begin_round
-from calfat_plugin.observer import BatchProgress
+from calfat_plugin.models.norms import begin_round
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import ALIGNMENT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers.additions import class_factors, perturbed_backward, smoothed
-from calfat_plugin.trainers.attacking import alignment_of, attacked, look_back
-from calfat_plugin.trainers.batches import TrainBatch
-from calfat_plugin.trainers.client_round import ClientRound, ForwardCount, Method
-from calfat_plugin.trainers.inspection import INSPECTED, inspected
-from calfat_plugin.trainers.optimizers import methods_optimizer
+from calfat_plugin.trainers.additions import check_optimizer, class_factors, perturbed_backward, smoothed
+from calfat_plugin.trainers.attacking import ClientRound, ForwardCount, Method, attacked, look_back
+from calfat_plugin.trainers.watching import LossMeter, alignment_of, inspected
 
-_REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 # What method and inner attack keep in a client's state; the rest is the aggregator's.
 _OF_METHOD, _OF_INNER = "method/", "inner/"
+INSPECTED = 2  #: mini-batches of a client's round: an attack that remembers may be wrong from the second one on
+
+
+class Training:
+    """The mini-batches of a client's round: each is attacked, and the parameters step on what the attack gave."""
+
+    def __init__(self, work: ClientRound, correction: ActiveCorrection) -> None:
+        task = work.task
+        self.work = work
+        self.correction = correction
+        self.lengths = _lengths(task)
+        self.num_batches = sum(self.lengths)
+        optimizer = work.method.make_optimizer(list(task.model.parameters()), task)
+        self.optimizer = returned.instance(optimizer, Optimizer, "make_optimizer returned")
+        self.schedule = work.method.make_schedule(self.optimizer, task, self.num_batches)
+
+    def run(self) -> dict[str, float]:
+        """Train; means per example of the last epoch, or of all local steps: the loss, and what the method recorded."""
+        task = self.work.task
+        meter = LossMeter(task, self.num_batches)
+        for epoch, length in enumerate(self.lengths):
+            meter.begin_epoch(epoch, length)
+            noise = generator(
+                task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device
+            )
+            for drawn in self.draw(epoch, length):
+                batch = self.attack(drawn, noise)
+                loss = self.take_steps(batch)
+                meter.add(loss, len(batch.y), batch.recorded)
+        return meter.means()
+
+    def draw(self, epoch: int, length: int) -> Iterator[Batch]:
+        """The mini-batches of an epoch, clean, as many as the round takes of it."""
+        return islice(_one_epoch(self.work.task, "batches", epoch), length)
+
+    def attack(self, drawn: Batch, noise: Generator) -> TrainBatch:
+        """A mini-batch with its adversarial examples."""
+        return attacked(self.work, drawn, noise, moving=True)
+
+    def take_steps(self, batch: TrainBatch) -> Tensor:
+        """Take the steps for a mini-batch: one, unless method or inner attack takes more. Return the loss."""
+        work = self.work
+        steps_of_method = partial(work.method.take_steps, step=self.step)
+        loss = work.task.inner.take_steps(batch, steps_of_method, work.memory)
+        look_back(work, batch)
+        if self.schedule is not None:
+            self.schedule.step()
+        return loss
+
+    def step(self, batch: TrainBatch) -> Tensor:
+        """Move the parameters once; return the loss for the record."""
+        model = self.work.task.model
+        max_norm = self.work.task.settings.max_grad_norm
+        loss = self.backward(batch)
+        self.correction.after_backward(model)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        self.optimizer.step()
+        self.correction.after_step(model, self.optimizer.param_groups[0]["lr"])
+        return loss
+
+    def backward(self, batch: TrainBatch) -> Tensor:
+        """Leave the gradient of a step in the parameters; return the loss for the record."""
+        return _gradient(self.work, batch)
+
+
+# --- what watches it --------------------------------------------------------------------------------------------------
+
+
+class WatchedTraining(Training):
+    """The same with timers, and with checks of the plugins.
+
+    The first mini-batches of a round are inspected. On the last one alignment is measured.
+    """
+
+    def __init__(self, work: ClientRound, correction: ActiveCorrection) -> None:
+        super().__init__(work, correction)
+        if self.schedule is not None:
+            returned.instance(self.schedule, LRScheduler, "make_schedule returned")
+        check_optimizer(self.optimizer, self.schedule, work.task.settings, needs_sgd=correction.needs_sgd)
+        self.number = 0  # of the mini-batch, from 1
+        self.clean: Tensor | None = None  # a copy of its images from before the attack, where it is inspected
+        self.crafted: Tensor | None = None  # what the attack gave
+        self.trained = False  # whether a step was taken
+        self.alignment: float | None = None
+
+    def run(self) -> dict[str, float]:
+        metrics = super().run()
+        if self.alignment is not None:
+            metrics[ALIGNMENT] = self.alignment
+        return metrics
+
+    def draw(self, epoch: int, length: int) -> Iterator[Batch]:
+        return timed_each("data", super().draw(epoch, length))
+
+    def attack(self, drawn: Batch, noise: Generator) -> TrainBatch:
+        self.number += 1
+        self.clean = None
+        if self.number <= INSPECTED:
+            self.clean = drawn.x.clone()
+        with timed("attack"):
+            batch = super().attack(drawn, noise)
+        self.crafted = batch.x_adv
+        if self.number == self.num_batches and self.work.attacks:
+            with timed("alignment"):
+                self.alignment = alignment_of(self.work, batch)
+        return batch
+
+    def take_steps(self, batch: TrainBatch) -> Tensor:
+        with timed("outer step"):
+            loss = super().take_steps(batch)
+        if self.work.method.has_own_steps:  # a step has checked its own
+            returned.loss(loss, "take_steps returned")
+        return loss
+
+    def backward(self, batch: TrainBatch) -> Tensor:
+        inspection: AbstractContextManager[None] = nullcontext()
+        if self.clean is not None and self.crafted is not None:
+            inspection = inspected(batch, self.clean, self.crafted, self.number, trained=self.trained)
+        with inspection:
+            loss = super().backward(batch)
+        if not self.trained and all(parameter.grad is None for parameter in self.work.task.model.parameters()):
+            raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
+        self.trained = True
+        return loss
+
+
+# --- a client's round -------------------------------------------------------------------------------------------------
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -56,6 +184,11 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     correction = task.correction.begin(task)
     task_of_inner = _with_state_of(task, _OF_INNER)
     task = _with_state_of(task, _OF_METHOD)
+    factors = None
+    if attacks and task.by_class is not None:
+        factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
+    if factors is not None:
+        factors = factors.to(task.device)
     count = ForwardCount()
     with (
         float32_as(task.precision, task.device),
@@ -73,12 +206,12 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
             rows=rows,
             passes=passes_in(task.precision, task.device),
             count=count,
-            factors=_factors(task) if attacks else None,
+            factors=factors,
         )
         if correction.wants_full_gradient:
             with timed("full gradient"):
                 correction.take_full_gradient(_full_gradient(work))
-        metrics = _train(work, correction)
+        metrics = WatchedTraining(work, correction).run()
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
     of_method = returned.tensors(end.state, "end_round's state holds")
@@ -109,110 +242,23 @@ def _copied(tensors: Mapping[str, Tensor], namespace: str = "") -> dict[str, Ten
     return copies
 
 
-def _factors(task: LocalTask) -> Tensor | None:
-    """(C,) what eps is multiplied by for examples of each class; None: all have eps itself."""
-    if task.by_class is None:
-        return None
-    factors = class_factors(task.class_counts, task.by_class, task.round, task.settings.num_rounds)
-    if factors is None:
-        return None
-    return factors.to(task.device)
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
-
-
-def _train(work: ClientRound, correction: ActiveCorrection) -> dict[str, float]:
-    """Train; means per example of the last epoch, or of all local steps: the loss, and what the method recorded."""
-    task = work.task
-    lengths = _lengths(task)
-    num_batches = sum(lengths)
-    steps = _Steps(work, correction, num_batches)
-    meter = LossMeter(task, num_batches)
-    alignment = None
-    for epoch, length in enumerate(lengths):
-        meter.begin_epoch(epoch, length)
-        noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
-        for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
-            number = meter.done + 1
-            before = drawn.x.clone() if number <= INSPECTED else None
-            with timed("attack"):
-                batch = attacked(work, drawn, noise, moving=True)
-            if number == num_batches and work.attacks:
-                with timed("alignment"):
-                    alignment = alignment_of(work, batch)
-            with timed("outer step"):
-                loss = steps.take(batch, before, number)
-            meter.add(loss, len(batch.y), batch.recorded)
-    metrics = meter.means()
-    if alignment is not None:
-        metrics[ALIGNMENT] = alignment
-    return metrics
-
-
-class _Steps:
-    """The optimiser's steps of a client's round."""
-
-    def __init__(self, work: ClientRound, correction: ActiveCorrection, num_batches: int) -> None:
-        self._work = work
-        self._correction = correction
-        self._optimizer, self._schedule = methods_optimizer(
-            work.method, work.task, num_batches, needs_sgd=correction.needs_sgd
-        )
-        self._trained = False  # whether a step was taken
-        self._inspecting: Callable[..., AbstractContextManager[None]] | None = None
-
-    def take(self, batch: TrainBatch, before: Tensor | None, number: int) -> Tensor:
-        """Take the steps for one mini-batch, one unless method or inner attack takes more; the loss for the record.
-
-        Args:
-            batch: the mini-batch, attacked.
-            before: a copy of its clean images from before the attack, where its steps are inspected.
-            number: of the mini-batch, from 1.
-        """
-        work = self._work
-        self._inspecting = None
-        if before is not None:
-            self._inspecting = partial(inspected, clean=before, made=batch.x_adv, number=number)
-        value = work.task.inner.take_steps(batch, partial(work.method.take_steps, step=self._step), work.memory)
-        look_back(work, batch)
-        if work.method.has_own_steps:  # a step has checked its own
-            returned.loss(value, "take_steps returned")
-        if self._schedule is not None:
-            self._schedule.step()
-        return value
-
-    def _step(self, batch: TrainBatch) -> Tensor:
-        """Move the parameters once; the loss for the record."""
-        model = self._work.task.model
-        max_norm = self._work.task.settings.max_grad_norm
-        with nullcontext() if self._inspecting is None else self._inspecting(batch, trained=self._trained):
-            value = _gradient(self._work, batch)
-        if not self._trained and all(parameter.grad is None for parameter in model.parameters()):
-            raise PluginError("backward left no gradient in any parameter; it has to call loss.backward().")
-        self._trained = True
-        self._correction.after_backward(model)
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        self._optimizer.step()
-        self._correction.after_step(model, self._optimizer.param_groups[0]["lr"])
-        return value
+# --- gradients --------------------------------------------------------------------------------------------------------
 
 
 def _gradient(work: ClientRound, batch: TrainBatch) -> Tensor:
-    """Leave the gradient of the step in the parameters; the loss for the record."""
+    """Leave the gradient of a step in the parameters; return the loss for the record."""
     model = work.task.model
     backward = work.method.backward
     if work.task.awp is not None:
         backward = partial(perturbed_backward, backward, awp=work.task.awp)
     model.zero_grad(set_to_none=True)
     with work.passes():
-        value = returned.loss(backward(batch), "backward returned")
+        loss = returned.loss(backward(batch), "backward returned")
     if not model.training:
         raise PluginError(
             "a step left the model in evaluation mode; modes are the loop's, so call model.train() again."
         )
-    return value
+    return loss
 
 
 def _full_gradient(work: ClientRound) -> dict[str, Tensor]:
@@ -269,53 +315,3 @@ def _lengths(task: LocalTask) -> list[int]:
 def _has_batch_norm(model: nn.Module) -> bool:
     """Whether training on a batch of one example would fail or be meaningless."""
     return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
-
-
-# --- the loss for the record ------------------------------------------------------------------------------------------
-
-
-class LossMeter:
-    """Running means of one epoch, or of a round of local steps; looks at the sums on the device now and then."""
-
-    def __init__(self, task: LocalTask, in_round: int) -> None:
-        self.task = task
-        self.in_round = in_round
-        self.done = 0
-        self.begin_epoch(0, in_round)
-
-    def begin_epoch(self, epoch: int, in_epoch: int) -> None:
-        self.epoch = epoch
-        self.in_epoch = in_epoch
-        self.batches = 0
-        if epoch == 0 or self.task.settings.local_steps is None:
-            self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
-            self.recorded: dict[str, tuple[Tensor, int]] = {}  # sum over examples, and how many
-            self.examples = 0
-
-    def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        self.total += loss.double() * count
-        for name, mean in recorded.items():
-            total, examples = self.recorded.get(name, (torch.zeros_like(self.total), 0))
-            self.recorded[name] = total + mean.double() * count, examples + count
-        self.examples += count
-        self.batches += 1
-        self.done += 1
-        every = _REPORT_EVERY
-        if self.task.device.type == "cpu":
-            every = 1
-        if self.batches % every == 0 or self.batches == self.in_epoch:
-            self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
-
-    def means(self) -> dict[str, float]:
-        means = {name: float(total) / examples for name, (total, examples) in self.recorded.items()}
-        return {**means, "loss": self.mean()}
-
-    def mean(self) -> float:
-        mean = float(self.total) / max(1, self.examples)
-        if mean != mean or abs(mean) == float("inf"):
-            raise UpdateError(
-                f"client {self.task.client}, round {self.task.round}, epoch {self.epoch + 1}: the training loss is "
-                f"{mean} by batch {self.batches} of {self.in_epoch}. Lower train_args.learning_rate "
-                f"(now {self.task.settings.learning_rate:g}) or the scale of the loss."
-            )
-        return mean

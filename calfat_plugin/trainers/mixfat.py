@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import TrainerEntry, paper
-from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.interfaces import LocalTask, TrainBatch
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
-from calfat_plugin.trainers.batches import SAMPLING_HELP, Sampling, TrainBatch, empty_share, mixed_rows
+from calfat_plugin.trainers.base import (
+    ALL_MODIFIERS,
+    SAMPLING_HELP,
+    AdversarialTrainer,
+    Sampling,
+    empty_share,
+    mixed_rows,
+)
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

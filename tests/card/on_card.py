@@ -37,9 +37,10 @@ from calfat_plugin.interfaces import (
     LocalCorrection,
     LocalTask,
     LossModifier,
+    TrainBatch,
 )
 from calfat_plugin.judging import examine, surrogate
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
 from calfat_plugin.registry import Registry
@@ -55,7 +56,6 @@ from calfat_plugin.testing.tiny import (
     tiny_dataset,
     tiny_experiment,
 )
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.standard import Standard
 from tests.card.card import CARD, Card, install
 from tests.cli.runner import calfat

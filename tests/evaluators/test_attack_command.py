@@ -233,7 +233,7 @@ def own(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -
     name = f"own_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(
         "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"  # as scripts do: the weights are those of the file
-        "from calfat_plugin.models.cnn import CNNSmall\n"
+        "from calfat_plugin.models.networks import CNNSmall\n"
         "def plain(**shapes):\n    return CNNSmall(**shapes)\n"
         "class Soft(CNNSmall):\n    def forward(self, x):\n        return super().forward(x).softmax(1)\n"
     )

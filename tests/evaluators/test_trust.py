@@ -41,7 +41,7 @@ from calfat_plugin.judging.record import Record
 from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.report import charts, write_run_report
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.directory import RunDirectory

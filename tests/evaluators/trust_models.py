@@ -15,7 +15,7 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.judging.attacks import Noise, NoiseOptions
 from calfat_plugin.judging.battery import AutoAttackCheck, battery
 from calfat_plugin.judging.check import Attack, Check
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 
 #: A battery in a few seconds, by name of the check: too weak to publish, enough to end.
 WEAK = {

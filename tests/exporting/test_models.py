@@ -12,10 +12,8 @@ from torch import nn
 from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.model_files import read_onnx, read_pt2, traced, write_onnx, write_pt2
 from calfat_plugin.models.building import seeded
-from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
-from calfat_plugin.models.deep import VGG8, AlexNet64, ResNet18
-from calfat_plugin.models.dual_norm import with_dual_norms
-from calfat_plugin.models.residual import PreActResNet
+from calfat_plugin.models.networks import CNN, VGG8, AlexNet64, CNNMcMahan, CNNSmall, CNNStrided, PreActResNet, ResNet18
+from calfat_plugin.models.norms import with_dual_norms
 
 slow = pytest.mark.slow
 MODELS = [

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from calfat_plugin.entries import AggregatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.federation.wire import Wire, pack_downlink, pack_refusal, pack_update, unpack_update
-from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask, LocalTrainer
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask, LocalTrainer, TrainBatch
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation

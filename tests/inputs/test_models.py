@@ -12,13 +12,11 @@ from torch import nn
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
 from calfat_plugin.interfaces import SetUpTask
-from calfat_plugin.models import convolutions
-from calfat_plugin.models.base import conv_block, effective_input
+from calfat_plugin.models import base
+from calfat_plugin.models.base import PixelConv2d, UnpaddedConv2d, conv_block, effective_input
 from calfat_plugin.models.building import built_model, factory_at, refuse_other_training_mode, seeded
-from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
-from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
-from calfat_plugin.models.deep import VGG8, AlexNet64, ResNet18
-from calfat_plugin.models.dual_norm import with_dual_norms
+from calfat_plugin.models.networks import CNN, VGG8, AlexNet64, CNNMcMahan, CNNSmall, CNNStrided, ResNet18
+from calfat_plugin.models.norms import with_dual_norms
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import tiny_experiment
 
@@ -320,7 +318,7 @@ def test_an_attacked_convolution_has_its_columns_of_zeros_written_out_where_that
 ):
     pad, padded, found = nn.functional.pad, [], []
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(convolutions.F, "pad", lambda grad, edges: padded.append(edges) or pad(grad, edges))
+    monkeypatch.setattr(base.F, "pad", lambda grad, edges: padded.append(edges) or pad(grad, edges))
     for kind in (UnpaddedConv2d, nn.Conv2d):
         conv = seeded(lambda kind=kind: kind(8, 16, 3), 0).to(memory_format=torch.channels_last).requires_grad_(False)
         x = images(8, size).requires_grad_()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calfat_plugin.maths.losses import cross_entropy, falling, kl_divergence
 from calfat_plugin.modifiers.calibrated import CalibratedLoss, CalibrationOptions
-from calfat_plugin.modifiers.priors import log_counts, log_frequencies
+from calfat_plugin.modifiers.counts import log_counts, log_frequencies
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])

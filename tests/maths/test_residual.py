@@ -10,10 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models.cnn import CNN, CNNSmall
-from calfat_plugin.models.dual_norm import with_dual_norms
-from calfat_plugin.models.fix_norm import FixBatchNorm2d, begin_round
-from calfat_plugin.models.residual import PreActBlock, PreActResNet
+from calfat_plugin.models.networks import CNN, CNNSmall, PreActBlock, PreActResNet
+from calfat_plugin.models.norms import FixBatchNorm2d, begin_round, with_dual_norms
 from tests.methods.helpers import Federation, experiment, same_bits
 
 NORMS = ("none", "batch", "fixbn", "group")

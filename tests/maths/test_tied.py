@@ -66,7 +66,7 @@ PLACES = {  # that read or load a state dict of torch's, with the reason
     "maths/tied.py": "what the others call",
     "experiment/checked.py": "personal names may be any of a tensor's",
     "runs/loaded_run.py": "messages say how to save one",
-    "models/linearised.py": "from a network to its copy",
+    "models/networks.py": "from a network to its copy",
     "trainers/fedrbn.py": "names of one layer; and a few statistics that are loaded",
     "testing/federation.py": "of TinyModel, where nothing is tied",
     "testing/inputs.py": "also checks that it holds tensors",

@@ -19,10 +19,12 @@ from calfat_plugin.interfaces import (
     ActiveCorrection,
     AggregationTask,
     Aggregator,
+    AttackBatch,
     ClientLoss,
     LocalCorrection,
     LocalTask,
     LocalTrainer,
+    TrainBatch,
     TrainSettings,
 )
 from calfat_plugin.recipe.document import parse_document
@@ -31,7 +33,6 @@ from calfat_plugin.testing.federation import TinyFederation
 from calfat_plugin.testing.tiny import CPU as CPU
 from calfat_plugin.testing.tiny import SETTINGS as SETTINGS
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 # What the tests of plugins have, too, under the names that these tests use.
 TinyNet, same_bits = testing.TinyModel, testing.same_bits

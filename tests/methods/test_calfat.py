@@ -8,9 +8,9 @@ import pytest
 from torch import Tensor
 
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.interfaces import AttackBatch
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.batches import AttackBatch
 from calfat_plugin.trainers.calfat import CalFAT
 from tests.methods.helpers import build_method, local_task, registry, train, watched
 from tests.methods.test_inner_attacks import build_inner

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.interfaces import AttackBatch, LocalTask, TrainBatch
 from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.results import ALIGNMENT, PASSES
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import (
     SETTINGS,
     Federation,

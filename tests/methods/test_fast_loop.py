@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.interfaces import AttackBatch, LocalTask, TrainBatch
 from calfat_plugin.maths import passes
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task
 
 ROWS = 4

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from calfat_plugin.entries import AggregatorEntry, ModelEntry
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.maths.attacks import attack_mode
-from calfat_plugin.models.convolutions import PixelConv2d
-from calfat_plugin.models.linearised import Linearised
+from calfat_plugin.models.base import PixelConv2d
+from calfat_plugin.models.networks import Linearised
 from calfat_plugin.options import describe_options
 from calfat_plugin.results import PASSES
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint

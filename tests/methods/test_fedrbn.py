@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models.dual_norm import dual_norms, using_branch, with_dual_norms
+from calfat_plugin.models.norms import dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers.fedrbn import _lent, propagation_weights
 from tests.methods.helpers import (

@@ -15,12 +15,11 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
 from calfat_plugin.errors import CalfatError, OptionError
 from calfat_plugin.experiment import assemble
-from calfat_plugin.interfaces import InnerAttack, InnerTask
+from calfat_plugin.interfaces import AttackBatch, InnerAttack, InnerTask, TrainBatch
 from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import (
     RECIPE,

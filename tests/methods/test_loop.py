@@ -16,14 +16,13 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batch_bounds
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
+from calfat_plugin.interfaces import ActiveCorrection, AttackBatch, LocalCorrection, LocalTask, TrainBatch
 from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers import loop
+from calfat_plugin.trainers import watching
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from calfat_plugin.trainers.loop import LossMeter
+from calfat_plugin.trainers.watching import LossMeter
 from tests.methods.helpers import (
     SETTINGS,
     Asking,
@@ -327,7 +326,7 @@ def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkey
     """Each look makes the GPU wait; there is none here, so its tensors are kept on the CPU."""
     told: list[BatchProgress] = []
     zeros = SimpleNamespace(zeros=lambda *shape, dtype, device: torch.zeros(*shape, dtype=dtype), float64=torch.float64)
-    monkeypatch.setattr(loop, "torch", zeros)
+    monkeypatch.setattr(watching, "torch", zeros)
     task: Any = SimpleNamespace(
         device=SimpleNamespace(type="cuda"),
         data=tiny_data(count=23),

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.modifiers.priors import subtract_at_label
+from calfat_plugin.modifiers.counts import subtract_at_label
 from calfat_plugin.modifiers.robal import cosine_logits
-from calfat_plugin.trainers.batches import random_share
+from calfat_plugin.trainers.base import random_share
 from calfat_plugin.trainers.fedgairat import example_weights
 from calfat_plugin.trainers.fedmart import margin, regulariser
 from tests.methods.helpers import COUNTS, Z_ADV, Z_NAT, F, Y, build_method, build_modifier, train_batch

@@ -17,12 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators import gradient
-from calfat_plugin.interfaces import EvaluationTask, LocalCorrection
+from calfat_plugin.interfaces import EvaluationTask, LocalCorrection, TrainBatch
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import ALL_MODIFIERS
-from calfat_plugin.trainers.batches import TrainBatch
-from calfat_plugin.trainers.loop import LossMeter
+from calfat_plugin.trainers.watching import LossMeter
 from tests.methods.helpers import (
     CPU,
     SETTINGS,

@@ -17,11 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from calfat_plugin.aggregators.scaffold import divisor
 from calfat_plugin.datasets.batches import Batch, batches
 from calfat_plugin.errors import PluginError, RecipeError, UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainSettings
+from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainBatch, TrainSettings
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 from tests.methods.helpers import (
     CPU,
     SETTINGS,

@@ -16,14 +16,14 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import AttackBatch, TrainBatch
 from calfat_plugin.judging.battery import Slopes
 from calfat_plugin.maths.losses import kl_divergence
-from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
+from calfat_plugin.maths.passes import chosen_precision, float32_as, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.request import Request, with_resolved_precision
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.evaluators.tasks import task_of, trial_of
 from tests.methods.helpers import (
     CPU,
@@ -52,15 +52,15 @@ def test_auto_takes_bf16_only_where_there_are_units(
     units: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor(monkeypatch, *units)
-    assert chosen("auto", CPU) == expected
-    assert [chosen(name, CPU) for name in ("fp32", "tf32", "bf16")] == ["fp32", "tf32", "bf16"]
+    assert chosen_precision("auto", CPU) == expected
+    assert [chosen_precision(name, CPU) for name in ("fp32", "tf32", "bf16")] == ["fp32", "tf32", "bf16"]
     assert not has_bf16_units(torch.device("meta"))
 
 
 def test_auto_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, expected in (((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert chosen("auto", torch.device("cuda", 0)) == expected
+        assert chosen_precision("auto", torch.device("cuda", 0)) == expected
 
 
 def test_auto_is_settled_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_every_look_at_a_model_on_trial_is_in_full_float32(monkeypatch: pytest.M
         yield
         inside -= 1
 
-    for module in ("calfat_plugin.evaluators.measure", "calfat_plugin.judging.trial", "calfat_plugin.maths.precision"):
+    for module in ("calfat_plugin.evaluators.measure", "calfat_plugin.judging.trial", "calfat_plugin.maths.passes"):
         monkeypatch.setattr(f"{module}.float32_as", watched)
     outside: list[int] = []
     model = TinyNet().eval()

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.batches import Examples, batches
 from calfat_plugin.errors import CalfatError, ModelError
-from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalCorrection, LocalTask
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalCorrection, LocalTask, TrainBatch
 from calfat_plugin.recipe.training import ByClassOptions
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images, tiny_task
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import attacking
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, Asking, TinyNet, build_method, experiment, local_task, registry
 from tests.methods.test_inner_attacks import build_inner

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from calfat_plugin import AdversarialTrainer, ImageClassifier, RoundEnd, TrainerEntry
-from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
-from calfat_plugin.trainers.batches import TrainBatch
+from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainBatch
 from tests.methods.helpers import (
     SETTINGS,
     Federation,

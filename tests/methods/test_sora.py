@@ -14,13 +14,12 @@ from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.inner_attacks.sora import SORA
-from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, MiniBatch
+from calfat_plugin.interfaces import ClientLoss, InnerAttack, InnerTask, LocalTask, TrainBatch
 from calfat_plugin.recipe.training import AWPOptions
 from calfat_plugin.testing import builtin_registry, check_inner_attack
 from calfat_plugin.testing.tiny import same_bits, tiny_experiment, tiny_images
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import attacking
-from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.methods.helpers import SETTINGS, Asking, Federation, TinyNet, build_method, experiment, local_task, train
 from tests.methods.test_inner_attacks import build_inner
@@ -265,7 +264,7 @@ def test_the_full_gradient_looks_back_as_training_does() -> None:
     alignments: list[float] = []
 
     class Noted(SORA):
-        def after_step(self, batch: MiniBatch, gradient: Tensor | None, memory: Any) -> None:
+        def after_step(self, batch: TrainBatch, gradient: Tensor | None, memory: Any) -> None:
             alignments.append(float(memory.alignment))
             super().after_step(batch, gradient, memory)
 

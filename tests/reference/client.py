@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calfat_plugin.models.dual_norm import using_branch
+from calfat_plugin.models.norms import using_branch
 
 CLASSES = 10
 

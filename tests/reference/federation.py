@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calfat_plugin.models.dual_norm import dual_norms, with_dual_norms
+from calfat_plugin.models.norms import dual_norms, with_dual_norms
 from tests.reference.client import CLASSES, Client, Setting, epoch_of, seed_of, stream
 from tests.reference.models import Expanded, Tiny
 from tests.reference.robust import robust

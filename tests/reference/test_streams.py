@@ -27,11 +27,11 @@ from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.federation.server import sample_clients
 from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.models.building import seeded
-from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards
 from calfat_plugin.seeds import derive_seed, generator
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.batches import random_share
+from calfat_plugin.trainers.base import random_share
 from tests.reference.client import Setting
 from tests.reference.test_federation import digits, runs
 

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import folding, gpu, gpu_results, hosts, local_epoch, loops, round_overhead, work
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.models.cnn import CNN
+from calfat_plugin.models.networks import CNN
 from calfat_plugin.threat import ThreatModel
 from tests.environment import bare
 from tests.runs.processes import ROOT

@@ -24,8 +24,8 @@ from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.executors import Workers
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.maths import precision
-from calfat_plugin.maths.precision import has_bf16_units
+from calfat_plugin.maths import passes
+from calfat_plugin.maths.passes import has_bf16_units
 from calfat_plugin.recipe import read_document
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.directory import RunDirectory
@@ -55,7 +55,7 @@ def test_workers_train_with_the_threads_and_in_the_arithmetic_of_the_server(
 ) -> None:
     """Where the recipe leaves both to the machine, and they would choose otherwise."""
     theirs = has_bf16_units(torch.device("cpu"))
-    monkeypatch.setattr(precision, "has_bf16_units", lambda device: not theirs)
+    monkeypatch.setattr(passes, "has_bf16_units", lambda device: not theirs)
     (folder / "fate-0").write_text("threads")
     before = torch.get_num_threads()
     torch.set_num_threads(3)

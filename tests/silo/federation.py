@@ -34,7 +34,7 @@ _context.set_forkserver_preload(
         "calfat_plugin.cli.run",
         "calfat_plugin.progress",
         "calfat_plugin.builtin",
-        "calfat_plugin.models.cnn",
+        "calfat_plugin.models.networks",
         "calfat_plugin.models.building",
         "calfat_plugin.report",
         "calfat_plugin.runs.party",

@@ -1,4 +1,4 @@
-"""Normalisation with two sets of batch statistics, one for clean and one for adversarial inputs (FedRBN)."""
+"""Batch normalisation beyond torch's: statistics that are fixed after some rounds, and two sets of them (FedRBN)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,45 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models.fix_norm import FixBatchNorm2d
 
 Branch = Literal["clean", "noise"]
+
+
+# --- FixBN ------------------------------------------------------------------------------------------------------------
+
+
+class FixBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation that goes by its running statistics from some round on, in training mode, too.
+
+    In the first rounds it is ``nn.BatchNorm2d``. Clients with different labels have different batch statistics, so each
+    of them then trains another network than the one that is evaluated. Once the statistics are fixed, all clients train
+    that network. Weight and bias train all the time.
+
+    Attributes:
+        is_fixed: whether the running statistics are used, and stay as they are.
+    """
+
+    is_fixed = False
+
+    def begin_round(self, round: int, num_rounds: int) -> None:
+        """Fix the statistics in the second half of the rounds; ``round`` counts from 1."""
+        self.is_fixed = round > num_rounds / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape."""
+        if not self.is_fixed:
+            return super().forward(x)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def begin_round(model: nn.Module, round: int, num_rounds: int) -> None:
+    """Tell every FixBN of a model which round of how many begins."""
+    for module in model.modules():
+        if isinstance(module, FixBatchNorm2d):
+            module.begin_round(round, num_rounds)
+
+
+# --- two sets of statistics -------------------------------------------------------------------------------------------
 
 
 class DualNorm(nn.Module):
@@ -32,19 +68,21 @@ class DualNorm(nn.Module):
             raise ModelError(
                 "FedRBN needs batch normalisation that tracks running statistics with a constant momentum."
             )
-        self.momentum, self.eps = norm.momentum, norm.eps
-        self.clean, self.noise = (
-            type(norm)(norm.num_features, norm.eps, norm.momentum, affine=False) for _ in range(2)
-        )
-        ones = torch.ones_like(norm.running_mean)
-        # The very parameters: they may be another layer's, too.
-        self.weight = norm.weight if norm.affine else nn.Parameter(ones)
-        self.bias = norm.bias if norm.affine else nn.Parameter(ones - 1)
+        self.momentum = norm.momentum
+        self.eps = norm.eps
+        self.clean = type(norm)(norm.num_features, norm.eps, norm.momentum, affine=False)
+        self.noise = type(norm)(norm.num_features, norm.eps, norm.momentum, affine=False)
+        if norm.affine:  # the very parameters: they may be another layer's, too
+            self.weight = norm.weight
+            self.bias = norm.bias
+        else:
+            self.weight = nn.Parameter(torch.ones_like(norm.running_mean))
+            self.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
         self.branch: Branch = "noise"
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, ...) to the same shape."""
-        norm = self.noise if self.branch == "noise" else self.clean
+        norm: _BatchNorm = getattr(self, self.branch)
         if norm.training and norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         # One call with the shared pair does what a branch and an affine layer after it would do in two passes.
@@ -88,18 +126,21 @@ def dual_norms(model: nn.Module) -> dict[str, DualNorm]:
 def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> Iterator[None]:
     """Let ``model`` compute through one branch, ``frozen``: by its running statistics alone, whatever mode it is in."""
     norms = dual_norms(model).values()
-    modes = [(getattr(norm, branch), getattr(norm, branch).training) for norm in norms]
+    modes = []  # of the layers of this branch
+    for norm in norms:
+        layer = getattr(norm, branch)
+        modes.append((layer, layer.training))
     try:
         for norm in norms:
             norm.branch = branch
-        for module, _ in modes:
-            module.training = module.training and not frozen
+        for layer, mode in modes:
+            layer.training = mode and not frozen
         yield
     finally:
         for norm in norms:
             norm.branch = "noise"
-        for module, mode in modes:
-            module.training = mode
+        for layer, mode in modes:
+            layer.training = mode
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:
