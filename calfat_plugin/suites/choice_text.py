@@ -8,9 +8,8 @@ from typing import Any
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.options import to_plain
-from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import bare_percent as percent
-from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.numbers import counted, listing
 from calfat_plugin.suites.cells import why_lost
 from calfat_plugin.suites.parse import Setting
 from calfat_plugin.suites.schema import Choose
