@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from calfat_plugin.cli.errors import coloured, warn
-from calfat_plugin.endings import ending
+from calfat_plugin.compat import ending
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import Runtime

@@ -191,7 +191,14 @@ def _suite_cells(root: Path | None) -> dict[Path, Group]:
 
 def results_tables(groups: Sequence[Group], suite: SuiteFile) -> tuple[Table, Table]:
     """Means and their differences, under the problems that the settings solve; empty where nothing is finished."""
-    headings = _headings(groups, suite)
+    headings = {}  # metric to the heading of its column, those of the suite first
+    for metric, heading in suite.headings.items():
+        # An attack that did not run is among the labels and has no value; a worst class has a value alone.
+        if any(metric in group.labels or group.score(metric).values for group in groups):
+            headings[metric] = heading
+    for group in groups:
+        for label in group.labels:
+            headings.setdefault(label, label)
     scores = {}
     for group in groups:
         scores[group.name] = group.runs[0].settings, {label: group.score(label) for label in headings}
@@ -205,19 +212,6 @@ def results_tables(groups: Sequence[Group], suite: SuiteFile) -> tuple[Table, Ta
         rows.append(Scored([group.name, seeds], compared_scores[group.name], problem))
     axes = "/".join(axis.name for axis in suite.axes)
     return score_tables([axes or "setting", "seeds"], headings, rows, _note(groups, suite, headings, rows))
-
-
-def _headings(groups: Sequence[Group], suite: SuiteFile) -> dict[str, str]:
-    """Metric to the heading of its column: the suite's metrics first, without those that no run has."""
-    headings = {}
-    for metric, heading in suite.headings.items():
-        # An attack that did not run is among the labels and has no value; a worst class has a value alone.
-        if any(metric in group.labels or group.score(metric).values for group in groups):
-            headings[metric] = heading
-    for group in groups:
-        for label in group.labels:
-            headings.setdefault(label, label)
-    return headings
 
 
 def _note(groups: Sequence[Group], suite: SuiteFile, headings: Mapping[str, str], rows: Sequence[Scored]) -> str:

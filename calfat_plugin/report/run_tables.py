@@ -52,7 +52,12 @@ def evaluations_table(
         if release_differs:
             further.append(bare_percent(evaluation.accuracy_release))
         if reported:
-            further += _reported_cells(evaluation, reported.get(evaluation.label))
+            published = reported.get(evaluation.label)
+            gap = None
+            if published is not None and evaluation.accuracy_release is not None:
+                gap = evaluation.accuracy_release - published / 100
+            further.append("" if published is None else f"{published:.2f}")
+            further.append("" if gap is None else points(gap))
         rows.append(evaluation_row(evaluation, further))
         if evaluation.not_run:
             not_run[f"{evaluation.label} did not run: {evaluation.not_run}."] = None
@@ -68,15 +73,6 @@ def evaluations_table(
 def shows_release(evaluations: Iterable[EvaluationResult]) -> bool:
     """Whether an accuracy by the release's convention differs from ours in any evaluation."""
     return any(evaluation.accuracy_release != evaluation.accuracy for evaluation in evaluations)
-
-
-def _reported_cells(evaluation: EvaluationResult, reported: float | None) -> list[str]:
-    """What a paper reports, in percent, and the difference of the accuracy by the release's convention from it."""
-    if reported is None:
-        return ["", ""]
-    if evaluation.accuracy_release is None:
-        return [f"{reported:.2f}", ""]
-    return [f"{reported:.2f}", points(evaluation.accuracy_release - reported / 100)]
 
 
 def evaluation_row(evaluation: EvaluationResult, further: Iterable[str] = (), *, picked: bool = False) -> Row:
