@@ -228,7 +228,8 @@ def compared(
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
         curves = []
-        for run in [run for run in runs if run.finished] or runs:
+        finished = [run for run in runs if run.finished]
+        for run in finished or runs:
             curve = dict(run.curve(column))
             if curve:
                 curves.append(curve)

@@ -35,11 +35,11 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     paths: dict[Path, None] = {}
     for directory in directories:
         paths.update(dict.fromkeys(path.resolve() for path in find_runs(directory)))
-    here = Path.cwd()
+    current_folder = Path.cwd()
     runs = []
     for path in paths:
-        if path.is_relative_to(here):  # shorter in messages and names
-            path = path.relative_to(here)
+        if path.is_relative_to(current_folder):  # shorter in messages and names
+            path = path.relative_to(current_folder)
         runs.append(Run.load(path))
     begun = [run for run in runs if run.records or run.finished]
     if not begun:
