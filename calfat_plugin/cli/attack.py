@@ -64,12 +64,16 @@ def attack(
     cannot be measured are named at the end, with exit code 2.
     """
     with stop_signals(), json_output(as_json) as show:
-        how |= {"attacks": _split(attacks, "--attacks"), "eps": () if eps is None else _split(eps, "--eps")}
+        how["attacks"] = _split(attacks, "--attacks")
+        how["eps"] = ()
+        if eps is not None:
+            how["eps"] = _split(eps, "--eps")
         if len(targets) > 1:
             _refuse_for_several(targets, output)
             _attack_several(targets, how, plain, show)
         else:
-            plan, measured = _attack_one(targets[0] if targets else None, how, plain, output)
+            target = targets[0] if targets else None
+            plan, measured = _attack_one(target, how, plain, output)
             show_evaluations(verbatim_console(), measured.results)
             _finish_one(plan, measured)
             show({"file": str(measured.path), "results": read_json(measured.path)})

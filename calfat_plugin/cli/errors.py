@@ -98,7 +98,9 @@ def warn(*messages: str) -> None:
 
 
 def _say(word: str, colour: int, message: str) -> None:
-    prefix = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured(sys.stderr) else f"{word}:"
+    prefix = f"{word}:"
+    if coloured(sys.stderr):
+        prefix = f"\x1b[1;{colour}m{prefix}\x1b[0m"
     with suppress(OSError):  # the exit status remains
         print(prefix, printable(message), file=sys.stderr)  # a plugin may have written it
 

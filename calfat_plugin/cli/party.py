@@ -38,8 +38,11 @@ def which(runtime: Runtime, role: str | None, rank: int | None, local: bool) -> 
         )
     if local and role is None and rank is None:
         return ALL
-    server = role == "server" and rank in (None, SERVER)
-    if local or not (server or (role == "client" and rank)):
+    if not local and role == "server" and rank in (None, SERVER):
+        own_rank = SERVER
+    elif not local and role == "client" and rank:
+        own_rank = rank
+    else:
         raise RunError(
             "a cross-silo run has a process for each party. Start them all on this machine with --local, or one with "
             f"--role server, or with --role client --rank K (1 to {runtime.num_processes - 1})."
@@ -49,7 +52,7 @@ def which(runtime: Runtime, role: str | None, rank: int | None, local: bool) -> 
             ("calfat", "silo", "parties"),
             "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
         )
-    return SERVER if server else int(rank or 0)
+    return own_rank
 
 
 def take_part(request: Request, runtime: Runtime, rank: int, command: list[str], hint: ResumeHint) -> bool:
@@ -182,7 +185,9 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
             parties[-1].start()
         needed = experiment.silo.min_clients or experiment.num_clients
         status = _watch(parties, needed)
-        deadline = time.monotonic() + (_GRACE if status == 0 else 0)
+        deadline = time.monotonic()
+        if status == 0:
+            deadline += _GRACE
         for party in parties[1:]:
             with suppress(subprocess.TimeoutExpired):
                 party.process.wait(max(0.0, deadline - time.monotonic()))

@@ -261,9 +261,11 @@ def comparison_page(
     runs, alarms = [], []
     for group in groups:
         for run in group.runs:
-            whose = f"{group.name}, seed {run.experiment.seed}" if len(group.runs) > 1 else group.name
+            name = group.name
+            if len(group.runs) > 1:
+                name += f", seed {run.experiment.seed}"
             runs.append(run)
-            alarms += alarms_of(run, whose)
+            alarms += alarms_of(run, name)
     table, rivals = results_tables(groups, suite)
     if not table:
         notes = ["None of these runs is finished yet.", *notes]

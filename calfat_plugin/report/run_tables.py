@@ -332,7 +332,9 @@ def show_final(
     if not results:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
         return
-    after = "the final round" if stop is None else f"round {stop.round}, where training stopped early"
+    after = "the final round"
+    if stop is not None:
+        after = f"round {stop.round}, where training stopped early"
     show_evaluations(console, results, f"model after {after}, test split")
     for table in (worst_table(results, class_names), tails_table(results, class_names)):
         if table:

@@ -64,7 +64,10 @@ class Table:
         """The rows, each text as a cell."""
         rows = []
         for row in self.rows:
-            rows.append([content if isinstance(content, Cell) else Cell(content) for content in row])
+            cells = []
+            for content in row:
+                cells.append(content if isinstance(content, Cell) else Cell(content))
+            rows.append(cells)
         return rows
 
     @property
@@ -142,7 +145,9 @@ def latex(table: Table, label: str, comments: Iterable[str]) -> str:
         f"  \\begin{{tabular}}{{{'l' * table.texts}{'r' * (len(table.head) - table.texts)}}}",
         "    \\toprule",
     ]
-    head = ["$n$" if heading == "n" else _in_latex(heading) for heading in table.head]
+    head = []
+    for heading in table.head:
+        head.append("$n$" if heading == "n" else _in_latex(heading))
     lines.append(_latex_row(head))
     for block in table.blocks.values():
         lines.append("    \\midrule")
