@@ -116,9 +116,13 @@ def _value(info: OptionInfo) -> Schema:
     if not info.required:
         value["default"] = to_plain(info.default)
     types = [_TYPES[info.type]]
+    choices: list[str | None] = list(info.choices)
+    if info.optional and not info.many:  # a list may be null, its items may not
+        types.append("null")
+        choices.append(None)
     item: Schema = {}  # of a list, or the value itself
     if info.choices:
-        item["enum"] = list(info.choices)
+        item["enum"] = choices
     elif info.type in (int, float, Fraction, StepSize):
         types.append("string")
         item["pattern"] = _STEP_IN_TEXT if info.type is StepSize else _NUMBER_IN_TEXT
@@ -126,10 +130,6 @@ def _value(info: OptionInfo) -> Schema:
             item["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
         if info.high is not None:
             item["maximum"] = float(info.high)
-    if info.optional and not info.many:  # a list may be null, its items may not
-        types.append("null")
-        if info.choices:
-            item["enum"].append(None)
     item["type"] = types
     if not info.many:
         return value | item
