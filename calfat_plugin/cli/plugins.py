@@ -209,7 +209,9 @@ def _presets(entry: entries.Entry) -> list[str]:
     common: list[str] = []
     if len(keys_of) > 1:
         first, *others = keys_of.values()
-        common = [key for key in first if all(key in keys for keys in others)]
+        for key in first:
+            if all(key in keys for keys in others):
+                common.append(key)
     parts = []
     for name, preset in entry.presets.items():
         sentences = [f"Preset `{name}`: {preset.help}."]

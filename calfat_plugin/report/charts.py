@@ -274,12 +274,16 @@ def line_chart(
         has_legend = len(lines) > 1 or bool(ticks)
         for line in lines:
             if line.band:
-                x = [x for x, _, _ in line.band]
-                low = [factor * low for _, low, _ in line.band]
-                high = [factor * high for _, _, high in line.band]
+                x, low, high = [], [], []
+                for place, lowest, highest in line.band:
+                    x.append(place)
+                    low.append(factor * lowest)
+                    high.append(factor * highest)
                 axes.fill_between(x, low, high, color=series(line.index), alpha=0.16, linewidth=0)
-            x = [x for x, _ in line.points]
-            y = [factor * value for _, value in line.points]
+            x, y = [], []
+            for place, value in line.points:
+                x.append(place)
+                y.append(factor * value)
             label = legend_name(line.name) if has_legend else None
             style = line_style(line.index, marked=len(line.points) <= _SPARSE)
             axes.plot(x, y, label=label, **style)
@@ -294,8 +298,7 @@ def line_chart(
             axes.set_xticks(list(ticks.values()), list(ticks), rotation=rotation)
         if percentages:
             top = axes.get_ylim()[1]
-            highest = 100.5 if top > 100 else max(top, 1.0)
-            axes.set_ylim(0, highest)
+            axes.set_ylim(0, 100.5 if top > 100 else max(top, 1.0))
         elif all(value >= 0 for line in lines for _, value in line.points):
             axes.set_ylim(bottom=0)
 

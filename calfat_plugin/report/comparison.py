@@ -199,17 +199,18 @@ def results_tables(groups: Sequence[Group], suite: SuiteFile) -> tuple[Table, Ta
     for group in groups:
         for label in group.labels:
             headings.setdefault(label, label)
-    scores = {}
+    settings_and_scores, problems = {}, []
     for group in groups:
-        scores[group.name] = group.runs[0].settings, {label: group.score(label) for label in headings}
-    compared_scores = compared_alike(scores)
-    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
+        settings = group.runs[0].settings
+        settings_and_scores[group.name] = settings, {metric: group.score(metric) for metric in headings}
+        problems.append(problem_of(settings))
+    scores = compared_alike(settings_and_scores)
     rows = []
-    for group, problem in zip(groups, problems, strict=True):
+    for group, problem in zip(groups, problem_names(problems), strict=True):
         seeds = str(group.finished)
         if group.finished < len(group.runs):
             seeds += f" of {len(group.runs)}"
-        rows.append(Scored([group.name, seeds], compared_scores[group.name], problem))
+        rows.append(Scored([group.name, seeds], scores[group.name], problem))
     axes = "/".join(axis.name for axis in suite.axes)
     return score_tables([axes or "setting", "seeds"], headings, rows, _note(groups, suite, headings, rows))
 
@@ -270,12 +271,16 @@ def comparison_page(
     if not table:
         notes = ["None of these runs is finished yet.", *notes]
     side_by_side = groups[:_SIDE_BY_SIDE]
-    strips = read_strips([group.runs[0].directory for group in side_by_side], runs[0].class_names)
+    directories = [group.runs[0].directory for group in side_by_side]
+    strips = read_strips(directories, runs[0].class_names)
     images = some(table=_image_by_image(groups), strips=strips)
     if images is not None:
         images["names"] = [group.name for group in side_by_side]
     first, *others = [highlights(run) for run in runs]
-    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    shared = {}
+    for key, value in first.items():
+        if all(other.get(key) == value for other in others):
+            shared[key] = value
     names = [group.name for group in groups]
     return render_page(
         "comparison.html",

@@ -33,7 +33,12 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     keys: dict[str, None] = {}
     for setting in settings:
         keys.update(dict.fromkeys(setting))
-    return [key for key in keys if len({repr(setting.get(key)) for setting in settings}) > 1]
+    differing_keys = []
+    for key in keys:
+        values = {repr(setting.get(key)) for setting in settings}
+        if len(values) > 1:
+            differing_keys.append(key)
+    return differing_keys
 
 
 def problem_names(problems: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -203,11 +203,13 @@ def evaluation_of(row: TrustRow, label: str, norm: str) -> EvaluationResult:
 
 def members(run: Run) -> dict[str, list[int]]:
     """Group to client ids, those of no group last; empty without groups, or where the run has no file of them."""
-    groups = {name: list(ids) for name, ids in run.partition.groups.items()}
-    grouped = {client for ids in groups.values() for client in ids}
-    others = [client for client in range(run.experiment.num_clients) if client not in grouped]
+    groups: dict[str, list[int]] = {}
+    others = set(range(run.experiment.num_clients))
+    for name, ids in run.partition.groups.items():
+        groups[name] = list(ids)
+        others.difference_update(ids)
     if groups and others:
-        groups[OTHERS] = others
+        groups[OTHERS] = sorted(others)
     return groups
 
 

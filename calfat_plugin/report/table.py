@@ -97,9 +97,10 @@ def print_table(console: Console, table: Table) -> None:
     for place, heading in enumerate(table.head[table.texts :]):
         on_console.add_column(heading, justify="right", no_wrap=place < _UNBROKEN)
     for row in table.cells:
-        texts = ["\n".join((cell.text, *cell.beside)) for cell in row[: table.texts]]
-        numbers = [_plain(cell, "", "{}") for cell in row[table.texts :]]
-        on_console.add_row(*texts, *numbers)
+        texts = []
+        for column, cell in enumerate(row):
+            texts.append("\n".join((cell.text, *cell.beside)) if column < table.texts else _plain(cell, "", "{}"))
+        on_console.add_row(*texts)
     if table.name:
         console.print(table.name, soft_wrap=True)
     console.print(on_console)

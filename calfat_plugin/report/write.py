@@ -34,7 +34,8 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
 
     paths: dict[Path, None] = {}
     for directory in directories:
-        paths.update(dict.fromkeys(path.resolve() for path in find_runs(directory)))
+        for path in find_runs(directory):
+            paths[path.resolve()] = None
     current_folder = Path.cwd()
     runs = []
     for path in paths:
