@@ -21,9 +21,12 @@ def shipped_files() -> dict[str, Path]:
 def located(path: str | Path) -> Path:
     """The file at ``path``; where there is none and ``path`` is the name of a shipped recipe, that one."""
     written = Path(path)
+    shipped = shipped_files().get(str(path))
+    if shipped is None:  # the system may refuse to look for a path, and reading it reports this
+        return written
     if written.exists() and not written.is_dir():
         return written
-    return shipped_files().get(str(path), written)
+    return shipped
 
 
 def headline(file: Path) -> str:
