@@ -341,9 +341,7 @@ def load_dataset(
                 raise OptionError(f"{split} is missing: a data set in memory has train=(x, y) and test=(x, y).")
             if isinstance(images, Dataset):  # images_of would take its test images, also for training
                 raise OptionError(f"{split}: got a whole Dataset; expected images, such as its {split}.")
-            x, y = images, None
-            if isinstance(images, (tuple, list)) and len(images) == 2:
-                x, y = images
+            x, y = images if isinstance(images, (tuple, list)) and len(images) == 2 else (images, None)
             try:
                 splits[split] = images_of(x, y).to("cpu")
             except DataError as error:

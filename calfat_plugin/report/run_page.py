@@ -113,8 +113,8 @@ def _tiles(run: Run) -> list[tuple[str, str]]:
             tiles.append((number, text))
         return tiles
     for label in run.monitored:
-        number, accuracy = run.curve(label)[-1]
-        text = f"{label}, round {number}, {run.experiment.data.monitored_split} split"
+        last_round, accuracy = run.curve(label)[-1]
+        text = f"{label}, round {last_round}, {run.experiment.data.monitored_split} split"
         tiles.append((unbroken_percent(accuracy), text))
     return tiles
 
