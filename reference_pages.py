@@ -15,8 +15,8 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.entry_page import WHERE, cell, facts_of, meaning_of, option_table, page_of
 from calfat_plugin.cli.main import COMMANDS, main
+from calfat_plugin.cli.plugins import WHERE, cell, facts_of, meaning_of, option_table, page_of
 from calfat_plugin.entries import KINDS, Entry, TrainerEntry
 from calfat_plugin.options import OptionInfo, describe_options, yaml_text
 from calfat_plugin.recipe.clients import BESIDE, GroupOptions

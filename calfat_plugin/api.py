@@ -84,60 +84,82 @@ def run(
 
     if not isinstance(set or {}, Mapping):
         raise OptionError(f"set: got {one_line(set)}; expected keys with values, {{'train_args.comm_round': 5}}.")
-    document = (
-        Document("recipe", from_python(recipe)) if isinstance(recipe, Mapping) else read_document(recipe, piped=True)
-    )
-    values = {f"set {key}={one_line(value)}": (key, value) for key, value in from_python(set or {}).items()}
-    if seed is not None:
-        values[f"seed={one_line(seed)}"] = "common_args.random_seed", from_python(seed)
-    if download:
-        values["download=True"] = "calfat.dataset.download", True
+    if isinstance(recipe, Mapping):
+        document, recipe_file = Document("recipe", from_python(recipe)), "RECIPE"
+    else:
+        document, recipe_file = read_document(recipe, piped=True), str(recipe)
+    changes = _changes(from_python(set or {}), from_python(seed), download)
     if data is not None:
-        if not isinstance(data, Dataset) or data.validation is not None:
-            found = "one with a validation split" if isinstance(data, Dataset) else f"a {type(data).__name__}"
-            wanted = "expected a calfat.Dataset without validation split, as calfat.load_dataset makes it"
-            raise OptionError(f"data: got {found}; {wanted}.")
-        data = dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
-        values["data"] = "data_args.dataset", MEMORY
-        values["the digest of data"] = "calfat.dataset", {"sha256": session.data_digest((data.train, data.test))}
-    changes = [(tuple(key.split(".")), value, place) for place, (key, value) in values.items()]
-    for steps, _, place in changes:
-        if len(steps) < 2 or not all(steps):
-            raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
+        data = _on_cpu(data)
+        digest = session.data_digest((data.train, data.test))
+        changes.append((("data_args", "dataset"), MEMORY, "data"))
+        changes.append((("calfat", "dataset"), {"sha256": digest}, "the digest of data"))
     document = document.with_values(changes)
     experiment = checked_experiment(document, plugins=_paths(plugins))
     runtime = runtime_of(experiment)
     if data is not None:
-        own = experiment.executor != PROCESSES
-        if workers is not None or own or runtime.trains_elsewhere or runtime.num_processes > 1:
+        other_executor = experiment.executor != PROCESSES
+        if workers is not None or other_executor or runtime.trains_elsewhere or runtime.num_processes > 1:
             raise RunError(
                 "data: this run has further processes, which have no part in the memory of this one. Simulate in this "
                 "process (fedml, simulation, sp, no workers), or offer the data as a data set plugin (plugins=...)."
             )
         entry = dataclasses.replace(experiment.dataset.entry, build=lambda root, sha256: data)
         experiment = dataclasses.replace(experiment, dataset=dataclasses.replace(experiment.dataset, entry=entry))
-    if workers is None and (processes := runtime.num_processes) > 1:
-        command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
-        raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
-    path = None if run_dir is None else Path(run_dir)
-    request = Request(experiment, path, resume, ["calfat_plugin.run"])
-    shown = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
+    if workers is None and runtime.num_processes > 1:
+        command = shlex.join(["calfat", "run", recipe_file, "--local"])
+        raise RunError(
+            f"{document.file}: this recipe runs in {runtime.num_processes} processes. Start them in a shell: {command}"
+        )
+    request = Request(experiment, _path(run_dir), resume, ["calfat_plugin.run"])
     notes: list[str] = []
     if workers is not None:
         request = with_workers(request, runtime, str(workers), notes.append, "workers")
     elif experiment.executor == MPI:
         mpi_workers()
     directory = RunDirectory.open(request)
+    observer = choose_progress(verbatim_console(sys.stdout)) if progress else ShownProgress()
     try:
-        with shown:
+        with observer:
             for warning in (*experiment.warnings, *notes):
-                shown.warn(warning)
-            session.run(request, directory, shown)
+                observer.warn(warning)
+            session.run(request, directory, observer)
     except BaseException as error:
         if not resume:
-            directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))
+            directory.discard(keep_log=observer.in_rounds and isinstance(error, Exception))
         raise
     return load_run(directory.path)
+
+
+_Change = tuple[tuple[str, ...], Any, str]  # the steps of a key, its value, and how an error names it
+
+
+def _changes(values: Mapping[str, Any], seed: Any, download: bool) -> list[_Change]:
+    """The changes of a recipe that arguments of :func:`run` ask for."""
+    changes: list[_Change] = []
+    for key, value in values.items():
+        steps, place = tuple(key.split(".")), f"set {key}={one_line(value)}"
+        if len(steps) < 2 or not all(steps):
+            raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
+        changes.append((steps, value, place))
+    if seed is not None:
+        changes.append((("common_args", "random_seed"), seed, f"seed={one_line(seed)}"))
+    if download:
+        changes.append((("calfat", "dataset", "download"), True, "download=True"))
+    return changes
+
+
+def _on_cpu(data: Dataset) -> Dataset:
+    """A data set in memory, checked, with its images on the CPU."""
+    problem = ""
+    if not isinstance(data, Dataset):
+        problem = f"a {type(data).__name__}"
+    elif data.validation is not None:
+        problem = "one with a validation split"
+    if problem:
+        expected = "expected a calfat.Dataset without validation split, as calfat.load_dataset makes it"
+        raise OptionError(f"data: got {problem}; {expected}.")
+    return dataclasses.replace(data, train=data.train.to("cpu"), test=data.test.to("cpu"))
 
 
 @fresh_torch_state()
@@ -204,12 +226,22 @@ def trust(
         raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
     how: dict[str, Any] = {"full": full, "command": ["calfat_plugin.trust"], "observer": ShownProgress()}
     if target is not None and not isinstance(target, (str, Path)):
-        others: dict[str, Any] = {"plugins": plugins or None, "data_dir": data_dir, "download": download or None}
-        others |= {"checkpoint": checkpoint, "model": model, "weights": weights, "dataset": dataset, "device": device}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise OptionError(f"{given[0]}: is for a model on disk, and this one is in memory; leave it out.")
+        of_models_on_disk = {
+            "plugins": plugins or None,
+            "data_dir": data_dir,
+            "download": download or None,
+            "checkpoint": checkpoint,
+            "model": model,
+            "weights": weights,
+            "dataset": dataset,
+            "device": device,
+        }
+        for name, value in of_models_on_disk.items():
+            if value is not None:
+                raise OptionError(f"{name}: is for a model on disk, and this one is in memory; leave it out.")
         if x is None or eps is None:
-            raise OptionError(f"{'eps' if x is not None else 'x'} is missing: a module needs its images and a budget.")
+            missing = "x" if x is None else "eps"
+            raise OptionError(f"{missing} is missing: a module needs its images and a budget.")
         batch_size = 500 if batch_size is None else batch_size
         data = images_of(x, y)
         for text in image_findings(data, "images"):
@@ -253,18 +285,22 @@ def trust(
     return examine(plan, _paths(transfer), output=_path(output), **how).verdict
 
 
-def _exact(given: str | float) -> str:
+def _exact(value: str | float) -> str:
     """A number as a text that is the same number: 8 / 255 is 8/255."""
-    return exact_text(given) if isinstance(given, float) and math.isfinite(given) else str(given)
+    if isinstance(value, float) and math.isfinite(value):
+        return exact_text(value)
+    return str(value)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
-def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
-    """All of them; a text is one, not as many as it has letters."""
-    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given or ()))
+def _paths(paths: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
+    """Several paths; a single text is a path, although it is a sequence, too."""
+    if isinstance(paths, (str, Path)):
+        return (Path(paths),)
+    return tuple(map(Path, paths or ()))
 
 
 @fresh_torch_state()
@@ -299,12 +335,12 @@ def load_dataset(
     """
     if train is not None or test is not None:
         splits: dict[str, ImageData] = {}
-        for split, given in (("train", train), ("test", test)):
-            if given is None:
+        for split, images in (("train", train), ("test", test)):
+            if images is None:
                 raise OptionError(f"{split} is missing: a data set in memory has train=(x, y) and test=(x, y).")
-            if isinstance(given, Dataset):  # of which images_of would take the test images, also to train on
+            if isinstance(images, Dataset):  # images_of would take its test images, also for training
                 raise OptionError(f"{split}: got a whole Dataset; expected images, such as its {split}.")
-            x, y = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
+            x, y = images if isinstance(images, (tuple, list)) and len(images) == 2 else (images, None)
             try:
                 splits[split] = images_of(x, y).to("cpu")
             except DataError as error:
@@ -424,10 +460,10 @@ def replay(
         plugins=_paths(plugins),
         trust=trust,
     )
-    found = check_evidence(run, evidence, model_file=_path(model_file), eight_bit=eight_bit, trust=trust)
+    result = check_evidence(run, evidence, model_file=_path(model_file), eight_bit=eight_bit, trust=trust)
     if pictures is not None:
-        write_pictures(found, Path(pictures))
-    return found
+        write_pictures(result, Path(pictures))
+    return result
 
 
 @fresh_torch_state()

@@ -1,10 +1,8 @@
-"""Make imports work that their environment breaks: of torchvision beside another torch.
+"""The environment of a process: imports that it breaks or slows down, cores, and how another process ended.
 
 PyPI offers torchvision only as a CUDA build for Linux. Beside a CPU-only torch its compiled operators cannot load, yet
 its Python side registers fake kernels for two of them (``nms`` and ``qnms``) and fails because nobody defined their
 schemas. Defining those schemas is enough for data sets, transforms and models, which is all that we and the host use.
-
-What torch and the hosts import is much: :func:`quick_imports` takes a quarter off its time.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import ctypes
 import gc
 import importlib.machinery
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,11 +26,15 @@ _SCHEMAS = (
 )
 _library: object | None = None  # torch drops the schemas when the library object is collected
 
+#: Signals by which a process dies of its own fault; others are sent to it.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+
 
 def make_torchvision_importable() -> None:
-    """Let the first import of torchvision, whoever asks for it, define the missing schemas before.
+    """Let the first import of torchvision define the missing schemas before it, wherever that import is.
 
-    Importing this package calls it, and so before any file of a user is imported. It imports nothing by itself.
+    Importing this package calls it, and therefore it is called before any file of a user is imported. It imports
+    nothing by itself.
     """
     if _PACKAGE in sys.modules or any(isinstance(finder, _FindsTorchvision) for finder in sys.meta_path):
         return
@@ -39,10 +42,12 @@ def make_torchvision_importable() -> None:
 
 
 class _FindsTorchvision:
-    """A finder of Python's import system for torchvision alone. That it is looked for imports nothing yet."""
+    """A finder of Python's import system for torchvision alone. To find it imports nothing yet."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        spec = _spec_of_torchvision() if name == _PACKAGE else None
+        if name != _PACKAGE:
+            return None
+        spec = _spec_of_torchvision()
         if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             return None  # the other finders do the rest, or say that it is missing
         spec.loader = _LoadsTorchvision(spec.loader.name, spec.loader.path)
@@ -67,18 +72,6 @@ def _define_missing_operators() -> None:
         _library.define(schema)
 
 
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """Look for no garbage meanwhile: there is little, and each look goes through all that was imported so far."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _compiled_operators_load() -> bool:
     spec = _spec_of_torchvision()
     if spec is None or spec.origin is None:
@@ -96,10 +89,49 @@ def _compiled_operators_load() -> bool:
 
 
 def _spec_of_torchvision() -> ModuleSpec | None:
-    """Asked of the path itself: import hooks such as wandb's answer without saying where the package lies."""
+    """Where Python's own finder sees torchvision; import hooks such as wandb's do not say where the package is."""
     return importlib.machinery.PathFinder.find_spec(_PACKAGE)
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import without garbage collection, which takes a quarter off the time that torch and the hosts need.
+
+    There is little garbage meanwhile, and each collection goes through all that was imported so far.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ending(code: int) -> str:
+    """How a process with this exit code ended: ``SIGSEGV`` for -11, ``exit code 3`` for 3."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"
+
+
+def likely_cause(code: int) -> str:
+    """What the cause of an exit code may be, in a sentence; empty where the code does not tell."""
+    if -code == signal.SIGKILL:
+        return "Whoever sends SIGKILL is most likely the system, because memory has run out."
+    if -code in CRASHES:
+        return (
+            f"{ending(code)} is no want of memory: native code of torch or of a plugin has crashed. Try --set "
+            "calfat.runtime.layout=contiguous, or another version of torch."
+        )
+    return ""

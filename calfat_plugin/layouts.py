@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from calfat_plugin.compat import CRASHES, ending
 from calfat_plugin.disk import state_folder
-from calfat_plugin.endings import CRASHES, ending
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

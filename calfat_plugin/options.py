@@ -155,8 +155,12 @@ def no_option(default: Any = dataclasses.MISSING, *, meta: object = None, **how:
 
 def other_fields(config: type, meta: type[T]) -> dict[str, T]:
     """The fields of an options dataclass that ``no_option`` declares to be a ``meta``, by name."""
-    found = {field.name: field.metadata.get(_OPTION) for field in dataclasses.fields(config)}
-    return {name: what for name, what in found.items() if isinstance(what, meta)}
+    fields = {}
+    for field in dataclasses.fields(config):
+        declared = field.metadata.get(_OPTION)
+        if isinstance(declared, meta):
+            fields[field.name] = declared
+    return fields
 
 
 class Tag(enum.Flag):
@@ -274,7 +278,9 @@ def parse_options(
     for name, value in raw.items():
         if name not in known:
             names = (*also, *known)
-            hint = did_you_mean(name, names) or (f" Known: {listed(names)}." if names else " It has none.")
+            hint = " It has none."
+            if names:
+                hint = did_you_mean(name, names) or f" Known: {listed(names)}."
             raise fail((name,), f"{owner} has no option '{name}'.{hint}")
         try:
             values[name] = known[name].parse(value)
@@ -301,7 +307,9 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, StepSize):
         return value.text
-    return exact_text(value) if isinstance(value, Fraction) else value
+    if isinstance(value, Fraction):
+        return exact_text(value)
+    return value
 
 
 def yaml_text(value: Any) -> str:
@@ -347,16 +355,16 @@ def quoting_hint(value: Any) -> str:
     return " Put quotes around it to make it a text."
 
 
-def _convert(value: Any, wanted: type) -> Any:
-    """``value`` as an instance of ``wanted``; None where it cannot be one."""
-    if wanted in (bool, str):
-        return value if isinstance(value, wanted) else None
+def _convert(value: Any, kind: type) -> Any:
+    """``value`` as an instance of ``kind``; None where it cannot be one."""
+    if kind in (bool, str):
+        return value if isinstance(value, kind) else None
     try:
-        number = StepSize(value) if wanted is StepSize else parse_number(value)
+        number = StepSize(value) if kind is StepSize else parse_number(value)
     except ValueError:  # no number, or one beyond every float
         return None
-    if wanted is int:
+    if kind is int:
         return int(number) if number.denominator == 1 else None
-    if wanted is float:
+    if kind is float:
         return float(number)
     return number

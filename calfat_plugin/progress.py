@@ -1,9 +1,8 @@
-"""What takes long on the console: live bars on a terminal, plain lines elsewhere."""
+"""Progress on the console: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import sys
 import time
 import warnings
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
@@ -31,12 +30,12 @@ _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the scree
 
 
 class Quiet:
-    """A console that shows warnings alone, as Python does. A context manager around what it shows."""
+    """A console that shows warnings alone, as Python does. Use it as a context manager around the work."""
 
     patience = 30.0  # seconds after its last line before the next one on work at hand
 
     def __init__(self) -> None:
-        self._shown_by, self._stderr = warnings.showwarning, sys.stderr
+        self._show_warning, self._stderr = warnings.showwarning, sys.stderr
 
     def __enter__(self) -> Quiet:
         return self
@@ -47,7 +46,7 @@ class Quiet:
     def warn(self, message: str) -> None:
         """Show a finding that does not stop anything."""
         of_log = warnings.showwarning  # while a run lasts, what Python shows goes to its log alone
-        warnings.showwarning = self._shown_by
+        warnings.showwarning = self._show_warning
         try:
             with redirect_stderr(self._stderr):
                 warnings.warn(message, stacklevel=3)
@@ -61,10 +60,10 @@ class Quiet:
         """Show how far a piece of work is."""
 
     def ended(self, work: str) -> None:
-        """Show a piece of work no longer."""
+        """Remove a piece of work."""
 
     def note(self, text: str) -> None:
-        """Show what is worth seeing until the next note."""
+        """Show a text until the next note."""
 
 
 class Lines(Quiet):
@@ -87,26 +86,32 @@ class Lines(Quiet):
 
 
 class Bars(Quiet):
-    """A bar for each piece of work, what is worth noting below them, and above them the lines that stay."""
+    """A bar for each piece of work, the last note below them, and above them the lines that stay."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Where the terminal is narrow, the bar is what gives way, and not the figures.
-        bar = () if console.width < _WIDTH_WITH_BAR else (BarColumn(_BAR_WIDTH),)
-        self._bars = Progress(TextColumn("{task.description}", markup=False), *bar, _Detail(), console=console)
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if console.width >= _WIDTH_WITH_BAR:  # on a narrow terminal the figures need the room
+            columns.append(BarColumn(_BAR_WIDTH))
+        self._bars = Progress(*columns, _Detail(), console=console)
         self._tasks: dict[str, TaskID] = {}
         self._note = Text("", no_wrap=True, overflow="ellipsis")
         self._drawn = 0.0
         self._live = Live(
-            get_renderable=lambda: Group(self._bars, self._note) if self._note.plain else self._bars,
+            get_renderable=self._picture,
             console=console,
-            # In a notebook a thread that draws would take lines printed meanwhile into its picture, and wipe them out.
+            # In a notebook, a thread that draws would erase lines that are printed meanwhile.
             auto_refresh=not console.is_jupyter,
             refresh_per_second=_REFRESH_PER_SECOND,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
+
+    def _picture(self) -> RenderableType:
+        if not self._note.plain:
+            return self._bars
+        return Group(self._bars, self._note)
 
     def __enter__(self) -> Bars:
         self._live.start()
@@ -155,7 +160,7 @@ class _Detail(ProgressColumn):
 
 
 def verbatim_console(file: TextIO | None = None) -> Console:
-    """A console that prints what it is given: a path, a title or a label may hold what rich takes for its markup."""
+    """A console that prints texts as they are, because a path, a title or a label may look like rich's markup."""
     return Console(file=file, highlight=False, markup=False, emoji=False)
 
 
@@ -167,12 +172,14 @@ def can_draw(console: Console) -> bool:
 
 
 def lines_or_bars(console: Console, *, plain: bool = False) -> Quiet:
-    """Bars where they can move, else lines; ``plain``: lines anyway."""
-    return Bars(console) if can_draw(console) and not plain else Lines()
+    """Bars where they can move, else lines; ``plain``: lines everywhere."""
+    if can_draw(console) and not plain:
+        return Bars(console)
+    return Lines()
 
 
 class Pace:
-    """Time left at the pace so far, from ``done`` on; it counts down until more is done."""
+    """An estimate of the time left, at the pace since ``done``. It counts down until more is done."""
 
     def __init__(self, done: float = 0) -> None:
         self._start = self._done = done
@@ -186,36 +193,39 @@ class Pace:
         """``ETA 1:15``, and ``ETA -:--`` until more is done than at the start."""
         if self._done <= self._start:
             return "ETA -:--"
-        at_this_pace = (total - self._done) * (self._last - self._started) / (self._done - self._start)
-        return f"ETA {clock(max(0.0, at_this_pace - (time.perf_counter() - self._last)))}"
+        seconds_each = (self._last - self._started) / (self._done - self._start)
+        left = (total - self._done) * seconds_each - (time.perf_counter() - self._last)
+        return f"ETA {clock(max(0.0, left))}"
 
     def elapsed(self) -> str:
         """Time since the start, as ``m:ss`` or ``h:mm:ss``."""
         return clock(time.perf_counter() - self._started)
 
 
-# --- what is shown there ----------------------------------------------------------------------------------------------
+# --- what it shows ----------------------------------------------------------------------------------------------------
 
 
 class ShownProgress(RunObserver):
     """Shows a run, an attack or a judgement on a console. Use it as a context manager around it.
 
     Attributes:
-        begun: whether the run got as far as its rounds.
-        in_rounds: whether one of them was begun.
+        begun: whether the run was set up, so that its rounds could begin.
+        in_rounds: whether a round was begun.
         owes_round: whether rounds are left to do, and this process has not finished one.
     """
 
     def __init__(self, console: Quiet | None = None) -> None:
         self._console = Quiet() if console is None else console
         self.begun = self.in_rounds = self.owes_round = False
-        self._num_rounds, self._rounds = 0, Pace()
+        self._num_rounds = 0
+        self._rounds = Pace()
         self._part = ""  # of the run: a round, or its final evaluation
-        self._shares: dict[int, float] = {}  # of the part's clients, how much of its training each has done
-        self._num_clients = 0
-        self._label, self._evaluated = "", Pace()
-        self._work = "starting"
-        self._not_run: set[str] = set()  # findings of monitored attacks that were shown
+        self._num_clients = 0  # in this round
+        self._shares: dict[int, float] = {}  # client of this round to the share of its training that is done
+        self._label = ""  # of the evaluator at work
+        self._evaluated = Pace()
+        self._work = "starting"  # what the console calls the work at hand
+        self._not_run: set[str] = set()  # findings about monitored attacks that were shown
 
     def __enter__(self) -> ShownProgress:
         self._console.__enter__()
@@ -235,17 +245,22 @@ class ShownProgress(RunObserver):
         done = run.start_round - 1
         self.begun, self.owes_round = True, done < run.num_rounds and run.stop is None
         self._num_rounds, self._rounds = run.num_rounds, Pace(done)
+        rounds = f"{run.num_rounds} round{'s' if run.num_rounds > 1 else ''}"
         if run.stop is not None:
-            begun = f"{run.stop}; resuming at the final evaluation"
+            start = f"{run.stop}; resuming at the final evaluation"
         elif not self.owes_round:
-            begun = f"all {run.num_rounds} rounds are done, resuming at the final evaluation"
+            start = f"all {run.num_rounds} rounds are done, resuming at the final evaluation"
+        elif done:
+            start = f"resuming at round {run.start_round} of {rounds}"
         else:
-            rounds = f"{run.num_rounds} round{'s' if run.num_rounds > 1 else ''}"
-            begun = f"resuming at round {run.start_round} of {rounds}" if done else f"running {rounds}"
-        groups = run.recipe.get("calfat", {}).get("clients") or ()
-        names = [f"{group['name']}{' (attackers)' * ('attacker' in group)}" for group in groups]
-        named = f"; groups of clients: {', '.join(names)}" if names else ""
-        self.say(f"{run.name}: {begun} in {run.directory}{named}")
+            start = f"running {rounds}"
+        line = f"{run.name}: {start} in {run.directory}"
+        names = []
+        for group in run.recipe.get("calfat", {}).get("clients") or ():
+            names.append(f"{group['name']} (attackers)" if "attacker" in group else group["name"])
+        if names:
+            line += f"; groups of clients: {', '.join(names)}"
+        self.say(line)
         self._console.ended(self._work)
         self._show_rounds(done)
 
@@ -264,8 +279,9 @@ class ShownProgress(RunObserver):
             if not self._part:
                 self._begin(label)
         self._evaluated.reached(done)
-        named = f"{label} " if self._part else ""
-        text = f"{named}{percent(correct / max(1, done))} right, {100 * done // total} % done  "
+        text = f"{percent(correct / max(1, done))} right, {100 * done // total} % done  "
+        if self._part:
+            text = f"{label} {text}"
         self._console.at(self._work, done, total, lambda: text + self._evaluated.eta(total))
 
     def round_finished(self, record: RoundRecord) -> None:
@@ -277,29 +293,36 @@ class ShownProgress(RunObserver):
                 self._not_run.add(alarm)
             self.warn(f"round {record.round}: {alarm}.")
         self._rounds.reached(record.round)
-        total, scores = self._num_rounds, scores_of(record)
-        refused = [f"refused {', '.join(map(str, record.refused))}"] if record.refused else []
-        words = [*scores, *refused, f"{record.seconds:.1f} s", self._rounds.eta(total)]
-        # Of a long run on a terminal some rounds are enough to see its course; the bars have the last one.
-        every, last = _lines_every(total), record.round == total or record.stop is not None
+        total = self._num_rounds
+        scores = [f"{label} {accuracy_text(result.accuracy)}" for label, result in record.evaluations.items()]
+        scores.append(f"loss {record.loss:.3f}")
+        words = [*scores]
+        if record.refused:
+            words.append(f"refused {', '.join(map(str, record.refused))}")
+        words += [f"{record.seconds:.1f} s", self._rounds.eta(total)]
+        is_last = record.round == total or record.stop is not None
+        # On a terminal a long run shows some of its rounds as lines; the note below the bars is about the last one.
         self._console.say(
             f"round {record.round:>{len(str(total))}}/{total}  {'  '.join(words)}",
-            unless_drawn=record.round % every != 0 and not last,
+            unless_drawn=record.round % _lines_every(total) != 0 and not is_last,
         )
-        if refused:
+        if record.refused:
             self._console.say(f"round {record.round}: refused {'; '.join(record.refused.values())}", "yellow")
         self._console.note("  ".join([f"after round {record.round}:", *scores]))
         self._show_rounds(record.round)
         if record.stop is not None:
             self._console.say(str(record.stop), "yellow")
-        if last:
+        if is_last:
             self._begin_part("final")
 
     def _show_rounds(self, done: int) -> None:
         total, pace = self._num_rounds, self._rounds
 
         def course() -> str:
-            return f"{done}/{total} rounds  {pace.elapsed()}" + (f"  {pace.eta(total)}" if done < total else "")
+            text = f"{done}/{total} rounds  {pace.elapsed()}"
+            if done < total:
+                text += f"  {pace.eta(total)}"
+            return text
 
         self._console.at("run", done, total, course)
 
@@ -314,12 +337,6 @@ class ShownProgress(RunObserver):
         self._console.at(work, 0, 1, str)
 
 
-def scores_of(record: RoundRecord) -> list[str]:
-    """What a round measured, as words of its line."""
-    accuracies = [f"{label} {accuracy_text(result.accuracy)}" for label, result in record.evaluations.items()]
-    return [*accuracies, f"loss {record.loss:.3f}"]
-
-
 def choose_progress(console: Console, *, plain: bool = False) -> ShownProgress:
     """Progress as bars where they can move, else as lines."""
     return ShownProgress(lines_or_bars(console, plain=plain))
@@ -327,5 +344,9 @@ def choose_progress(console: Console, *, plain: bool = False) -> ShownProgress:
 
 def _lines_every(num_rounds: int) -> int:
     """Print every so many rounds: 1, 2, 5, 10, 20, 50 ..., the least that keeps to ``_MOST_LINES``."""
-    steps = (digit * int(10**power) for power in itertools.count() for digit in (1, 2, 5))
-    return next(step for step in steps if num_rounds <= _MOST_LINES * step)
+    power_of_ten = 1
+    while True:
+        for digit in (1, 2, 5):
+            if num_rounds <= _MOST_LINES * digit * power_of_ten:
+                return digit * power_of_ten
+        power_of_ten *= 10

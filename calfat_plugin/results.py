@@ -140,7 +140,9 @@ class EvaluationResult:
     @property
     def interval(self) -> Interval | None:
         """The 95 % interval of ``accuracy`` over the test examples (Wilson's); None where there is no accuracy."""
-        return None if self.accuracy is None else of_accuracy((self.accuracy,), self.num_examples)
+        if self.accuracy is None:
+            return None
+        return of_accuracy((self.accuracy,), self.num_examples)
 
     @property
     def worst_class(self) -> Worst | None:
@@ -174,7 +176,9 @@ class EvaluationResult:
             class_counts: training examples, a row a client, (K, C); empty where they are not known.
             long_tailed: whether the partition is.
         """
-        head, middle, tail = by_frequency(self.per_class, class_counts) if long_tailed else (None, None, None)
+        head = middle = tail = None
+        if long_tailed:
+            head, middle, tail = by_frequency(self.per_class, class_counts)
         worst = worst_clients(self.per_class, class_counts)
         return dataclasses.replace(self, worst_clients=worst, head=head, middle=middle, tail=tail)
 
@@ -267,18 +271,21 @@ class RoundRecord:
     @property
     def loss(self) -> float:
         """The mean of the plausible losses (``maths.metrics.plausible_losses``); nan without any."""
-        kept = plausible_losses(self.losses)
-        return math.fsum(kept.values()) / len(kept) if kept else math.nan
+        plausible = plausible_losses(self.losses)
+        if not plausible:
+            return math.nan
+        return math.fsum(plausible.values()) / len(plausible)
 
     def accuracy(self, label: str) -> float | None:
-        """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None: it has no number."""
-        result = self.evaluations.get(label)
-        return None if result is None else result.accuracy
+        """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round; None: it has no number."""
+        if label not in self.evaluations:
+            return None
+        return self.evaluations[label].accuracy
 
     def with_worst_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
         """The same with ``worst_clients`` of every evaluation; ``class_counts``: (K, C), empty where not known."""
-        found = {label: result.with_worst_clients(class_counts) for label, result in self.evaluations.items()}
-        return dataclasses.replace(self, evaluations=found)
+        evaluations = {label: result.with_worst_clients(class_counts) for label, result in self.evaluations.items()}
+        return dataclasses.replace(self, evaluations=evaluations)
 
 
 @dataclass(frozen=True)
@@ -323,9 +330,13 @@ class RunResult:
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
     """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null."""
-    names = (*(field.name for field in dataclasses.fields(evaluation)), "interval", "worst_class")
-    values = {name: getattr(evaluation, name) for name in names}
-    return {name: _as_json(value, name) for name, value in values.items() if value or name not in _OPTIONAL}
+    content = {}
+    stored = [declared.name for declared in dataclasses.fields(evaluation)]
+    for name in (*stored, "interval", "worst_class"):
+        value = getattr(evaluation, name)
+        if value or name not in _OPTIONAL:
+            content[name] = _as_json(value, name)
+    return content
 
 
 def evaluator_of(metric: str) -> str:

@@ -13,15 +13,13 @@ import click
 from calfat_plugin import report
 from calfat_plugin.analyses.attack import AttackPlan, AttackReport, planned
 from calfat_plugin.analyses.attack import attack as measure
-from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import model_options, targets_argument
-from calfat_plugin.cli.results import show_alarms, show_evaluations
+from calfat_plugin.cli.options import json_option, json_output, model_options, targets_argument
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import CalfatError, OptionError
 from calfat_plugin.progress import choose_progress, verbatim_console
-from calfat_plugin.report.evaluations import EVALUATION_HEAD, evaluation_row
-from calfat_plugin.report.table import Table, print_table
+from calfat_plugin.report.run_tables import EVALUATION_HEAD, evaluation_row, show_alarms, show_evaluations
+from calfat_plugin.report.table import Row, Table, print_table
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -65,12 +63,16 @@ def attack(
     cannot be measured are named at the end, with exit code 2.
     """
     with stop_signals(), json_output(as_json) as show:
-        how |= {"attacks": _split(attacks, "--attacks"), "eps": () if eps is None else _split(eps, "--eps")}
+        how["attacks"] = _split(attacks, "--attacks")
+        how["eps"] = ()
+        if eps is not None:
+            how["eps"] = _split(eps, "--eps")
         if len(targets) > 1:
             _refuse_for_several(targets, output)
             _attack_several(targets, how, plain, show)
         else:
-            plan, measured = _attack_one(targets[0] if targets else None, how, plain, output)
+            target = targets[0] if targets else None
+            plan, measured = _attack_one(target, how, plain, output)
             show_evaluations(verbatim_console(), measured.results)
             _finish_one(plan, measured)
             show({"file": str(measured.path), "results": read_json(measured.path)})
@@ -81,10 +83,14 @@ def _attack_one(
 ) -> tuple[AttackPlan, AttackReport]:
     """Attack one model."""
     plan = planned(target, **how)
-    warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
+    warnings: dict[str, None] = {}
+    for experiment in plan.experiments:
+        warnings.update(dict.fromkeys(experiment.warnings))
+    warn(*warnings)
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     try:
         with choose_progress(verbatim_console(), plain=plain) as progress:
-            return plan, measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
+            return plan, measure(plan, command, progress, output)
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)
 
@@ -96,7 +102,8 @@ def _finish_one(plan: AttackPlan, measured: AttackReport) -> None:
     console.print(f"results: {measured.path}", soft_wrap=True)
     for curve in measured.curves:
         console.print(f"curve: {curve}", soft_wrap=True)
-    if (run := plan.run) is not None and (run / "report.html").exists():
+    run = plan.run
+    if run is not None and (run / "report.html").exists():
         write_page(lambda: report.write_run_report(run), run)
 
 
@@ -106,42 +113,39 @@ def _refuse_for_several(targets: Sequence[Path], output: Path | None) -> None:
             f"--output {output}: one file cannot have the results of {len(targets)} runs. Leave it out: each run gets "
             "a file in its attacks/."
         )
-    places = [target.resolve() for target in targets]
-    twice = [target for target, place in zip(targets, places, strict=True) if places.count(place) > 1]
-    if twice:
-        raise OptionError(f"{twice[-1]}: is named twice; name it once.")
+    places: set[Path] = set()
+    for target in targets:
+        if target.resolve() in places:
+            raise OptionError(f"{target}: is named twice; name it once.")
+        places.add(target.resolve())
 
 
 def _attack_several(targets: Sequence[Path], how: Mapping[str, Any], plain: bool, show: Callable[[Any], None]) -> None:
     """Attack one run after the other; one that cannot be measured does not stop the others."""
     console = verbatim_console()
-    measured: dict[Path, AttackReport] = {}
+    rows: list[Row] = []
+    measured: list[dict[str, Any]] = []
     refused: dict[Path, CalfatError] = {}
     for number, target in enumerate(targets, start=1):
         console.print(f"[{number}/{len(targets)}] {target}", soft_wrap=True)
         try:
-            plan, measured[target] = _attack_one(target, how, plain)
+            plan, attacked = _attack_one(target, how, plain)
         except CalfatError as error:
             refused[target] = error
             warn(f"{target} is not measured: {error}")
-        except SystemExit:  # stopped
+        except SystemExit:  # the user stopped it
             left = shlex.join(map(str, [*refused, *targets[number - 1 :]]))
             print(f"Name those alone that are left, for the others would be measured again: {left}", file=sys.stderr)
             raise
         else:
-            _finish_one(plan, measured[target])
-    rows = []
-    for target, one in measured.items():
-        rows += [[str(target), *evaluation_row(result)] for result in one.results]
+            _finish_one(plan, attacked)
+            for result in attacked.results:
+                rows.append([str(target), *evaluation_row(result)])
+            measured.append({"run": str(target), "file": str(attacked.path), "results": read_json(attacked.path)})
     if rows:
         print_table(console, Table("", ["run", *EVALUATION_HEAD], rows, 2))
-    files = {target: {"file": str(one.path), "results": read_json(one.path)} for target, one in measured.items()}
-    show(
-        {
-            "runs": [{"run": str(target), **content} for target, content in files.items()],
-            "not_measured": [{"run": str(target), "error": str(error)} for target, error in refused.items()],
-        }
-    )
+    not_measured = [{"run": str(target), "error": str(error)} for target, error in refused.items()]
+    show({"runs": measured, "not_measured": not_measured})
     if refused:
         others = "The others are done; what" if measured else "What"
         fail(f"not measured: {', '.join(map(str, refused))}. {others} is wrong is said above.")

@@ -9,9 +9,8 @@ from typing import Any
 import click
 import yaml
 
-from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
-from calfat_plugin.cli.options import recipe_options
+from calfat_plugin.cli.options import json_option, json_output, recipe_options
 from calfat_plugin.errors import OptionError, RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
@@ -52,12 +51,12 @@ def check(
         print_json({"file": document.file, "warnings": warnings, **content})
 
 
-_Found = tuple[tuple[str, ...], str, dict[str, Any]]  # warnings, what to print, and the same for other programs
+_Checked = tuple[tuple[str, ...], str, dict[str, Any]]  # warnings, a text to print, and the same as JSON
 
 
 def _check_recipe(
     document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...], show: bool
-) -> _Found:
+) -> _Checked:
     experiment = checked_experiment(document, overrides, seed, plugins=plugins)
     train, as_run = experiment.train, experiment.as_run()
     if show:
@@ -72,22 +71,27 @@ def _check_recipe(
         if experiment.clients:
             from calfat_plugin.report.labels import difference
 
-            groups = (f"{group.name}: {difference(group, experiment)}" for group in experiment.clients)
+            groups = [f"{group.name}: {difference(group, experiment)}" for group in experiment.clients]
             text += f" Groups: {'; '.join(groups)}."
     return experiment.warnings, text, {"kind": "recipe", "recipe": as_run}
 
 
-def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
+def _check_suite(
+    document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]
+) -> _Checked:
     from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.plan import make_plan, registry_of
     from calfat_plugin.suites.suite import MAX_SEED
 
     if seed is not None and seed > MAX_SEED:
         raise OptionError(f"--seed {seed}: expected a whole number, 0 <= value <= {MAX_SEED}.")
-    suite, seeds = load_suite(document, plugins), None if seed is None else (seed,)
+    suite = load_suite(document, plugins)
+    seeds = None if seed is None else (seed,)
     plan = make_plan(suite, registry_of(suite, overrides), overrides=overrides, seeds=seeds)
-    choosing = len(plan.choosing.runs)
-    runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"
-    text = f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}."
+    runs = f" and {plan.num_runs} runs"
     content = {"kind": "suite", "cells": len(plan.cells), "runs": plan.num_runs}
-    return plan.warnings, text, {**content, "choice_runs": choosing} if choosing else content
+    choice_runs = len(plan.choosing.runs)
+    if choice_runs:
+        runs = f", {choice_runs} choice runs{runs}"
+        content["choice_runs"] = choice_runs
+    return plan.warnings, f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}.", content

@@ -22,11 +22,11 @@ _RED, _YELLOW = 31, 33
 
 @contextmanager
 def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = str) -> Iterator[None]:
-    """Report what the user can fix without a traceback and exit with 2.
+    """Report an error that the user can fix without a traceback, and exit with 2.
 
-    That is a :class:`CalfatError`, a path that the system refuses, a full disk, and a standard output that cannot be
-    written.
-    ``after`` makes a further line, such as how to resume; ``after_stop`` that where nobody reads the output any more.
+    Such an error is a :class:`CalfatError`, a path that the system refuses, a full disk, or a standard output that
+    cannot be written. ``after`` makes a further line, such as how to resume; ``after_stop`` makes it where nobody reads
+    the output any more.
     """
     try:
         yield
@@ -37,23 +37,26 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
             fail(f"standard output cannot be written ({error.strerror}).", after_stop())
         if error.filename is None and error.errno in NO_ROOM:
             fail(f"a file cannot be written ({error.strerror}). {TRY_AGAIN}", after())
-        if error.errno in TOO_MANY_OPEN:  # whichever file it was, another one would have been the next
+        if error.errno in TOO_MANY_OPEN:  # the file's name does not matter: the next one would fail, too
             fail(f"a file cannot be opened ({error.strerror}). {ALLOW_MORE}", after())
-        if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
+        # A file that may be missing is looked for before it is opened, so a missing one is a bug.
+        if error.filename is None or isinstance(error, FileNotFoundError):
             raise
-        shown = short(os.fsdecode(error.filename), 120)
-        fail(f"{shown}: cannot be used ({error.strerror}). Check this path and its permissions.", after())
+        path = short(os.fsdecode(error.filename), 120)
+        fail(f"{path}: cannot be used ({error.strerror}). Check this path and its permissions.", after())
 
 
 @contextmanager
 def stop_signals() -> Iterator[tuple[signal.Signals, ...]]:
-    """Let a polite kill (SIGTERM) and a closed terminal (SIGHUP) stop as Ctrl-C does; gives all signals that stop."""
+    """Let SIGTERM (a polite kill) and SIGHUP (a closed terminal) stop as Ctrl-C does; gives the signals that stop."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    numbers = tuple(number for number in ends if signal.getsignal(number) != signal.SIG_IGN)  # nohup means it
+    numbers = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and that stays so
+            numbers.append(number)
     previous = [signal.signal(number, stop) for number in numbers]
     try:
         yield (signal.SIGINT, *numbers)
@@ -63,7 +66,7 @@ def stop_signals() -> Iterator[tuple[signal.Signals, ...]]:
 
 
 def _output_is_lost() -> bool:
-    """Whether standard output takes nothing more; if so, Python's own last attempt to write there is kept quiet."""
+    """Whether standard output cannot be written; if so, it is replaced, so that Python's last flush does not fail."""
     try:
         print(flush=True)
     except OSError:
@@ -95,14 +98,17 @@ def warn(*messages: str) -> None:
 
 
 def _say(word: str, colour: int, message: str) -> None:
-    prefix = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured(sys.stderr) else f"{word}:"
+    prefix = f"{word}:"
+    if coloured(sys.stderr):
+        prefix = f"\x1b[1;{colour}m{prefix}\x1b[0m"
     with suppress(OSError):  # the exit status remains
         print(prefix, printable(message), file=sys.stderr)  # a plugin may have written it
 
 
 def write_page(write: Callable[[], Path], directory: Path) -> None:
-    """Write a report beside results that are safe already, and print where; a failure is only a warning."""
+    """Write a report after the results were saved, and print where it is; a failure is only a warning."""
     from calfat_plugin.report import try_report
 
-    if page := try_report(write, directory, warn):
+    page = try_report(write, directory, warn)
+    if page is not None:
         print(f"report: {page}")

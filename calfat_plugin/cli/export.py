@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import stop_signals, warn
-from calfat_plugin.cli.options import download_option, which_checkpoint
-from calfat_plugin.cli.replay import lines_of
+from calfat_plugin.cli.options import download_option, json_option, json_output, which_checkpoint
+from calfat_plugin.cli.trust import lines_of
 from calfat_plugin.exporting.folder import Export, write_export
 from calfat_plugin.progress import choose_progress, verbatim_console
 

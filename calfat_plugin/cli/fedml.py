@@ -21,29 +21,34 @@ _RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
 def take_over() -> None:
-    """Be what the host's launcher is about to import and call; the host itself is not imported."""
-    door = ModuleType(_HOST_CLI)
-    vars(door)["cli"] = main
-    sys.modules[_HOST_CLI] = door
+    """Let the host's launcher import and call :func:`main` instead of its own command; this imports no host."""
+    stand_in = ModuleType(_HOST_CLI)
+    vars(stand_in)["cli"] = main
+    sys.modules[_HOST_CLI] = stand_in
 
 
 def is_ours(arguments: Sequence[str]) -> bool:
     """Whether the command line is ``run RECIPE``.
 
-    It is when the first word after ``run`` that is neither an option, the host's or ours, nor the value of one looks
-    like a recipe: it ends like one, is a path, or is the name of a shipped one. The host's subcommands stay the host's.
+    It is if the first positional word after ``run`` looks like a recipe: it ends like one, is a path, or is the name of
+    a shipped one. The host's subcommands stay the host's.
     """
-    word = _positional(arguments[1:]) if arguments[:1] == ["run"] else None
+    if arguments[:1] != ["run"]:
+        return False
+    word = _positional(arguments[1:])
     if word is None or word in _HOST_COMMANDS:
         return False
     return os.sep in word or word.lower().endswith(_RECIPE_SUFFIXES) or os.path.exists(word) or word in shipped_files()
 
 
 def _positional(words: Sequence[str]) -> str | None:
+    """The first word that is neither an option, the host's or ours, nor the value of one."""
     from calfat_plugin.cli.run import run
 
-    ours = (name for option in run.params if not getattr(option, "is_flag", True) for name in option.opts)
-    with_value = {*_HOST_OPTIONS, *ours}
+    with_value = {*_HOST_OPTIONS}
+    for option in run.params:
+        if not getattr(option, "is_flag", True):
+            with_value.update(option.opts)
     rest = iter(words)
     for word in rest:
         if word == "--":

@@ -63,7 +63,7 @@ def server_app(folder: Path) -> ServerApp:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Keep from Flower's log the traceback, with an error or after it, of one that says itself what to do."""
+    """A filter of Flower's log: the traceback of a :class:`CalfatError` is left out, and its text is kept."""
     error = (record.exc_info or sys.exc_info())[1]
     while error is not None and not isinstance(error, CalfatError):
         error = error.__cause__
@@ -81,7 +81,8 @@ def client_app(folder: Path) -> ClientApp:
         node = context.node_config
         if FOLDER in node:
             return _own_round(folder, message, context)
-        document, fields = _document(folder, context.run_config, simulated=True), fields_of(message)
+        fields = fields_of(message)
+        document = _document(folder, context.run_config, simulated=True)
         document = document.with_value(("calfat", "runtime", "precision"), fields["precision"], "the server")
         start = partial(any_clients_worker, document, fields["threads"], Path(os.devnull))
         return any_client(pickle.dumps(start), message)
@@ -96,11 +97,13 @@ def client_app(folder: Path) -> ClientApp:
 def _own_round(folder: Path, message: Message, context: Context) -> Answer:
     """Train this node's client on its own data."""
     experiment, client = _party(folder, context)
-    fields, keeps = fields_of(message), expanded(str(context.node_config[FOLDER]))
+    fields = fields_of(message)
+    own_folder = expanded(str(context.node_config[FOLDER]))
     if fields["client"] != client:
         raise RunError(f"the server asks for client {fields['client']}, and this SuperNode is client {client}.")
-    request, downlink = Request(experiment, None, False, _COMMAND), tensors_of(message, MODEL)
-    num_examples, wire = train_round(request, client + 1, keeps, fields["round"], fields["used"], downlink)
+    request = Request(experiment, None, False, _COMMAND)
+    downlink = tensors_of(message, MODEL)
+    num_examples, wire = train_round(request, client + 1, own_folder, fields["round"], fields["used"], downlink)
     return Answer(num_examples, wire, {})
 
 

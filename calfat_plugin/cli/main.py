@@ -35,18 +35,19 @@ COMMANDS = {
     "schema": "Print a JSON schema of recipes, for editors.",
 }
 
+_MODULES = {"init": "recipes", "download": "recipes", "replay": "trust"}  # commands that share a module
 _STDERR = 2  # its descriptor, the last of the three that every program has
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``calfat_plugin.cli.<name>`` and are imported on use."""
+    """A group whose commands are imported on use, from ``calfat_plugin.cli.<name>`` or as ``_MODULES`` says."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, and report an output that cannot be written like any other error."""
         _open_streams()
         sys.excepthook = _show_traceback
         wait_passively()
-        atexit.register(gc.freeze)  # at its end, Python looks for garbage in all that was ever imported: up to a second
+        atexit.register(gc.freeze)  # saves up to a second: at its end, Python looks for garbage in all modules
         with user_errors():
             try:
                 return super().main(*args, **kwargs)
@@ -69,7 +70,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            # Here, too: where nobody reads the output any more, click itself would exit with 1 and without a word.
+            # Here, too: where nobody reads the output any more, click itself would exit with 1 and without a message.
             with user_errors():
                 return super().invoke(ctx)
         except KeyboardInterrupt:  # click itself would exit with 1
@@ -82,7 +83,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"calfat_plugin.cli.{name}"), name)
+        module = importlib.import_module(f"calfat_plugin.cli.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,16 +93,16 @@ class LazyGroup(click.Group):
 
 
 def wait_passively() -> None:
-    """Let threads of torch that wait sleep, not spin at the cost of busy cores; call it before torch is imported."""
+    """Let waiting threads of torch sleep instead of keeping cores busy; call it before torch is imported."""
     if "torch" not in sys.modules:  # its OpenMP reads this when it is loaded
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _open_streams() -> None:
-    """Let standard streams that the process was started without, as by a daemon or with ``>&-``, lead nowhere.
+    """Open the null device for each standard stream that is missing, as in a daemon or behind ``>&-``.
 
-    Libraries use the streams as if they were always there, and the next file that is opened would take the place of a
-    missing descriptor, and then hold what other programs print.
+    Libraries rely on the streams. The next file that is opened would also get the descriptor of a missing stream, and
+    then receive what other programs print.
     """
     while (handle := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(handle, True)
@@ -113,7 +115,7 @@ def _open_streams() -> None:
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As Python does it, but for a plugin's text, which must not drive the terminal."""
+    """Print a traceback as Python does, without control characters that a plugin's text may have."""
     print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 

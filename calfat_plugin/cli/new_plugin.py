@@ -67,9 +67,10 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
     """
     module = _module_of(name)
     known = registry.Registry.load()
-    for entry, provider in (offer for each in entries.KINDS for offer in known.offers(each)):
-        if entry.name == name:
-            raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
+    for each_kind in entries.KINDS:
+        for entry, provider in known.offers(each_kind):
+            if entry.name == name:
+                raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
     folder = into / name
     write_new_folder(folder, render(name, kind), "Choose another name, or a folder with --into.")
     click.echo(
@@ -98,16 +99,16 @@ def render(name: str, kind: str) -> dict[str, str]:
         f"tests/test_{module}.py": "test.py.jinja",
     }
     title = "".join(word.capitalize() for word in module.split("_"))
-    known = {"name": name, "module": module, "title": title, "kind": kind, **vars(KINDS[kind])}
-    known["what"] = KINDS[kind].entry.kind
-    files = {path: environment.get_template(template).render(known) for path, template in templates.items()}
+    values = {"name": name, "module": module, "title": title, "kind": kind, **vars(KINDS[kind])}
+    values["what"] = KINDS[kind].entry.kind
+    files = {path: environment.get_template(template).render(values) for path, template in templates.items()}
     if re.search(rf"\bimport\b.*\b{title}(Options|Loss)?\b", files[f"{module}.py"]):
         raise PluginError(f"'{name}' would name a class {title} like one that it imports; {_another(name)}")
     return files
 
 
 def _module_of(name: str) -> str:
-    """The module of a plugin."""
+    """The name of a plugin's module; refuses a name that cannot be one, or is taken."""
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or keyword.iskeyword(module):
         raise PluginError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +21,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def together(*options: Decorator) -> Decorator:
-    """Several options as one, in the order in which the help lists them."""
+    """Several options as one decorator, in the order in which the help lists them."""
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -27,6 +29,10 @@ def together(*options: Decorator) -> Decorator:
         return command
 
     return decorated
+
+
+def _host_override(ctx: click.Context, param: click.Parameter, host: str | None) -> tuple[str, ...]:
+    return () if host is None else (f"common_args.host={host}",)
 
 
 def complete_shipped(start: str) -> list[CompletionItem]:
@@ -54,7 +60,7 @@ _host_option: Decorator = click.option(
     "--host",
     "of_host",
     type=click.Choice(tuple(HOSTS)),
-    callback=lambda ctx, param, host: () if host is None else (f"common_args.host={host}",),  # for the overrides
+    callback=_host_override,
     help="Short for --set common_args.host=HOST: what runs the rounds.",
 )
 idle_option: Decorator = click.option(
@@ -78,7 +84,7 @@ recipe_options = together(_recipe_argument, set_option, _seed_option, _host_opti
 
 
 def _ask(file: PluginFile) -> bool:
-    """The user's word on a plugin file, where there is a terminal to ask at."""
+    """Ask the user whether a plugin file may be executed; without a terminal the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     click.echo(f"This run executes {file.path}\n(SHA-256 {file.sha256}), which you have not run before.", err=True)
@@ -91,18 +97,23 @@ def _ask(file: PluginFile) -> bool:
         return False
 
 
-#: What a command that executes the plugins of a run directory passes on as ``trust``.
+def _trust_callback(ctx: click.Context, param: click.Parameter, trust_all: bool) -> Callable[[PluginFile], bool]:
+    """The flag as a function that says whether a plugin file of the run may be executed."""
+    if trust_all:
+        return lambda file: True
+    return _ask
+
+
 _trust_option: Decorator = click.option(
     "--trust-plugins",
     "trust",
     is_flag=True,
-    callback=lambda ctx, param, value: (lambda file: True) if value else _ask,
+    callback=_trust_callback,
     help="Execute plugin files of the run that you have not run before.",
 )
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
 )
-#: Likewise, several.
 targets_argument: Decorator = click.argument(
     "targets", metavar="[CHECKPOINT_OR_RUN_DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
@@ -115,7 +126,7 @@ _data_dir_option: Decorator = click.option(
 download_option: Decorator = click.option("--download", is_flag=True, help="Fetch a missing data set.")
 #: Which model of a run, on which data.
 which_checkpoint = together(_checkpoint_option, _data_dir_option, plugin_option, _trust_option)
-#: Likewise, or a model of the user's own; of ``calfat replay``, too.
+#: Likewise, or a model of the user's own.
 which_model = together(
     _checkpoint_option,
     click.option(
@@ -129,7 +140,7 @@ which_model = together(
     plugin_option,
     _trust_option,
 )
-#: The same, how it is attacked, and where to compute.
+#: Which model, how it is attacked, and where to compute.
 model_options = together(
     click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf."),
     click.option(
@@ -150,3 +161,27 @@ model_options = together(
     ),
     click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal."),
 )
+
+
+# --- --json -----------------------------------------------------------------------------------------------------------
+
+
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, for other programs."
+)
+
+
+@contextmanager
+def json_output(as_json: bool) -> Iterator[Callable[[Any], None]]:
+    """With ``as_json`` standard output is one JSON document; what a command prints while it works goes to stderr.
+
+    Gives a function that prints the result, or does nothing without ``as_json``.
+    """
+    stdout = sys.stdout
+
+    def show(result: Any) -> None:
+        if as_json:
+            print(json.dumps(result, indent=2, allow_nan=False), file=stdout)
+
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield show

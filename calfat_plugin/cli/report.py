@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.as_json import json_option, json_output
+from calfat_plugin.cli.options import json_option, json_output
 from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.reading import find_runs
+from calfat_plugin.report.comparison import find_runs
 
 
 @click.command()
@@ -25,8 +25,12 @@ def report(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> No
     and PNG.
     """
     with json_output(as_json) as show:
-        runs = [run for directory in directories for run in find_runs(directory)]
-        alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
-        page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
+        runs: list[Path] = []
+        for directory in directories:
+            runs += find_runs(directory)
+        if len(directories) == 1 and runs == [directories[0]]:
+            page = write_run_report(runs[0], out)
+        else:
+            page = write_comparison(directories, out)
         click.echo(f"report: {page}")
         show({"report": str(page), "runs": [str(run) for run in runs]})

@@ -8,18 +8,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from calfat_plugin.cli import party
-from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, warn
-from calfat_plugin.cli.options import idle_option, recipe_options
-from calfat_plugin.cli.results import show_final
-from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.options import idle_option, json_option, json_output, recipe_options
+from calfat_plugin.cli.party import ResumeHint
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
@@ -27,7 +24,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.progress import choose_progress, verbatim_console
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.schema import MPI
-from calfat_plugin.report.profile_table import spending_text
+from calfat_plugin.report.run_tables import show_final, spending_text
 from calfat_plugin.runs.compute import lowest_priority
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -84,19 +81,24 @@ def run(
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
     overrides += of_host
-    values: list[tuple[str, ...]] = [("--set", override) for override in overrides]
-    values += [("--plugin", str(plugin)) for plugin in plugins]
-    values += [] if seed is None else [("--seed", str(seed))]
-    flags = [("--download", download), ("--profile", profile), ("--no-page", no_page), ("--plain", plain)]
-    flags += [("--idle", idle)]
-    values += [(flag,) for flag, given in flags if given]
-    values += [] if workers is None else [("--workers", workers)]
-    command = [*_program(), "run", recipe, *chain(*values)]
+    command = [*_program(), "run", recipe]  # this one again, without the rank and the run directory
+    for override in overrides:
+        command += ["--set", override]
+    for plugin in plugins:
+        command += ["--plugin", str(plugin)]
+    if seed is not None:
+        command += ["--seed", str(seed)]
+    flags = {"--download": download, "--profile": profile, "--no-page": no_page, "--plain": plain, "--idle": idle}
+    command += [flag for flag, is_set in flags.items() if is_set]
+    if workers is not None:
+        command += ["--workers", workers]
 
     def results(directory: RunDirectory) -> dict[str, Any]:
         return {"run": str(directory.path), "results": read_json(directory.results)}
 
-    hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
+    hint = ResumeHint([*command], resume)
+    if role is not None:
+        hint.command += ["--role", role]
     with (
         lowest_priority() if idle else nullcontext(),
         json_output(as_json) as show,
@@ -116,23 +118,25 @@ def run(
                 raise RunError(f"{OPTION} starts all processes of a run. Leave out --local, --role and --rank.")
             request = with_workers(request, runtime, workers, warn)
         elif is_party or runtime.num_processes > 1:
-            chosen = party.which(runtime, role, rank, local)
-            if party.take_part(request, runtime, chosen, command, hint):
+            own_rank = party.which(runtime, role, rank, local)
+            if party.take_part(request, runtime, own_rank, command, hint):
                 if hint.directory is not None:  # this process has started the parties, and is none itself
                     show(results(hint.directory))
                 return
-        elif experiment.executor == MPI:  # how its job was started is not known here; the result is that of any number
+        elif experiment.executor == MPI:
+            # The command that started its job is not known. A run with other workers has the same result.
             hint.command += [OPTION, str(mpi_workers())]
         if runtime.is_cross_silo:
             party.warn_of_unfinished(request, hint.command)
         hint.directory, hint.experiment = RunDirectory.open(request), experiment
-        if not located(recipe).is_file():  # a pipe gives it once only
+        if not located(recipe).is_file():  # a pipe, which cannot be read again
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
         show(results(hint.directory))
 
 
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:
+    """Run in this process, with progress and results on the console."""
     with quick_imports():
         from calfat_plugin.runs import session
 
@@ -146,34 +150,36 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
         console.print(spending_text(run.spending), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
     if any("eps" in evaluation.settings for evaluation in result.evaluations):
-        believe = shlex.join([*_program("calfat"), "trust", str(directory.path)])  # of fedml we have run alone
-        console.print(f"next, whether the robust accuracy may be believed: {believe}", soft_wrap=True)
+        trust = shlex.join([*_program("calfat"), "trust", str(directory.path)])  # the fedml command has no trust
+        console.print(f"next, whether the robust accuracy may be believed: {trust}", soft_wrap=True)
 
 
 def _program(name: str | None = None) -> list[str]:
-    """How to call this program again, or that of another name beside it.
+    """The words that call this program again, or the program of another name in the same folder.
 
-    It is called as it was, for the scripts of an environment may not be on the PATH.
+    A path stays a path if the PATH does not lead to the same program.
     """
-    called = Path(sys.argv[0])
-    if called.name not in ("calfat", "fedml"):
+    program = Path(sys.argv[0])
+    if program.name not in ("calfat", "fedml"):
         return [sys.executable, "-m", "calfat_plugin.cli.main"]
-    called = called.with_name(name or called.name)
-    found = shutil.which(called.name)
-    on_path = found is not None and called.exists() and Path(found).samefile(called)
-    return [called.name if on_path else str(called)]
+    program = program.with_name(name or program.name)
+    on_path = shutil.which(program.name)
+    if on_path is not None and program.exists() and Path(on_path).samefile(program):
+        return [program.name]
+    return [str(program)]
 
 
 @contextmanager
-def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
-    """End cleanly on Ctrl-C, and alike on a polite kill and a closed terminal."""
+def _stoppable(last_words: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C, a polite kill or a closed terminal, print the last words and exit."""
     with stop_signals() as numbers:
         try:
             yield
         except KeyboardInterrupt:
-            for number in numbers:  # a second one must not spoil the last output
+            for number in numbers:  # a second signal must not interrupt the last output
                 signal.signal(number, signal.SIG_IGN)
-            if last_words := what_is_left():
+            words = last_words()
+            if words:
                 with suppress(OSError):  # a closed terminal
-                    print(last_words, file=sys.stderr)
+                    print(words, file=sys.stderr)
             sys.exit(INTERRUPTED)

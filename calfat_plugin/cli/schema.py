@@ -7,7 +7,7 @@ accepts; what depends on several keys at once, or on files, is left to the comma
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from calfat_plugin import entries
-from calfat_plugin.cli.as_json import json_output
-from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.cli.options import json_output, plugin_option
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
@@ -41,21 +40,23 @@ _NULL: Schema = {"type": "null"}
 @plugin_option
 def schema(plugins: tuple[Path, ...]) -> None:
     """Print a JSON schema of recipes, with the plugins that are installed, for editors."""
+    document = with_plugins(Document("calfat schema", {}), plugins)
     with json_output(True) as show:
-        show(recipe_schema(Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))))
+        show(recipe_schema(Registry.for_recipe(document)))
 
 
 def recipe_schema(registry: Registry) -> Schema:
     """The schema (JSON Schema, draft 7) of a recipe that names plugins of ``registry``."""
+    sections = {}
+    for name, config in HOST_SECTIONS.items():
+        sections[name] = _section(registry, config, strict=False)
+    sections["calfat"] = _section(registry, CalfatSection)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": f"Recipe of calfat-plugin {__version__}",
         "type": "object",
         "required": ["calfat"],
-        "properties": {
-            **{name: _section(registry, config, strict=False) for name, config in HOST_SECTIONS.items()},
-            "calfat": _section(registry, CalfatSection),
-        },
+        "properties": sections,
     }
 
 
@@ -66,42 +67,40 @@ def _object(properties: Mapping[str, Schema], *, strict: bool = True) -> Schema:
 
 def _section(registry: Registry, config: type, *, strict: bool = True) -> Schema:
     """The section with the keys of ``config``."""
-    keys = keys_of(config)
-    section = _object(
-        {
-            **_options(config),
-            **{name: _below(registry, what) for name, what in keys.items() if not isinstance(what, Others)},
-        },
-        strict=strict,
-    )
-    for what in keys.values():
-        if isinstance(what, Others):
-            section["additionalProperties"] = _value(what.info)
+    properties = _options(config)
+    further_keys: Schema | None = None  # None: the section has no keys beside those of ``config``
+    for name, key in keys_of(config).items():
+        if isinstance(key, Others):
+            further_keys = _value(key.info)
+        else:
+            properties[name] = _below(registry, key)
+    section = _object(properties, strict=strict)
+    if further_keys is not None:
+        section["additionalProperties"] = further_keys
     return section
 
 
-def _below(registry: Registry, what: Key) -> Schema:
+def _below(registry: Registry, key: Key) -> Schema:
     """What a key of a section holds."""
-    match what:
+    match key:
         case Section():
-            return _section(registry, what.config)
+            return _section(registry, key.config)
         case Sections():
-            return {"type": ["object", "null"], "additionalProperties": _section(registry, what.config)}
+            return {"type": ["object", "null"], "additionalProperties": _section(registry, key.config)}
         case OnePlugin():
-            return _choice(registry, what.kind, default=what.default)
+            return _choice(registry, key.kind, default=key.default)
         case Plugins():
-            return {"type": ["array", "null"], "items": _choice(registry, what.kind)}
+            return {"type": ["array", "null"], "items": _choice(registry, key.kind)}
         case Groups():
-            beside = {
-                "ids": {"type": ["integer", "string", "array"]},
-                "trainer": _choice(registry, entries.TrainerEntry),
-                "threat": _section(registry, Threat),
-                "attacker": _choice(registry, entries.AttackerEntry),
-            }
-            return {"type": ["array", "null"], "items": _object({**_options(what.config), **beside})}
+            group = _options(key.config)
+            group["ids"] = {"type": ["integer", "string", "array"]}
+            group["trainer"] = _choice(registry, entries.TrainerEntry)
+            group["threat"] = _section(registry, Threat)
+            group["attacker"] = _choice(registry, entries.AttackerEntry)
+            return {"type": ["array", "null"], "items": _object(group)}
         case OptionsOf():
-            return _options_of(registry, what.kind)
-    raise TypeError(repr(what))
+            return _options_of(registry, key.kind)
+    raise TypeError(repr(key))
 
 
 def _options(config: type) -> dict[str, Schema]:
@@ -109,45 +108,55 @@ def _options(config: type) -> dict[str, Schema]:
 
 
 def _value(info: OptionInfo) -> Schema:
-    value: Schema = {"description": info.help + (f" ({info.unit})" if info.unit else "")}
+    """The value of an option."""
+    description = info.help
+    if info.unit:
+        description += f" ({info.unit})"
+    value: Schema = {"description": description}
     if not info.required:
         value["default"] = to_plain(info.default)
-    optional = info.optional and not info.many  # a list may be null, its items may not
-    types = [_TYPES[info.type], *(["null"] if optional else [])]
-    each: Schema = {}
+    types = [_TYPES[info.type]]
+    choices: list[str | None] = list(info.choices)
+    if info.optional and not info.many:  # a list may be null, its items may not
+        types.append("null")
+        choices.append(None)
+    item: Schema = {}  # of a list, or the value itself
     if info.choices:
-        each["enum"] = [*info.choices, *([None] if optional else [])]
+        item["enum"] = choices
     elif info.type in (int, float, Fraction, StepSize):
         types.append("string")
-        each["pattern"] = _STEP_IN_TEXT if info.type is StepSize else _NUMBER_IN_TEXT
+        item["pattern"] = _STEP_IN_TEXT if info.type is StepSize else _NUMBER_IN_TEXT
         if info.low is not None:
-            each["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
+            item["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
         if info.high is not None:
-            each["maximum"] = float(info.high)
-    each["type"] = types
+            item["maximum"] = float(info.high)
+    item["type"] = types
     if not info.many:
-        return value | each
-    return value | {"type": ["array", "null"] if info.optional else "array", "items": each}
+        return value | item
+    return value | {"type": ["array", "null"] if info.optional else "array", "items": item}
 
 
 def _choice(registry: Registry, kind: type[entries.Entry], default: str | None = None) -> Schema:
     """A plugin by name, or with its options; ``default`` is meant where a mapping has no name."""
-    offered = [entry for entry, _ in registry.offers(kind)]
-    names = [_names(entry) for entry in offered]
-    cases = [
-        {
-            "if": {"properties": {"name": _names(entry)}, "required": [] if entry.name == default else ["name"]},
-            "then": _with_options(registry, entry),
-        }
-        for entry in offered
-    ]
+    names, cases = [], []
+    for entry, _ in registry.offers(kind):
+        entry_name = _names(entry)
+        required = [] if entry.name == default else ["name"]
+        names.append(entry_name)
+        cases.append(
+            {
+                "if": {"properties": {"name": entry_name}, "required": required},
+                "then": _with_options(registry, entry),
+            }
+        )
     mapping = {
         "type": "object",
         "properties": {"name": {"anyOf": names}},
         "required": [] if default else ["name"],
         "allOf": cases,
     }
-    return {"if": {"type": "object"}, "then": mapping, "else": {"anyOf": [*names, *([_NULL] if default else [])]}}
+    no_mapping = [*names, _NULL] if default else names
+    return {"if": {"type": "object"}, "then": mapping, "else": {"anyOf": no_mapping}}
 
 
 def _names(entry: entries.Entry) -> Schema:
@@ -161,6 +170,7 @@ def _names(entry: entries.Entry) -> Schema:
 
 
 def _with_options(registry: Registry, entry: entries.Entry) -> Schema:
+    """A mapping that names an entry, with its options."""
     keys: Schema = {"name": {}, "preset": {"enum": [*entry.presets, None]}}
     if isinstance(entry, (entries.EvaluatorEntry, entries.LoggerEntry)):
         keys["label"] = {"type": ["string", "null"]}
@@ -172,15 +182,14 @@ def _with_options(registry: Registry, entry: entries.Entry) -> Schema:
 
 
 def _options_of(registry: Registry, kind: type[entries.Entry]) -> Schema:
-    """The options of a plugin that another section names: those of all of them together."""
-    found: dict[str, list[Schema]] = {}
+    """The options of a plugin that is named in another section: those of all plugins of its kind."""
+    schemas_of: dict[str, dict[str, Schema]] = {}  # option to its different schemas, by their text
     for entry, _ in registry.offers(kind):
-        for name, value in _options(entry.config).items():
-            found.setdefault(name, []).append(value)
-    any_key = kind is entries.ModelEntry  # a factory of the user's own takes what it takes
-    return _object({name: _any(values) for name, values in found.items()}, strict=not any_key)
-
-
-def _any(values: Iterable[Schema]) -> Schema:
-    different = [json.loads(text) for text in dict.fromkeys(json.dumps(value) for value in values)]
-    return different[0] if len(different) == 1 else {"anyOf": different}
+        for name, schema_of_value in _options(entry.config).items():
+            schemas_of.setdefault(name, {})[json.dumps(schema_of_value)] = schema_of_value
+    properties: dict[str, Schema] = {}
+    for name, by_text in schemas_of.items():
+        schemas = list(by_text.values())
+        properties[name] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    # A factory of the user's own takes any option.
+    return _object(properties, strict=kind is not entries.ModelEntry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,16 @@ from typing import Any
 import click
 
 from calfat_plugin.analyses.attack import planned
-from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
-from calfat_plugin.cli.options import idle_option, plugin_option, set_option
-from calfat_plugin.cli.suite_view import SuiteProgress, plan_lines
+from calfat_plugin.cli.options import idle_option, json_option, json_output, plugin_option, set_option
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, refuse_unwritable
 from calfat_plugin.errors import CalfatError, OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
-from calfat_plugin.progress import lines_or_bars, verbatim_console
+from calfat_plugin.progress import Pace, Quiet, lines_or_bars, verbatim_console
 from calfat_plugin.report import write_comparison
-from calfat_plugin.report.numbers import counted, duration
+from calfat_plugin.report.numbers import clock, counted, duration
 from calfat_plugin.run_files import SUITE
 from calfat_plugin.runs.compute import lowest_priority
 from calfat_plugin.runs.workers import asked_workers, check_workers
@@ -33,7 +31,7 @@ from calfat_plugin.suites.cells import SuiteRun
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.processes import command, default_jobs, processes, threads
 from calfat_plugin.suites.record import Key
-from calfat_plugin.suites.runner import record_runs, run_all
+from calfat_plugin.suites.runner import SuiteObserver, record_runs, run_all
 from calfat_plugin.suites.suite import MAX_SEED
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import check_record, markdown, write_tables
@@ -105,17 +103,24 @@ def suite(
         loaded = load_suite(file, plugins, record)
         check_record(loaded)
         registry = registry_of(loaded, overrides)
-        other_seeds = None if seeds is None else _seeds(seeds)
+        other_seeds = None if seeds is None else _parse_seeds(seeds)
 
         def now() -> SuitePlan:
-            """The suite by what is on disk: choice runs decide what the table's runs are."""
+            """The plan by what is on disk. It changes, because choice runs decide what the table's runs are."""
             return make_plan(loaded, registry, overrides=overrides, only=only, seeds=other_seeds)
 
         plan = now()
         options = _Options(jobs, workers, trust, pages, idle, show)
         warn(*plan.warnings)
         if workers is not None:
-            _check_workers(plan, workers, jobs)
+            if asked_workers(workers) is None and (jobs or 1) > 1:
+                raise OptionError(
+                    f"--workers {workers} gives each run the whole machine, so one runs at a time. Leave out --jobs, "
+                    "or write the number of workers of each run."
+                )
+            for cell in plan.cells:
+                if cell.experiment is not None:
+                    check_workers(runtime_of(cell.experiment))
         if dry_run:
             _show_plan(plan, options)
             return
@@ -130,7 +135,7 @@ def suite(
 
 @dataclass(frozen=True)
 class _Options:
-    """What the command line asks for beside the suite itself; ``show`` prints the result as JSON, if wanted."""
+    """Options of the command that are not about the suite itself; ``show`` prints the result as JSON with --json."""
 
     jobs: int | None
     workers: str | None
@@ -140,23 +145,12 @@ class _Options:
     show: Callable[[Any], None]
 
     def at_a_time(self, plan: SuitePlan, total: int) -> int:
-        """How many of so many runs work side by side."""
+        """How many of ``total`` runs work side by side."""
         return min(self.jobs or default_jobs(plan, self.workers), max(1, total))
 
 
-def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
-    if asked_workers(workers) is None and (jobs or 1) > 1:
-        raise OptionError(
-            f"--workers {workers} gives each run the whole machine, so one runs at a time. Leave out --jobs, or write "
-            "the number of workers of each run."
-        )
-    for cell in plan.cells:
-        if cell.experiment is not None:
-            check_workers(runtime_of(cell.experiment))
-
-
 def _run(now: Callable[[], SuitePlan], options: _Options) -> None:
-    """Run what is left, and show what came of it."""
+    """Run what is left, and show the results."""
     plan = now()
     record = plan.suite.record
     if record is not None:
@@ -166,7 +160,7 @@ def _run(now: Callable[[], SuitePlan], options: _Options) -> None:
             try_again(choice, record)
     plan = now()
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
-    summarise(plan)  # a results file that cannot be read is reported now, not after the last run
+    summarise(plan)  # reports a results file that cannot be read now, and not after the last run
     ended: list[SuiteRun] = []
     finished = True
     if plan.choices:
@@ -184,14 +178,17 @@ def _run(now: Callable[[], SuitePlan], options: _Options) -> None:
 def _run_choices(
     plan: SuitePlan, now: Callable[[], SuitePlan], options: _Options, ended: list[SuiteRun]
 ) -> tuple[bool, SuitePlan]:
-    """Run the choice runs, also those that the results of others call for: (False where the user stopped, the plan)."""
+    """Run the choice runs; the results of some of them call for further ones.
+
+    Returns (whether the user did not stop it, the plan after them).
+    """
     planned_before: set[Key] = set()
     while True:
         planned_before.update(run.key for run in plan.choosing.runs)
         finished = _run_all(plan.choosing, "choice run", options, ended)
-        plan = now()  # only now is it known which ends of grids are chosen
-        new = [run for run in plan.choosing.left if run.key not in planned_before]  # others that are left have failed
-        if not finished or not new:
+        plan = now()  # a value at the end of a grid, if it is chosen, calls for further runs
+        new_runs = [run for run in plan.choosing.left if run.key not in planned_before]  # the others have failed
+        if not finished or not new_runs:
             return finished, plan
 
 
@@ -201,9 +198,12 @@ def _report_problems(plan: SuitePlan, ended: Sequence[SuiteRun], finished: bool)
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
     failed = sum(run.state not in ("finished", "lost") for run in ended)
-    choices = {name: choice for name, choice in plan.choices.items() if name in plan.selected}
-    hopeless = [name for name, choice in choices.items() if choice.hopeless]
-    guessing = [name for name, choice in choices.items() if choice.guessing]
+    hopeless, guessing = [], []
+    for name, choice in plan.choices.items():
+        if name in plan.selected and choice.hopeless:
+            hopeless.append(name)
+        if name in plan.selected and choice.guessing:
+            guessing.append(name)
     problems = []
     advice = []
     if failed:
@@ -220,13 +220,19 @@ def _report_problems(plan: SuitePlan, ended: Sequence[SuiteRun], finished: bool)
 
 
 def _run_all(plan: SuitePlan, kind: str, options: _Options, ended: list[SuiteRun]) -> bool:
-    """Run what is left of the plan, runs of a ``kind``; False where the user stopped it."""
+    """Run what is left of the plan; returns False if the user stopped it. ``kind`` is what messages call its runs."""
     total = len(plan.left)
     for run in plan.left:
         runtime_of(run.experiment).refuse_without_host()
     at_a_time = options.at_a_time(plan, total)
     if total:
-        share = _share(at_a_time, options.workers)
+        share = counted(threads(at_a_time, options.workers), "thread")  # of the machine, for each run
+        if options.workers is not None:
+            number = processes(options.workers)
+            if options.workers == str(number):
+                share = f"{counted(number, 'worker')} of {share}"
+            else:
+                share = f"{share} for its workers"
         to_do = f"{total} of {counted(len(plan.runs), kind)} to do, {at_a_time} at a time with {share} each"
     elif kind == "run":
         to_do = "nothing to do"
@@ -240,17 +246,6 @@ def _run_all(plan: SuitePlan, kind: str, options: _Options, ended: list[SuiteRun
         except KeyboardInterrupt:
             return False
     return True
-
-
-def _share(at_a_time: int, workers: str | None) -> str:
-    """What each of the runs that work side by side has of the machine: ``2 workers of 1 thread``."""
-    of_threads = counted(threads(at_a_time, workers), "thread")
-    if workers is None:
-        return of_threads
-    number = processes(workers)
-    if workers == str(number):
-        return f"{counted(number, 'worker')} of {of_threads}"
-    return f"{of_threads} for its workers"
 
 
 def _judge(plan: SuitePlan) -> None:
@@ -275,10 +270,10 @@ def _judge(plan: SuitePlan) -> None:
 
 
 def _show_cost(plan: SuitePlan, options: _Options) -> None:
-    """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
+    """Print what a suite that chooses values will do, and what it costs if that is known."""
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
-        return
+        return  # a suite without choices shows its cost only if its file says what a round costs
     if choose is not None:
         click.echo(how_chosen(choose, plan.choices))
     num_choosing = len(plan.choosing.left)
@@ -303,7 +298,8 @@ def _show_and_write(plan: SuitePlan, options: _Options, ended: Sequence[SuiteRun
     folder = write_tables(summary)
     click.echo(f"\n{markdown(summary)}")
     click.echo(f"tables: {folder}")
-    if any(run.results is not None for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
+    # There is no page of rows that a record alone has: their run directories are elsewhere.
+    if any(run.results is not None for cell in summary.cells for run in cell.runs):
         write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
     options.show(read_json(plan.suite.directory / SUITE))
 
@@ -334,18 +330,108 @@ def _show_plan(plan: SuitePlan, options: _Options) -> None:
 def _runs_as_json(plan: SuitePlan, options: _Options) -> list[dict[str, Any]]:
     """All runs of a plan, and the command of each that is to be run."""
     to_do = {run.directory for run in plan.left}
-    described = []
+    rows = []
     for run in plan.runs:
         words = None
         if run.directory in to_do:
             words = ["calfat", *command(plan, run, options.workers)]
-        described.append({"run": run.name, "state": run.state, "directory": str(run.directory), "command": words})
-    return described
+        rows.append({"run": run.name, "state": run.state, "directory": str(run.directory), "command": words})
+    return rows
 
 
-def _seeds(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    seeds = [int(word) for word in words if word.isdecimal() and len(word) <= len(str(MAX_SEED))]
-    if len(seeds) < len(words) or max(seeds) > MAX_SEED or len(set(seeds)) < len(seeds):
-        raise OptionError(f"--seeds: got '{short(text)}', expected different whole numbers such as 0,1,2.")
+def _parse_seeds(text: str) -> list[int]:
+    seeds: list[int] = []
+    for word in text.split(","):
+        word = word.strip()
+        is_number = word.isdecimal() and len(word) <= len(str(MAX_SEED))  # Python refuses thousands of digits
+        if not is_number or int(word) > MAX_SEED or int(word) in seeds:
+            raise OptionError(f"--seeds: got '{short(text)}', expected different whole numbers such as 0,1,2.")
+        seeds.append(int(word))
     return seeds
+
+
+# --- on the console ---------------------------------------------------------------------------------------------------
+
+
+_STYLES = {
+    "finished": "green",
+    "failed": "bold red",
+    "lost": "red",
+    "interrupted": "yellow",
+    "elsewhere": "cyan",
+    "not tried": "red",
+}
+
+
+class SuiteProgress(SuiteObserver):
+    """Shows a suite of ``total`` runs on a console."""
+
+    def __init__(self, console: Quiet, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._pace = Pace()
+        console.patience -= 5  # a run prints its lines as seldom as this console: none shall come just too early
+        self._ended = 0
+        self._rounds: dict[str, tuple[int, int]] = {}  # of each run at work: rounds done, and all rounds
+        self._paces: dict[str, Pace] = {}  # of each run at work, without the rounds that were done before
+        self._data_findings: set[str] = set()  # that were shown; most runs of a suite have the same data
+
+    def run_started(self, run: SuiteRun, rounds: int) -> None:
+        self._paces[run.name] = Pace(rounds)
+        doing = {"unfinished": "resuming", "unmeasured": f"measuring {', '.join(run.lacks)} of"}
+        self._console.say(f"{doing.get(run.state, 'running')} {run.name} in {run.directory}", unless_drawn=True)
+        self._console.at(run.name, 0, None, lambda: "starting")
+
+    def run_progress(self, run: SuiteRun, rounds: int) -> None:
+        total, pace = run.experiment.num_rounds, self._paces[run.name]
+        self._rounds[run.name] = rounds, total
+        pace.reached(rounds)
+        self.run_said(run, f"round {rounds}/{total}  {pace.eta(total)}")
+        self._show_suite()
+
+    def run_said(self, run: SuiteRun, line: str) -> None:
+        _, _, finding = line.partition(": data_args.dataset: ")
+        if line.startswith("warning: ") and finding and finding not in self._data_findings:
+            self._data_findings.add(finding)
+            self._console.warn(f"{run.name}: data_args.dataset: {finding}")
+        done, total = self._rounds.get(run.name, (0, None))
+        self._console.at(run.name, done, total, lambda: line)
+
+    def run_ended(self, run: SuiteRun) -> None:
+        name = run.name
+        width = len(str(self._total))
+        self._ended += 1
+        text = f"[{self._ended:>{width}}/{self._total}] {name}: {run.state}"
+        if run.seconds:
+            when = "in" if run.state == "finished" else "after"
+            text += f" {when} {clock(run.seconds)}"
+        if run.message:
+            text += f": {run.message}"
+        if run.state in ("failed", "lost"):
+            text += f"  ({run.output})"
+        self._rounds.pop(name, None)
+        self._console.ended(name)
+        self._console.say(text, _STYLES[run.state])
+        self._show_suite()
+
+    def _show_suite(self) -> None:
+        self._pace.reached(self._ended + sum(done / total for done, total in self._rounds.values()))
+        text = f"{self._ended}/{self._total} runs  "
+        self._console.at("suite", self._ended, self._total, lambda: text + self._pace.eta(self._total))
+
+
+def plan_lines(plan: SuitePlan) -> Iterable[str]:
+    """What ``--dry-run`` shows: every run of the selected cells with its state, choice runs first."""
+    for run in (*plan.choosing.runs, *plan.runs):
+        if run.cell.name in plan.selected:
+            yield f"{run.state:<10}  {run.name}  {run.directory}"
+    for cell in plan.cells:
+        if cell.skipped:
+            yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"
+        elif cell.name not in plan.selected:
+            yield f"{'left out':<10}  {cell.name}: --only does not select it"
+        elif cell.name in plan.waiting:
+            seeds = f"seed {plan.seeds[0]}"
+            if len(plan.seeds) > 1:
+                seeds = f"seeds {', '.join(map(str, plan.seeds))}"
+            yield f"{'waiting':<10}  {cell.name}, {seeds}: until its values are chosen"

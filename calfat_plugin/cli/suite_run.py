@@ -17,7 +17,7 @@ _NEEDED = (
     "calfat_plugin.trainers.loop",
     "calfat_plugin.cli.run",
     "calfat_plugin.progress",
-    "calfat_plugin.cli.results",
+    "calfat_plugin.report.run_tables",
     "calfat_plugin.runs.session",
 )
 

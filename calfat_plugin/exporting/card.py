@@ -18,10 +18,10 @@ from calfat_plugin.exporting.sources import Checkpoint
 from calfat_plugin.loggers.base import public_recipe_text
 from calfat_plugin.options import yaml_text
 from calfat_plugin.report.charts import drawn, final_per_class, label_distribution
-from calfat_plugin.report.evaluations import left_out_of
 from calfat_plugin.report.labels import budget, headline
 from calfat_plugin.report.numbers import accuracy_text, counted, duration, interval, listed_ids, percent
 from calfat_plugin.report.page import alarms_of, citations, environment
+from calfat_plugin.report.run_tables import left_out_of
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.version import __version__
 

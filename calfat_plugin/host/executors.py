@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from calfat_plugin.endings import ending, likely_cause
+from calfat_plugin.compat import ending, likely_cause
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.maths.torch_state import fresh_torch_state

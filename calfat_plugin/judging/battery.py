@@ -20,8 +20,7 @@ from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEPS, Attack, Check, Symptom
 from calfat_plugin.judging.findings import BATCHED, CHANGED, CLAIM, GUESS, NATURAL, REMEMBERED, Findings, Found, Row
-from calfat_plugin.report.labels import listing
-from calfat_plugin.report.numbers import percent
+from calfat_plugin.report.numbers import listing, percent
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:

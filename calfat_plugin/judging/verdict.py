@@ -12,8 +12,7 @@ from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
 from calfat_plugin.judging.check import SLACK, Check, Symptom
 from calfat_plugin.judging.findings import BATCHED, CHANGED, REMEMBERED, Findings, Found, found
 from calfat_plugin.maths.intervals import Interval, wilson
-from calfat_plugin.report.labels import listing
-from calfat_plugin.report.numbers import interval, percent
+from calfat_plugin.report.numbers import interval, listing, percent
 
 Word = Literal["holds", "overstated", "not robust", "not shown"]
 

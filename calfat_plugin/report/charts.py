@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
-from calfat_plugin.report import theme
 from calfat_plugin.report.labels import on_examples
 from calfat_plugin.report.numbers import NOTHING, counted
+from calfat_plugin.report.page import LINE, MUTED, TEXT, line_style, series
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.stored_run import Run
 
@@ -47,14 +47,14 @@ _SETTINGS = {
     "font.family": "sans-serif",
     "font.size": 10.0,
     "axes.axisbelow": True,
-    "grid.color": theme.LINE.light,
+    "grid.color": LINE.light,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
     "patch.linewidth": 0,
     **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), theme.MUTED.light),
-    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), theme.TEXT.light),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED.light),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), TEXT.light),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
 }
 
@@ -62,10 +62,10 @@ _SETTINGS = {
 @dataclass(frozen=True)
 class Chart:
     name: str  # file name without ending, unique on a page
-    title: str  # what it shows, in a few words
-    caption: str  # what is seen in it, in a sentence or two; printed below it, and read out by screen readers
+    title: str  # a few words
+    caption: str  # a sentence or two below the chart, which screen readers read out
     height: float  # in inches, without title and legend; the width is always :data:`WIDTH`
-    draw: Callable[[Figure], None]  # puts everything but the legend, which lists what has a label, into a fresh figure
+    draw: Callable[[Figure], None]  # draws into an empty figure all but the legend, which lists what has a label
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
 
 
 def drawn(charts: Iterable[Chart | None], folder: Path) -> list[Drawing]:
-    """The charts that there are, each as :func:`render` returns it."""
+    """Every chart that is not None, as :func:`render` returns it."""
     return [render(chart, folder) for chart in charts if chart is not None]
 
 
@@ -110,7 +110,7 @@ def legend_name(name: str) -> str:
 
 
 def _add_legend(figure: Figure) -> int:
-    """List what has a label below the axes; returns the number of rows."""
+    """Add a legend below the axes, and return the number of its rows."""
     handles, names = figure.axes[0].get_legend_handles_labels()
     if not names:
         return 0
@@ -126,12 +126,12 @@ def matplotlib_at_hand() -> Iterator[Any]:
     """matplotlib itself, with its font cache in a temporary folder unless it has a place already."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matplotlib"
     has_place = "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json"))
-    quiet = {
+    levels = {
         "fontTools": logging.WARNING,  # at the level of a run's log, it has a line for each table of a font
         "matplotlib.font_manager": logging.ERROR,  # on a slow machine, it says in each run that it looks for fonts
     }
     with ExitStack() as stack:
-        for name, level in quiet.items():
+        for name, level in levels.items():
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(level)
@@ -170,12 +170,15 @@ def learning_curves(run: Run) -> Chart | None:
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
     if not lines:
         return None
-    evaluated = "global model" if run.experiment.ema is None else "moving average of the global models"
-    caption = f"The {evaluated} after each round."
+    caption = "The global model after each round."
+    if run.experiment.ema is not None:
+        caption = "The moving average of the global models after each round."
     subset = run.experiment.monitor.max_examples
     split = run.experiment.data.monitored_split
-    caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
-    caption += " On the validation split." if split == "validation" and not subset else ""
+    if subset:
+        caption += f" On a fixed subset of at most {subset} {split} examples."
+    elif split == "validation":
+        caption += " On the validation split."
     return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
 
 
@@ -192,26 +195,26 @@ def heterogeneity(run: Run) -> Chart | None:
 def losses(run: Run) -> Chart | None:
     """Training loss: the mean over clients, and a band from the lowest to the highest."""
     clients: set[int] = set()
-    mean, band = [], []
+    means, band = [], []
     for record in run.records:
         clients.update(record.losses)
         plausible = plausible_losses(record.losses).values()
         if plausible:
-            mean.append((record.round, sum(plausible) / len(plausible)))
+            means.append((record.round, sum(plausible) / len(plausible)))
             band.append((record.round, min(plausible), max(plausible)))
-    if not mean:
+    if not means:
         return None
     caption = (
         f"Mean over clients; the band is from the lowest to the highest of {counted(len(clients), 'client')}. The "
-        f"losses of different methods are different functions and do not compare. Last round: {mean[-1][1]:.3g}."
+        f"losses of different methods are different functions and do not compare. Last round: {means[-1][1]:.3g}."
     )
-    return line_chart("losses", "Training loss", caption, [Line("", 0, mean, band)], "mean training loss")
+    return line_chart("losses", "Training loss", caption, [Line("", 0, means, band)], "mean training loss")
 
 
 def compared(
     name: str,
     title: str,
-    what: str,
+    y_label: str,
     column: str,
     groups: Mapping[str, Sequence[Run]],
     *,
@@ -219,13 +222,17 @@ def compared(
 ) -> Chart | None:
     """One column of several groups of runs: the mean over seeds, and a band of one standard deviation.
 
-    A run that is not finished counts where none of its group is: it would end the mean where it stands.
+    A mean covers the rounds that all its runs have. A run that is not finished would cut it short, and is left out
+    unless no run of its group is finished.
     """
     lines = []
     for index, (group, runs) in enumerate(groups.items()):
-        done = [run for run in runs if run.finished] or runs
-        curves = [dict(run.curve(column)) for run in done]
-        curves = [curve for curve in curves if curve]
+        curves = []
+        finished = [run for run in runs if run.finished]
+        for run in finished or runs:
+            curve = dict(run.curve(column))
+            if curve:
+                curves.append(curve)
         if not curves:
             continue
         means, band = [], []
@@ -238,7 +245,7 @@ def compared(
     caption = "Round by round."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."
-    return line_chart(name, title, caption, lines, what, percentages=percentages)
+    return line_chart(name, title, caption, lines, y_label, percentages=percentages)
 
 
 def line_chart(
@@ -254,7 +261,7 @@ def line_chart(
 ) -> Chart | None:
     """A chart of lines, each with an optional band; one line over rounds has no legend.
 
-    None where no line has two points: one is a number, and tables are better at those.
+    None where no line has two points, because tables are better for single numbers.
     """
     if all(len(line.points) < 2 for line in lines):
         return None
@@ -267,14 +274,18 @@ def line_chart(
         has_legend = len(lines) > 1 or bool(ticks)
         for line in lines:
             if line.band:
-                x = [x for x, _, _ in line.band]
-                low = [factor * low for _, low, _ in line.band]
-                high = [factor * high for _, _, high in line.band]
-                axes.fill_between(x, low, high, color=theme.series(line.index), alpha=0.16, linewidth=0)
-            x = [x for x, _ in line.points]
-            y = [factor * value for _, value in line.points]
+                x, low, high = [], [], []
+                for place, lowest, highest in line.band:
+                    x.append(place)
+                    low.append(factor * lowest)
+                    high.append(factor * highest)
+                axes.fill_between(x, low, high, color=series(line.index), alpha=0.16, linewidth=0)
+            x, y = [], []
+            for place, value in line.points:
+                x.append(place)
+                y.append(factor * value)
             label = legend_name(line.name) if has_legend else None
-            style = theme.line_style(line.index, marked=len(line.points) <= _SPARSE)
+            style = line_style(line.index, marked=len(line.points) <= _SPARSE)
             axes.plot(x, y, label=label, **style)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
@@ -287,8 +298,7 @@ def line_chart(
             axes.set_xticks(list(ticks.values()), list(ticks), rotation=rotation)
         if percentages:
             top = axes.get_ylim()[1]
-            highest = 100.5 if top > 100 else max(top, 1.0)
-            axes.set_ylim(0, highest)
+            axes.set_ylim(0, 100.5 if top > 100 else max(top, 1.0))
         elif all(value >= 0 for line in lines for _, value in line.points):
             axes.set_ylim(bottom=0)
 
@@ -300,8 +310,8 @@ def line_chart(
 
 PerClass = Sequence[float | None]
 
-_NAMED = 24  # of more bars, an axis says how high they are, and none has a name or a number
-_PANELS = 8  # more clients are one panel of totals
+_MOST_NAMED = 24  # bars with a name and a number; of more bars, an axis shows the height
+_MOST_PANELS = 8  # clients with a panel each; more are one panel of totals
 
 
 def bar_chart(
@@ -315,25 +325,38 @@ def bar_chart(
     indexes: Mapping[str, int] | None = None,
     percentages: bool = False,
 ) -> Chart:
-    few = len(names) <= _NAMED
+    """A panel of bars for each row of ``values``, with one bar for each of ``names``.
+
+    Args:
+        name: as of a :class:`Chart`, as ``title`` and ``caption`` are.
+        title: likewise.
+        caption: likewise.
+        values: title of the panel to its numbers; None: there is no number.
+        names: of the bars.
+        axis: what the bars are, such as ``class``.
+        indexes: title of a panel to the place of its colour; None: all panels have the first one.
+        percentages: whether the numbers are fractions, to be shown in percent.
+    """
+    few = len(names) <= _MOST_NAMED
     factor = 100 if percentages else 1
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(len(values), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (panel, row) in zip(panels, values.items(), strict=True):
-            heights = [factor * (value or 0) for value in row]
+            heights, texts = [], []
+            for value in row:
+                heights.append(factor * (value or 0))
+                texts.append(NOTHING if value is None else f"{factor * value:,.0f}")
             index = 0 if indexes is None else indexes[panel]
-            bars = axes.bar(range(len(row)), heights, 0.72, color=theme.series(index))
+            bars = axes.bar(range(len(row)), heights, 0.72, color=series(index))
             if few:
-                texts = [NOTHING if value is None else f"{factor * value:,.0f}" for value in row]
-                axes.bar_label(bars, texts, padding=1.5, fontsize=8, color=theme.MUTED.light)
+                axes.bar_label(bars, texts, padding=1.5, fontsize=8, color=MUTED.light)
                 axes.set_yticks([])
                 axes.spines["left"].set_visible(False)
             axes.margins(x=0.02)
             axes.set_title(textwrap.fill(panel, _LEGEND_CHARACTERS), loc="left", fontsize=9)
             axes.tick_params(axis="x", length=0)
-        numbers = [value for row in values.values() for value in row if value is not None]
-        highest = max(numbers, default=0) or 1
+        highest = max((value or 0 for row in values.values() for value in row), default=0) or 1
         panels[0].set_ylim(0, 1.3 * factor * highest)
         if few and max(map(len, names)) > 3:
             panels[-1].set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
@@ -348,20 +371,30 @@ def bar_chart(
 def final_per_class(run: Run) -> Chart | None:
     """Per-class accuracy of the final model: clean, and under the attack that hurt most."""
     # An attack that did not run knows nothing of classes.
-    chosen = [evaluation for evaluation in run.evaluations if evaluation.per_class]
-    if not chosen:
+    evaluations = [evaluation for evaluation in run.evaluations if evaluation.per_class]
+    if not evaluations:
         return None
-    worst = chosen[0]
-    for evaluation in chosen:
+    worst = evaluations[0]
+    for evaluation in evaluations:
         if (evaluation.accuracy or 0) <= (worst.accuracy or 0):  # recipes list attacks from weak to strong
             worst = evaluation
-    shown = {evaluation.label: evaluation for evaluation in (chosen[0], worst)}
-    caption = f"Final model: {on_examples((label, [(run, evaluation)]) for label, evaluation in shown.items())}."
-    values = {label: evaluation.per_class for label, evaluation in shown.items()}
-    indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
-    names = list(map(short, run.class_names))
+    values: dict[str, PerClass] = {}
+    measured = []
+    for evaluation in (evaluations[0], worst):
+        if evaluation.label not in values:
+            values[evaluation.label] = evaluation.per_class
+            measured.append((evaluation.label, [(run, evaluation)]))
+    labels = dict.fromkeys((*run.monitored, *values))
+    indexes = {label: index for index, label in enumerate(labels)}  # the colours of the curves
     return bar_chart(
-        "per_class", "Accuracy per class", caption, values, names, "class", indexes=indexes, percentages=True
+        "per_class",
+        "Accuracy per class",
+        f"Final model: {on_examples(measured)}.",
+        values,
+        list(map(short, run.class_names)),
+        "class",
+        indexes=indexes,
+        percentages=True,
     )
 
 
@@ -370,15 +403,19 @@ def label_distribution(run: Run) -> Chart | None:
     counts, classes = run.partition.class_counts, run.class_names
     if not counts:
         return None
-    absent = [sum(count == 0 for count in row) for row in counts]
-    totals = [sum(row) for row in counts]
-    sizes = f"from {min(totals):,} to {max(totals):,}" if min(totals) < max(totals) else f"{totals[0]:,}"
+    totals, absent = [], []
+    for row in counts:
+        totals.append(sum(row))
+        absent.append(row.count(0))
+    sizes = f"{totals[0]:,}"
+    if min(totals) < max(totals):
+        sizes = f"from {min(totals):,} to {max(totals):,}"
     caption = (
         f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} examples each; "
         f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
     )
     name, title = "label_distribution", "Labels on each client"
-    if len(counts) <= _PANELS:
+    if len(counts) <= _MOST_PANELS:
         values = {f"client {client}": row for client, row in enumerate(counts)}
         return bar_chart(name, title, caption, values, list(map(short, classes)), "class")
     caption += " A bar is the number of a client's examples."
@@ -398,40 +435,46 @@ _MOST_LEVEL_TICKS = 7
 def eps_chart(name: str, evaluations: Sequence[EvaluationResult], of: str = "") -> Chart | None:
     """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
 
-    Of attacks in several norms, whose eps have nothing in common, it is of those in the norm with most of them.
+    The eps of different norms do not compare. Of attacks in several norms, it shows the norm with the most eps.
     """
     natural: list[float] = []
-    of_norms: dict[str, dict[str, list[EvaluationResult]]] = {}  # norm, and eps as text, to the attacks
+    measured: list[EvaluationResult] = []
+    by_norm: dict[str, dict[str, list[EvaluationResult]]] = {}  # norm, and eps as text, to the attacks
     for evaluation in evaluations:
-        norm, eps = evaluation.settings.get("norm"), evaluation.settings.get("eps")
         if evaluation.accuracy is None:
             continue
+        measured.append(evaluation)
+        norm, eps = evaluation.settings.get("norm"), evaluation.settings.get("eps")
         if eps is None:
             natural.append(evaluation.accuracy)
         elif norm is not None:
-            of_norms.setdefault(str(norm), {}).setdefault(str(eps), []).append(evaluation)
-    norm, texts = max(of_norms.items(), key=lambda item: len(item[1]), default=("", {}))
-    if len(texts) < 2:
+            by_norm.setdefault(str(norm), {}).setdefault(str(eps), []).append(evaluation)
+    norm, by_eps = max(by_norm.items(), key=lambda item: len(item[1]), default=("", {}))
+    if len(by_eps) < 2:
         return None
-    start = [(0.0, natural[0])] if natural and "0" not in texts else []
-    ticks = ["0", *texts] if start else [*texts]
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for eps, attacks in texts.items():
+    start: list[tuple[float, float]] = []
+    ticks: dict[str, float] = {}
+    if natural and "0" not in by_eps:
+        start.append((0.0, natural[0]))
+        ticks["0"] = 0.0
+    points: dict[str, list[tuple[float, float]]] = {}  # by attack
+    for eps, attacks in by_eps.items():
+        ticks[eps] = float(parse_number(eps))
         for evaluation in attacks:
-            line = lines.setdefault(evaluation.label, [*start])
-            line.append((float(parse_number(eps)), float(evaluation.accuracy or 0)))
-    measured = [evaluation for evaluation in evaluations if evaluation.accuracy is not None]
+            line = points.setdefault(evaluation.label, [*start])
+            line.append((ticks[eps], float(evaluation.accuracy or 0)))
+    lines = [Line(attack, index, sorted(line)) for index, (attack, line) in enumerate(points.items())]
     numbers = dict.fromkeys(str(evaluation.num_examples) for evaluation in measured)
-
-    title = "Accuracy under attack over eps" + (f", {of}" if of else "")
-    caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
+    title = "Accuracy under attack over eps"
+    if of:
+        title += f", {of}"
     return line_chart(
         name,
         title,
-        caption,
-        [Line(attack, index, sorted(points)) for index, (attack, points) in enumerate(lines.items())],
+        f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples.",
+        lines,
         "accuracy (%)",
         percentages=True,
         x_label=f"eps ({norm}, fraction of the pixel range)",
-        ticks={text: float(parse_number(text)) for text in ticks},
+        ticks=ticks,
     )

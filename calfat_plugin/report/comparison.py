@@ -1,25 +1,72 @@
-"""The page of several runs: runs of one recipe together, their table, and their curves."""
+"""The page of several runs: which runs these are, runs of one recipe together, their table, and their curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score, mcnemar
 from calfat_plugin.options import yaml_text
 from calfat_plugin.report.charts import Chart, bar_chart, compared, drawn, short
-from calfat_plugin.report.comparability import compared_alike, measured_with, problem_of, score_of, settings_of
 from calfat_plugin.report.images import evidence_of, read_strips
 from calfat_plugin.report.labels import MORE, differing, highlights, on_examples, problem_names, setting_names
 from calfat_plugin.report.numbers import NOTHING, counted, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.reading import listed_run
-from calfat_plugin.report.scores import Scored, meaning, partition_note, score_tables
+from calfat_plugin.report.scores import (
+    Scored,
+    compared_alike,
+    meaning,
+    measured_with,
+    partition_note,
+    problem_of,
+    score_of,
+    score_tables,
+    settings_of,
+)
 from calfat_plugin.report.table import Cell, Row, Table
 from calfat_plugin.results import NATURAL, WORST_CASE
 from calfat_plugin.run_files import SuiteFile, read_suite
-from calfat_plugin.stored_run import Run
+from calfat_plugin.stored_run import RECIPE_FILE, Run
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run directory ``path``, or the runs that its ``suite.json`` lists, or all runs below it, sorted.
+
+    A suite may list runs in the folder of another suite that shares them.
+    """
+    if (path / RECIPE_FILE).is_file():
+        return [path]
+    if path.is_file():  # such as the page of a run
+        example = Path("runs/calfat_digits/0-20260101-120000")
+        if (path.parent / RECIPE_FILE).is_file():
+            example = path.parent
+        raise RunError(f"{path}: not a directory. Name run directories, such as {example}.")
+    runs = []
+    for cell in read_suite(path).cells:
+        for run in cell.runs:
+            directory = _listed_run(path, Path(run.directory))
+            if directory is not None:
+                runs.append(directory)
+    if runs:
+        return runs
+    problem = "no such directory"
+    if path.is_dir():
+        runs = sorted(recipe.parent for recipe in path.rglob(RECIPE_FILE))
+        problem = "neither here nor below is there a run"
+    if not runs:
+        raise RunError(f"{path}: {problem}. Name run directories, such as runs/calfat_digits/0-20260101-120000.")
+    return runs
+
+
+def _listed_run(suite: Path, written: Path) -> Path | None:
+    """A run of a suite: where ``suite.json`` says, or at the same place beside the suite, if both were moved."""
+    moved = suite.resolve().parent.joinpath(*written.parts[-3:])  # resolved, because "." has no parent
+    for directory in (written, moved):
+        if (directory / RECIPE_FILE).is_file():
+            return directory
+    return None
 
 
 @dataclass(frozen=True)
@@ -62,15 +109,15 @@ class Group:
 
     def mean_per_class(self, label: str) -> list[float | None]:
         """Per-class accuracy, the mean over seeds; None for a class without examples."""
-        of_runs = []
+        accuracies = []  # a row for each run, with a column for each class
         for run in self.runs:
             evaluation = run.results.get(label)
             if evaluation is not None and evaluation.per_class:
-                of_runs.append(evaluation.per_class)
+                accuracies.append(evaluation.per_class)
         means: list[float | None] = []
-        for of_class in zip(*of_runs, strict=True):
-            known = [accuracy for accuracy in of_class if accuracy is not None]
-            means.append(sum(known) / len(known) if len(known) == len(of_runs) else None)
+        for column in zip(*accuracies, strict=True):
+            known = [accuracy for accuracy in column if accuracy is not None]
+            means.append(sum(known) / len(known) if len(known) == len(column) else None)
         return means
 
 
@@ -79,7 +126,7 @@ def group_runs(runs: Sequence[Run], root: Path | None = None) -> list[Group]:
 
     Of several runs with one recipe and seed the last one counts, and a finished one before one that is not.
     """
-    cells = {} if root is None else _suite_cells(root)
+    cells = _suite_cells(root)
     members: dict[str, dict[int, Run]] = {}  # what makes a group, to seed to run
     for run in runs:
         cell = cells.get(run.directory.resolve())
@@ -94,17 +141,19 @@ def group_runs(runs: Sequence[Run], root: Path | None = None) -> list[Group]:
     groups = []
     for name, first, seeds in zip(setting_names(firsts), firsts, members.values(), strict=True):
         reported = first.experiment.reported
-        alone = Group(name, (), reported.percent, reported.source, {})
-        group = cells.get(first.directory.resolve(), alone)
+        outside_suite = Group(name, (), reported.percent, reported.source, {})
+        group = cells.get(first.directory.resolve(), outside_suite)
         groups.append(replace(group, runs=tuple(seeds[seed] for seed in sorted(seeds))))
     order = list(dict.fromkeys(cell.name for cell in cells.values()))
-    in_suite = [group for group in groups if group.name in order]
-    others = [group for group in groups if group.name not in order]
-    return [*sorted(in_suite, key=lambda group: order.index(group.name)), *others]
+
+    def place(group: Group) -> int:
+        return order.index(group.name) if group.name in order else len(order)
+
+    return sorted(groups, key=place)
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
-    """A row for every setting in which the groups differ: dotted key, and the value of each or a dash."""
+    """A row for every key in which the groups differ: the dotted key, then the value of each group or a dash."""
     settings = [settings_of(group.runs[0].settings) for group in groups]
     rows = []
     for key in differing(settings):
@@ -115,9 +164,14 @@ def differences(groups: Sequence[Group]) -> list[list[str]]:
     return rows
 
 
-def _suite_cells(root: Path) -> dict[Path, Group]:
-    """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
+def _suite_cells(root: Path | None) -> dict[Path, Group]:
+    """Resolved run directory to the cell of ``suite.json`` that it belongs to, as a group without runs.
+
+    Empty without a suite.
+    """
     cells: dict[Path, Group] = {}
+    if root is None:
+        return cells
     suite = read_suite(root)
     for cell in suite.cells:
         reported = {}
@@ -126,9 +180,9 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
                 reported[label] = 100 * score.reported
         group = Group(cell.name, (), reported, cell.source, suite.tolerance_points)
         for run in cell.runs:
-            place = listed_run(root, Path(run.directory))
-            if place is not None:
-                cells[place.resolve()] = group
+            directory = _listed_run(root, Path(run.directory))
+            if directory is not None:
+                cells[directory.resolve()] = group
     return cells
 
 
@@ -137,70 +191,60 @@ def _suite_cells(root: Path) -> dict[Path, Group]:
 
 def results_tables(groups: Sequence[Group], suite: SuiteFile) -> tuple[Table, Table]:
     """Means and their differences, under the problems that the settings solve; empty where nothing is finished."""
-    headings = _headings(groups, suite)
-    scores = {}
+    headings = {}  # metric to the heading of its column, those of the suite first
+    for metric, heading in suite.headings.items():
+        # An attack that did not run is among the labels and has no value; a worst class has a value alone.
+        if any(metric in group.labels or group.score(metric).values for group in groups):
+            headings[metric] = heading
     for group in groups:
-        scores[group.name] = group.runs[0].settings, {label: group.score(label) for label in headings}
-    compared_scores = compared_alike(scores)
-    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
+        for label in group.labels:
+            headings.setdefault(label, label)
+    settings_and_scores, problems = {}, []
+    for group in groups:
+        settings = group.runs[0].settings
+        settings_and_scores[group.name] = settings, {metric: group.score(metric) for metric in headings}
+        problems.append(problem_of(settings))
+    scores = compared_alike(settings_and_scores)
     rows = []
-    for group, problem in zip(groups, problems, strict=True):
+    for group, problem in zip(groups, problem_names(problems), strict=True):
         seeds = str(group.finished)
         if group.finished < len(group.runs):
             seeds += f" of {len(group.runs)}"
-        rows.append(Scored([group.name, seeds], compared_scores[group.name], problem))
+        rows.append(Scored([group.name, seeds], scores[group.name], problem))
     axes = "/".join(axis.name for axis in suite.axes)
     return score_tables([axes or "setting", "seeds"], headings, rows, _note(groups, suite, headings, rows))
 
 
-def _headings(groups: Sequence[Group], suite: SuiteFile) -> dict[str, str]:
-    """Metric to the heading of its column: the suite's metrics first, without those that no run has."""
-    measured = {label for group in groups for label in group.labels}  # also attacks that did not run
-    headings = {}
-    for label, heading in suite.headings.items():
-        if label in measured or any(group.score(label).values for group in groups):
-            headings[label] = heading
-    for group in groups:
-        for label in group.labels:
-            headings.setdefault(label, label)
-    return headings
-
-
 def _note(groups: Sequence[Group], suite: SuiteFile, headings: Mapping[str, str], rows: Sequence[Scored]) -> str:
     """What the numbers of the table mean."""
-    of_labels = []
+    measured = []
     for label, heading in headings.items():
-        of_label = []
+        evaluations = []
         for group in groups:
-            of_label += [(run, run.results[label]) for run in group.runs if label in run.results]
-        if of_label:
-            of_labels.append((heading, of_label))
+            for run in group.runs:
+                if label in run.results:
+                    evaluations.append((run, run.results[label]))
+        if evaluations:
+            measured.append((heading, evaluations))
     sources = [group.source or "as the recipe says" for group in groups if group.reported]
-    one_partition = partition_note({group.name: group.runs[0].settings for group in groups if len(group.runs) > 1})
-    parts = [
-        f"Accuracy of the final models in percent: {on_examples(of_labels)}. ± is the sample standard deviation over "
+    of_several_seeds = {group.name: group.runs[0].settings for group in groups if len(group.runs) > 1}
+    sentences = [
+        f"Accuracy of the final models in percent: {on_examples(measured)}. ± is the sample standard deviation over "
         "seeds.",
-        meaning(headings, rows, sources, suite.tolerance_points, one_partition),
+        meaning(headings, rows, sources, suite.tolerance_points, partition_note(of_several_seeds)),
     ]
     for group in groups:
-        parts += _without_number(group)
+        seeds_of: dict[tuple[str, str], list[str]] = {}  # by attack, and the reason why it did not run
+        for label in group.labels:
+            for seed, reason in group.score(label).not_run.items():
+                seeds_of.setdefault((label, reason), []).append(str(seed))
+        for (label, reason), seeds in seeds_of.items():
+            word = "seeds" if len(seeds) > 1 else "seed"
+            listed = f"{group.name}, {word} {', '.join(seeds)}"
+            sentences.append(f"{listed}: {label} did not run ({reason}), so it has no number.")
     if any(group.name.endswith(MORE) for group in groups):
-        parts.append(f"Settings whose names end in {MORE} differ in more than their names say; see What differs.")
-    return " ".join(parts)
-
-
-def _without_number(group: Group) -> list[str]:
-    """Which attacks did not run in runs of a group, a sentence each."""
-    seeds: dict[tuple[str, str], list[int]] = {}  # label and why, to the seeds
-    for label in group.labels:
-        for seed, why in group.score(label).not_run.items():
-            seeds.setdefault((label, why), []).append(seed)
-    sentences = []
-    for (label, why), of_seeds in seeds.items():
-        word = "seeds" if len(of_seeds) > 1 else "seed"
-        listed = f"{word} {', '.join(map(str, of_seeds))}"
-        sentences.append(f"{group.name}, {listed}: {label} did not run ({why}), so it has no number.")
-    return sentences
+        sentences.append(f"Settings whose names end in {MORE} differ in more than their names say; see What differs.")
+    return " ".join(sentences)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -218,19 +262,25 @@ def comparison_page(
     runs, alarms = [], []
     for group in groups:
         for run in group.runs:
-            whose = f"{group.name}, seed {run.experiment.seed}" if len(group.runs) > 1 else group.name
+            name = group.name
+            if len(group.runs) > 1:
+                name += f", seed {run.experiment.seed}"
             runs.append(run)
-            alarms += alarms_of(run, whose)
+            alarms += alarms_of(run, name)
     table, rivals = results_tables(groups, suite)
     if not table:
         notes = ["None of these runs is finished yet.", *notes]
     side_by_side = groups[:_SIDE_BY_SIDE]
-    strips = read_strips([group.runs[0].directory for group in side_by_side], runs[0].class_names)
+    directories = [group.runs[0].directory for group in side_by_side]
+    strips = read_strips(directories, runs[0].class_names)
     images = some(table=_image_by_image(groups), strips=strips)
     if images is not None:
         images["names"] = [group.name for group in side_by_side]
-    of_runs = [highlights(run) for run in runs]
-    shared = {key: value for key, value in of_runs[0].items() if all(of_run.get(key) == value for of_run in of_runs)}
+    first, *others = [highlights(run) for run in runs]
+    shared = {}
+    for key, value in first.items():
+        if all(other.get(key) == value for other in others):
+            shared[key] = value
     names = [group.name for group in groups]
     return render_page(
         "comparison.html",
@@ -255,10 +305,12 @@ def _image_by_image(groups: Sequence[Group]) -> Table:
     """Of two settings, a row an evaluator and seed: what the same test images say of the two models."""
     rows: list[Row] = []
     if len(groups) == 2:
-        first, second = [{run.experiment.seed: run for run in group.runs} for group in groups]
-        for seed in sorted(first.keys() & second.keys()):
-            beside = [f"seed {seed}"] if len(first) > 1 else []
-            rows += _rows_of_images(first[seed], second[seed], beside)
+        first_runs = {run.experiment.seed: run for run in groups[0].runs}
+        for second in groups[1].runs:
+            seed = second.experiment.seed
+            if seed in first_runs:
+                beside = [f"seed {seed}"] if len(first_runs) > 1 else []
+                rows += _rows_of_images(first_runs[seed], second, beside)
     note = (
         "Of the same test images, attacked in the same way: those that the first setting alone has right, those that "
         "the second alone has right, first minus second in points, and the exact McNemar test of it. It says what "
@@ -271,36 +323,39 @@ def _image_by_image(groups: Sequence[Group]) -> Table:
 
 def _rows_of_images(first: Run, second: Run, beside: Sequence[str]) -> list[Row]:
     """A row for natural accuracy, for each attack that both runs made alike, and for these attacks together."""
-    one, other = evidence_of(first.directory), evidence_of(second.directory)
-    if one is None or other is None or one.facts["data"] != other.facts["data"]:
+    evidence_1, evidence_2 = evidence_of(first.directory), evidence_of(second.directory)
+    if evidence_1 is None or evidence_2 is None or evidence_1.facts["data"] != evidence_2.facts["data"]:
         return []
-    attacks = [label for label in one.tried if label in other.tried and _alike(label, first, second)]
-    verdicts = {NATURAL: (one.verdicts(NATURAL), other.verdicts(NATURAL))}
+    attacks = []
+    for label in evidence_1.tried:
+        if label in evidence_2.tried and _measured_alike(label, first, second):
+            attacks.append(label)
+    verdicts = {NATURAL: (evidence_1.verdicts(NATURAL), evidence_2.verdicts(NATURAL))}
     for label in attacks:
-        verdicts[label] = one.withstand([label]), other.withstand([label])
-    if len(attacks) > 1:  # of these alone: each run may have had others
-        verdicts[WORST_CASE] = one.withstand(attacks), other.withstand(attacks)
+        verdicts[label] = evidence_1.withstand([label]), evidence_2.withstand([label])
+    if len(attacks) > 1:  # of these alone, because each run may have had others
+        verdicts[WORST_CASE] = evidence_1.withstand(attacks), evidence_2.withstand(attacks)
     rows: list[Row] = []
-    for label, ((tried_one, right_one), (tried_other, right_other)) in verdicts.items():
-        both = tried_one & tried_other
-        images = int(both.sum())
-        one_alone = int((both & right_one & ~right_other).sum())
-        other_alone = int((both & right_other & ~right_one).sum())
-        p_value = mcnemar(one_alone, other_alone)
-        shown_p = f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
-        difference = points((one_alone - other_alone) / images)
-        rows.append([Cell(label, beside=beside), f"{images:,}", str(one_alone), str(other_alone), difference, shown_p])
+    for label, ((tried_1, right_1), (tried_2, right_2)) in verdicts.items():
+        tried = tried_1 & tried_2
+        num_images = int(tried.sum())
+        first_alone = int((tried & right_1 & ~right_2).sum())
+        second_alone = int((tried & right_2 & ~right_1).sum())
+        difference = points((first_alone - second_alone) / num_images)
+        p_value = mcnemar(first_alone, second_alone)
+        p_text = f"{p_value:.2g}" if p_value >= 0.001 else "< 0.001"
+        name = Cell(label, beside=beside)
+        rows.append([name, f"{num_images:,}", str(first_alone), str(second_alone), difference, p_text])
     return rows
 
 
-def _alike(label: str, one: Run, other: Run) -> bool:
+def _measured_alike(label: str, first: Run, second: Run) -> bool:
     """Whether two runs measured with the same evaluator under a label, in the same ball and with the same step."""
-
-    if measured_with(one.settings, label) != measured_with(other.settings, label):
+    if measured_with(first.settings, label) != measured_with(second.settings, label):
         return False
-    of_one, of_other = settings_of(one.settings), settings_of(other.settings)
-    keys = [f"calfat.threat.{key}" for key in ("norm", "eps", "step_size")]
-    return all(of_one.get(key) == of_other.get(key) for key in keys)
+    settings_1, settings_2 = settings_of(first.settings), settings_of(second.settings)
+    keys = ("calfat.threat.norm", "calfat.threat.eps", "calfat.threat.step_size")
+    return all(settings_1.get(key) == settings_2.get(key) for key in keys)
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
@@ -308,15 +363,22 @@ def _alike(label: str, one: Run, other: Run) -> bool:
 
 def _curves(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
     """Accuracy during the runs, a chart for each evaluator; and heterogeneity."""
-    runs = {group.name: group.runs for group in groups}
-    labels = (label for group in groups for run in group.runs for label in run.monitored)
-    charts = [compared(name, title, "accuracy (%)", label, runs) for name, label, title in _titled(labels, headings)]
-    return [*charts, compared("heterogeneity", "Heterogeneity s²", "s²", "heterogeneity", runs, percentages=False)]
+    runs: dict[str, Sequence[Run]] = {}
+    labels: dict[str, None] = {}
+    for group in groups:
+        runs[group.name] = group.runs
+        for run in group.runs:
+            labels.update(dict.fromkeys(run.monitored))
+    charts = []
+    for name, label, title in _titled(labels, headings):
+        charts.append(compared(name, title, "accuracy (%)", label, runs))
+    charts.append(compared("heterogeneity", "Heterogeneity s²", "s²", "heterogeneity", runs, percentages=False))
+    return charts
 
 
 def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
-    """Accuracy per class, clean and under whatever hurt one of the settings most."""
-    indexes = {group.name: index for index, group in enumerate(groups)}  # as in the curves
+    """Accuracy per class, clean and under each attack that hurt a setting most."""
+    indexes = {group.name: index for index, group in enumerate(groups)}  # the colours of the curves
     class_names: dict[str, Sequence[str]] = {}  # of the first group that was measured with a label
     for group in groups:
         for label in (NATURAL, group.strongest):
@@ -345,14 +407,12 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
     return charts
 
 
-def _titled(labels: Iterable[str], headings: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _titled(labels: Collection[str], headings: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """(name for files, evaluator, title) of a chart for each evaluator, natural accuracy first."""
-    ordered = sorted(dict.fromkeys(labels), key=lambda label: label != NATURAL)
-    attacks = [label for label in ordered if label != NATURAL]
-    for label in ordered:
-        heading = headings.get(label, label)
-        if label == NATURAL:
-            yield "natural", label, f"{heading[:1].upper()}{heading[1:]} accuracy"
-        else:
-            place = attacks.index(label)
-            yield f"robust_{place + 1}" if place else "robust", label, f"Accuracy under {heading}"
+    if NATURAL in labels:
+        heading = headings.get(NATURAL, NATURAL)
+        yield "natural", NATURAL, f"{heading[:1].upper()}{heading[1:]} accuracy"
+    attacks = [label for label in labels if label != NATURAL]
+    for number, label in enumerate(attacks, start=1):
+        name = "robust" if number == 1 else f"robust_{number}"
+        yield name, label, f"Accuracy under {headings.get(label, label)}"

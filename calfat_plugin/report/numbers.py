@@ -10,14 +10,12 @@ from calfat_plugin.maths.intervals import Difference
 _LISTED = 3  # ids that are named
 _MINUS = re.compile(r"(?<!\w)-(?=\d)")
 NOTHING = "\N{EN DASH}"  # on a page, where there is no number
+NO_NUMBER = "not run"  #: in the place of the accuracy under an attack that did not run
 
 
 def percent(fraction: float) -> str:
     """``0.8342`` becomes ``83.4 %``."""
     return f"{100 * fraction:.1f} %"
-
-
-NO_NUMBER = "not run"  #: in the place of the accuracy under an attack that did not run
 
 
 def accuracy_text(fraction: float | None) -> str:
@@ -41,8 +39,10 @@ def interval(low: float, high: float) -> str:
 
 
 def figure(number: float) -> str:
-    """A measured number that is no accuracy: ``5,400,000``, ``0.0123``, four digits or the whole number."""
-    return f"{number:,.0f}" if 999.5 <= abs(number) < 1e15 else f"{number:.4g}"
+    """A measured number that is no accuracy, with four digits: ``0.0123``; from 1,000 on, without its fraction."""
+    if 999.5 <= abs(number) < 1e15:
+        return f"{number:,.0f}"
+    return f"{number:.4g}"
 
 
 def points(difference: float) -> str:
@@ -51,8 +51,10 @@ def points(difference: float) -> str:
 
 
 def paired_points(difference: Difference | None) -> str:
-    """``-3.21 [-4.10, -2.32]``, a difference that is paired over seeds, or without brackets where it has no interval;
-    empty for fewer than two seeds."""
+    """A difference that is paired over seeds, with its interval if it has one: ``-3.21 [-4.10, -2.32]``.
+
+    Empty for fewer than two seeds.
+    """
     if difference is None or difference.seeds < 2:
         return ""
     if difference.interval is None:
@@ -62,14 +64,26 @@ def paired_points(difference: Difference | None) -> str:
 
 
 def signed(text: str) -> str:
-    """Numbers of pages have true minus signs; HTML stays HTML."""
+    """The text with true minus signs before its numbers; markup stays markup."""
     return type(text)(_MINUS.sub("\N{MINUS SIGN}", text))
 
 
 def listed_ids(ids: Sequence[int], names: Sequence[str] = ()) -> str:
     """``3, 7``, or the names that they are indexes of; of more than three ``3, 7, 9 and 7 more``."""
-    shown = ", ".join(names[each] if each < len(names) else str(each) for each in ids[:_LISTED])
-    return shown + (f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else "")
+    texts = []
+    for number in ids[:_LISTED]:
+        texts.append(names[number] if number < len(names) else str(number))
+    text = ", ".join(texts)
+    if len(ids) > _LISTED:
+        text += f" and {len(ids) - _LISTED} more"
+    return text
+
+
+def listing(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def duration(seconds: float) -> str:
@@ -78,16 +92,21 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s"
 
 
 def clock(seconds: float) -> str:
     """``75`` becomes ``1:15``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def counted(number: int, one: str) -> str:
     """``5 clients``, ``1 client``."""
-    return f"{number:,} {one}{'' if number == 1 else 's'}"
+    ending = "" if number == 1 else "s"
+    return f"{number:,} {one}{ending}"

@@ -25,23 +25,33 @@ from calfat_plugin.report.charts import (
     learning_curves,
     losses,
 )
-from calfat_plugin.report.evaluations import (
+from calfat_plugin.report.images import Strip, read_strips
+from calfat_plugin.report.numbers import (
+    NO_NUMBER,
+    NOTHING,
+    bare_percent,
+    counted,
+    duration,
+    figure,
+    listing,
+    unbroken_percent,
+)
+from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
+from calfat_plugin.report.run_tables import (
     evaluation_of,
     evaluations_table,
     figures_of,
+    groups_table,
+    ranges,
     shows_release,
+    spending,
     tails_table,
     trust_table,
+    with_groups,
     worst_table,
 )
-from calfat_plugin.report.groups import groups_table, ranges, with_groups
-from calfat_plugin.report.images import Strip, read_strips
-from calfat_plugin.report.numbers import NO_NUMBER, bare_percent, counted, duration, figure, unbroken_percent
-from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.profile_table import spending
 from calfat_plugin.report.table import Table
-from calfat_plugin.results import EVIDENCE, NATURAL, EvaluationResult, RoundRecord
-from calfat_plugin.rounds_csv import Column
+from calfat_plugin.results import EVIDENCE, NATURAL, EvaluationResult
 from calfat_plugin.run_files import AttackResults, TrustResults
 from calfat_plugin.stored_run import Run
 
@@ -49,13 +59,15 @@ from calfat_plugin.stored_run import Run
 def run_page(run: Run, figures: Path) -> str:
     """HTML of one run's page; its figures are also written to ``figures``."""
     facts = labels.highlights(run)
-    with suppress(RecipeError):  # of a backend that is not there any more
+    with suppress(RecipeError):  # the run may name a backend that is not there any more
         if runtime_of(run.experiment).is_unprotected:
             facts["security"] = UNPROTECTED
-    of_clients = (label_distribution(run), heterogeneity(run), losses(run))
-    progress = "" if run.finished else f"{len(run.records)} of {counted(run.experiment.num_rounds, 'round')}"
+    progress = ""
+    if not run.finished:
+        progress = f"{len(run.records)} of {counted(run.experiment.num_rounds, 'round')}"
+    final_charts = (learning_curves(run), final_per_class(run))
+    client_charts = (label_distribution(run), heterogeneity(run), losses(run))
     trust_strips = read_strips([run.directory], run.class_names, f"trust.{EVIDENCE}")
-    time = [] if run.spending is None else spending(run.spending)
     return render_page(
         "run.html",
         title=run.name,
@@ -67,15 +79,15 @@ def run_page(run: Run, figures: Path) -> str:
         sections={
             "results": some(
                 tables=final_tables(run),
-                measured={label: _how(evaluation) for label, evaluation in run.results.items()},
-                figures=drawn((learning_curves(run), final_per_class(run)), figures),
+                measured=_how_measured(run),
+                figures=drawn(final_charts, figures),
                 rounds=_rounds(run),
             ),
-            "clients": some(figures=drawn(of_clients, figures), groups=groups_table(run), counts=_counts(run)),
+            "clients": some(figures=drawn(client_charts, figures), groups=groups_table(run), counts=_class_counts(run)),
             "images": some(strips=read_strips([run.directory], run.class_names)),
             "attacks": attacks_view(run.attacks, figures),
             "trust": trust_view(run.trust, figures, trust_strips),
-            "time": time,
+            "time": [] if run.spending is None else spending(run.spending),
             "recipe": {
                 "facts": facts,
                 "command": labels.command(run),
@@ -89,8 +101,8 @@ def run_page(run: Run, figures: Path) -> str:
 
 def _tiles(run: Run) -> list[tuple[str, str]]:
     """(accuracy, evaluator) of the final model; without a final evaluation, of the last round that was monitored."""
+    tiles = []
     if run.evaluations:
-        tiles = []
         most = max(evaluation.num_examples for evaluation in run.evaluations)
         for evaluation in run.evaluations:
             number, text = NO_NUMBER, evaluation.label
@@ -100,9 +112,11 @@ def _tiles(run: Run) -> list[tuple[str, str]]:
                 text += f", {evaluation.num_examples:,} of {most:,} images"
             tiles.append((number, text))
         return tiles
-    last = [(label, run.curve(label)[-1]) for label in run.monitored]
-    split = f"{run.experiment.data.monitored_split} split"
-    return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
+    for label in run.monitored:
+        last_round, accuracy = run.curve(label)[-1]
+        text = f"{label}, round {last_round}, {run.experiment.data.monitored_split} split"
+        tiles.append((unbroken_percent(accuracy), text))
+    return tiles
 
 
 def final_tables(run: Run) -> list[Table]:
@@ -111,46 +125,67 @@ def final_tables(run: Run) -> list[Table]:
         return []
     reported = run.experiment.reported.percent
     published = {label: number for label, number in reported.items() if label in run.results}
-    release = shows_release(run.evaluations)
-    last = "the final round"
-    if run.stopped_early is not None:
-        last = f"round {run.stopped_early.round}, where training stopped early"
-    evaluated = "Global model" if run.experiment.ema is None else "Moving average of the global models"
-    note = (
-        f"{evaluated} after {last}. Accuracy counts an example that is classified correctly both clean and "
-        "under attack; the convention of the release leaves the clean image out of account, as CalFAT's authors and "
-        f"the paper's tables do, {'and is beside it' if release else 'and gives the same numbers here'}. "
-        "The interval (Wilson's) is over the test examples; another seed may lie outside."
-    )
-    if published:
-        source = run.experiment.reported.source or "as the recipe says"
-        measured = "release" if release else "accuracy"
-        note += f" Reported: {source}; difference: {measured} minus reported, in percentage points."
-    notes = [note]
-    how, selected = ", selected on the test split and so no fair result", run.final.test_selected
-    if run.final.validation_selected is not None:
-        how, selected = " on the validation split", run.final.validation_selected
-    if selected:
-        best = []
-        for of_best in selected.values():
-            best.append(f"{of_best.evaluator} {unbroken_percent(of_best.accuracy)} in round {of_best.round}")
-        notes.append(f"Best rounds{how}: {labels.listing(best)}.")
+    notes = [_accuracy_note(run, published), _best_rounds_note(run)]
     attackers = ranges(run.partition.attackers)
     return [
-        evaluations_table("Final evaluation", run.evaluations, published, notes=notes),
+        evaluations_table("Final evaluation", run.evaluations, published, notes=list(filter(None, notes))),
         worst_table(run.evaluations, run.class_names, with_groups(run), attackers),
         tails_table(run.evaluations, run.class_names),
     ]
 
 
-def _how(evaluation: EvaluationResult) -> str:
-    """Figures beside an accuracy, the evaluator's settings, and its implementation."""
-    settings = [f"{key} {yaml_text(value)}" for key, value in evaluation.settings.items() if value is not None]
-    by = f"by {evaluation.implementation}" if evaluation.implementation else ""
-    return "; ".join(filter(None, (figures_of(evaluation), ", ".join(settings), by)))
+def _accuracy_note(run: Run, published: Mapping[str, float]) -> str:
+    """What the accuracies of the final evaluation are, and what they are compared with."""
+    model = "Global model"
+    if run.experiment.ema is not None:
+        model = "Moving average of the global models"
+    last = "the final round"
+    if run.stopped_early is not None:
+        last = f"round {run.stopped_early.round}, where training stopped early"
+    by_release, measured = "and gives the same numbers here", "accuracy"
+    if shows_release(run.evaluations):
+        by_release, measured = "and is beside it", "release"
+    note = (
+        f"{model} after {last}. Accuracy counts an example that is classified correctly both clean and "
+        "under attack; the convention of the release leaves the clean image out of account, as CalFAT's authors and "
+        f"the paper's tables do, {by_release}. "
+        "The interval (Wilson's) is over the test examples; another seed may lie outside."
+    )
+    if published:
+        source = run.experiment.reported.source or "as the recipe says"
+        note += f" Reported: {source}; difference: {measured} minus reported, in percentage points."
+    return note
+
+
+def _best_rounds_note(run: Run) -> str:
+    """The rounds of the best checkpoints; empty where nothing was monitored."""
+    if run.final is None:
+        return ""
+    selected_on, best_rounds = ", selected on the test split and so no fair result", run.final.test_selected
+    if run.final.validation_selected is not None:
+        selected_on, best_rounds = " on the validation split", run.final.validation_selected
+    if not best_rounds:
+        return ""
+    texts = []
+    for best in best_rounds.values():
+        texts.append(f"{best.evaluator} {unbroken_percent(best.accuracy)} in round {best.round}")
+    return f"Best rounds{selected_on}: {listing(texts)}."
+
+
+def _how_measured(run: Run) -> dict[str, str]:
+    """For each evaluator its figures beside accuracy, its settings, and its implementation."""
+    texts = {}
+    for label, evaluation in run.results.items():
+        settings = [f"{key} {yaml_text(value)}" for key, value in evaluation.settings.items() if value is not None]
+        parts = [figures_of(evaluation), ", ".join(settings)]
+        if evaluation.implementation:
+            parts.append(f"by {evaluation.implementation}")
+        texts[label] = "; ".join(filter(None, parts))
+    return texts
 
 
 def _rounds(run: Run) -> Table:
+    """The columns of ``rounds.csv`` that are for pages, accuracies first and those of plugins last."""
     accuracies, others, of_plugins = [], [], []
     for column in run.columns.values():
         if not column.page or not run.curve(column.name):
@@ -162,24 +197,27 @@ def _rounds(run: Run) -> Table:
         else:
             of_plugins.append(column)
     columns = [*accuracies, *others, *of_plugins]
-    rows = [[str(record.round), *(_number(column, record) for column in columns)] for record in run.records]
+    rows = []
+    for record in run.records:
+        row = [str(record.round)]
+        for column in columns:
+            value = column.value_in(record)
+            if value is None or not math.isfinite(value):
+                row.append(NOTHING)
+            elif column.kind == "share":
+                row.append(bare_percent(value))
+            else:
+                row.append(figure(value))
+        rows.append(row)
     spent = duration(sum(record.seconds for record in run.records))
     name = f"Every round in numbers: {counted(len(run.records), 'round')} in {spent}"
-    refused_in = sum(bool(record.refused) for record in run.records)
-    if refused_in:
-        name += f", updates refused in {refused_in}"
+    rounds_with_refusals = sum(bool(record.refused) for record in run.records)
+    if rounds_with_refusals:
+        name += f", updates refused in {rounds_with_refusals}"
     return Table(name, ["round", *(column.page for column in columns)], rows)
 
 
-def _number(column: Column, record: RoundRecord) -> str:
-    """A number of a round; a dash where nothing was measured, or nothing finite."""
-    value = column.value_in(record)
-    if value is None or not math.isfinite(value):
-        return bare_percent(None)
-    return bare_percent(value) if column.kind == "share" else figure(value)
-
-
-def _counts(run: Run) -> Table:
+def _class_counts(run: Run) -> Table:
     rows = []
     for client, counts in enumerate(run.partition.class_counts):
         rows.append([f"client {client}", *(f"{count:,}" for count in (*counts, sum(counts)))])
@@ -229,13 +267,14 @@ def trust_view(results: TrustResults | None, figures: Path, strips: Sequence[Str
 
 
 def _curve(results: TrustResults) -> Chart | None:
-    """The attack on trial at every budget; None where there is one alone."""
+    """Accuracy under the attack on trial over eps; None for a single eps."""
     natural, examples = results.verdict.natural, results.examples
     if natural is None:
         return None
-    tried = [row for check in results.checks for row in check.rows if row.attack == results.attack]
-    clean = EvaluationResult(NATURAL, examples, natural, natural, (), (), {}, "calfat trust", 0.0)
-    attacked = []
-    for row in sorted(tried, key=lambda row: parse_number(row.eps)):
-        attacked.append(evaluation_of(row, row.attack, results.threat.norm))
-    return eps_chart("trust_curve", [clean, *attacked], "an honest one falls to 0")
+    evaluations = [EvaluationResult(NATURAL, examples, natural, natural, (), (), {}, "calfat trust", 0.0)]
+    rows = []
+    for check in results.checks:
+        rows += [row for row in check.rows if row.attack == results.attack]
+    for row in sorted(rows, key=lambda row: parse_number(row.eps)):
+        evaluations.append(evaluation_of(row, row.attack, results.threat.norm))
+    return eps_chart("trust_curve", evaluations, "an honest one falls to 0")

@@ -33,13 +33,13 @@ _LATEX = {
 
 
 class Cell(NamedTuple):
-    """A place of a table; without a text a dash stands there."""
+    """What is written in one place of a table; a dash, where the text is empty."""
 
     text: str
     spread: str = ""  # behind a ±
-    beside: Sequence[str] = ()  # smaller, behind it or below it: an interval, a published number
+    beside: Sequence[str] = ()  # smaller, behind the text or below it: an interval, a published number
     best: bool = False  # in bold
-    beyond: bool = False  # to be noticed: the last text of ``beside``, else the text
+    beyond: bool = False  # marked: the last text of ``beside``, or else the text
 
 
 Row = Sequence[str | Cell]
@@ -54,26 +54,30 @@ class Table:
     rows: Sequence[Row]
     texts: int = 1  # columns of texts
     notes: Sequence[str] = ()  # what the numbers mean
-    groups: Sequence[str] = ()  # for each row, what it stands under; empty: all rows are one group
+    groups: Sequence[str] = ()  # for each row, the heading of its block; empty: all rows are one block
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     @property
     def cells(self) -> list[list[Cell]]:
-        return [list(map(_cell, row)) for row in self.rows]
+        """The rows, each text as a cell."""
+        rows = []
+        for row in self.rows:
+            cells = []
+            for content in row:
+                cells.append(content if isinstance(content, Cell) else Cell(content))
+            rows.append(cells)
+        return rows
 
     @property
     def blocks(self) -> Mapping[str, list[list[Cell]]]:
-        """Group to its rows."""
+        """Heading to the rows below it."""
         blocks: dict[str, list[list[Cell]]] = {}
-        for group, row in zip(self.groups or [""] * len(self.rows), self.cells, strict=True):
-            blocks.setdefault(group, []).append(row)
+        headings = self.groups or [""] * len(self.rows)
+        for heading, row in zip(headings, self.cells, strict=True):
+            blocks.setdefault(heading, []).append(row)
         return blocks
-
-
-def _cell(content: str | Cell) -> Cell:
-    return content if isinstance(content, Cell) else Cell(content)
 
 
 def one_line(text: str) -> str:
@@ -84,7 +88,7 @@ def one_line(text: str) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """On a console of rich's; a name may be a path to be copied, so it is one line however narrow the table is."""
+    """Print a table on a console of rich's. Its name stays on one line, because it may be a path to be copied."""
     from rich.table import Table as ConsoleTable
 
     on_console = ConsoleTable(show_edge=False, pad_edge=False)
@@ -93,32 +97,37 @@ def print_table(console: Console, table: Table) -> None:
     for place, heading in enumerate(table.head[table.texts :]):
         on_console.add_column(heading, justify="right", no_wrap=place < _UNBROKEN)
     for row in table.cells:
-        texts = ["\n".join((cell.text, *cell.beside)) for cell in row[: table.texts]]
-        numbers = [_plain(cell, "", "{}") for cell in row[table.texts :]]
-        on_console.add_row(*texts, *numbers)
+        texts = []
+        for column, cell in enumerate(row):
+            texts.append("\n".join((cell.text, *cell.beside)) if column < table.texts else _plain(cell, "", "{}"))
+        on_console.add_row(*texts)
     if table.name:
         console.print(table.name, soft_wrap=True)
     console.print(on_console)
 
 
 def markdown(table: Table) -> str:
-    """A table of pipes, then its notes. Texts stay texts: none is Markdown or HTML; numbers are Markdown of ours."""
+    """A table of pipes, then its notes. In columns of texts, Markdown and HTML are escaped."""
     rows = [[_in_pipes(text) for text in table.head]]
     for row in table.cells:
-        texts = [_in_pipes(_plain(cell, NOTHING, "**{}**")) for cell in row[: table.texts]]
-        numbers = [_plain(cell, NOTHING, "**{}**") for cell in row[table.texts :]]
-        rows.append([*texts, *numbers])
+        texts = []
+        for column, cell in enumerate(row):
+            text = _plain(cell, NOTHING, "**{}**")
+            texts.append(_in_pipes(text) if column < table.texts else text)
+        rows.append(texts)
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * width for width in widths[: table.texts]]
-    rule += ["-" * (width - 1) + ":" for width in widths[table.texts :]]
+    rule = []
+    for column, width in enumerate(widths):
+        rule.append("-" * width if column < table.texts else "-" * (width - 1) + ":")
     rows.insert(1, rule)
     lines = []
-    for written in rows:
-        cells = [text.ljust(width) for text, width in zip(written[: table.texts], widths, strict=False)]
-        for text, width in zip(written[table.texts :], widths[table.texts :], strict=True):
-            cells.append(text.rjust(width))
+    for texts in rows:
+        cells = []
+        for column, (text, width) in enumerate(zip(texts, widths, strict=True)):
+            cells.append(text.ljust(width) if column < table.texts else text.rjust(width))
         lines.append(f"| {' | '.join(cells)} |\n")
-    lines += [f"\n{in_markdown(note)}\n" for note in table.notes]
+    for note in table.notes:
+        lines.append(f"\n{in_markdown(note)}\n")
     return "".join(lines)
 
 
@@ -137,14 +146,17 @@ def latex(table: Table, label: str, comments: Iterable[str]) -> str:
         f"  \\begin{{tabular}}{{{'l' * table.texts}{'r' * (len(table.head) - table.texts)}}}",
         "    \\toprule",
     ]
-    head = ["$n$" if heading == "n" else _in_latex(heading) for heading in table.head]
+    head = []
+    for heading in table.head:
+        head.append("$n$" if heading == "n" else _in_latex(heading))
     lines.append(_latex_row(head))
     for block in table.blocks.values():
         lines.append("    \\midrule")
         for row in block:
-            texts = [_in_latex(cell.text) for cell in row[: table.texts]]
-            numbers = [_number_in_latex(cell) for cell in row[table.texts :]]
-            lines.append(_latex_row([*texts, *numbers]))
+            cells = []
+            for column, cell in enumerate(row):
+                cells.append(_in_latex(cell.text) if column < table.texts else _number_in_latex(cell))
+            lines.append(_latex_row(cells))
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     lines += [f"% {comment}" for comment in comments]
     return "\n".join(lines) + "\n"
@@ -162,20 +174,30 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _plain(cell: Cell, nothing: str, bold: str) -> str:
-    text = f"{cell.text} ± {cell.spread}" if cell.spread else cell.text or nothing
-    return " ".join((bold.format(text) if cell.best else text, *cell.beside))
+    """A cell on one line; ``nothing`` in the place of an empty text, and ``bold`` with braces around the best one."""
+    text = cell.text or nothing
+    if cell.spread:
+        text = f"{cell.text} ± {cell.spread}"
+    if cell.best:
+        text = bold.format(text)
+    return " ".join((text, *cell.beside))
 
 
 def in_markdown(text: str) -> str:
-    """A text of others on one line, none of it Markdown or HTML."""
+    """A text on one line, with Markdown and HTML escaped."""
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 
 def _number_in_latex(cell: Cell) -> str:
-    mean = f"\\mathbf{{{cell.text}}}" if cell.best else cell.text or "--"
-    text = f"${mean} \\pm {cell.spread}$" if cell.spread else mean
+    text = cell.text or "--"
+    if cell.best:
+        text = f"\\mathbf{{{text}}}"
+    if cell.spread:
+        text = f"${text} \\pm {cell.spread}$"
     small = _SIGN.sub(r"$\g<0>$", " ".join(cell.beside))
-    return text + (f" {{\\scriptsize {small}}}" if small else "")
+    if small:
+        text += f" {{\\scriptsize {small}}}"
+    return text
 
 
 def _in_latex(text: str) -> str:

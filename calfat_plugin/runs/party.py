@@ -39,7 +39,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
-from calfat_plugin.report.profile_table import spending_text
+from calfat_plugin.report.run_tables import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.run_files import Spending
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint

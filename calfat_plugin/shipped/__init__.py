@@ -7,11 +7,10 @@ and a wheel.
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from pathlib import Path
 
 _RECIPES = Path(__file__).parent / "recipes"
-_SENTENCE = re.compile(r".*?\.(?<! al\.)(?= |$)")  # "et al." ends none
+_SENTENCE = re.compile(r".*?\.(?<! al\.)(?= |$)")  # "et al." does not end a sentence
 
 
 def shipped_files() -> dict[str, Path]:
@@ -21,13 +20,22 @@ def shipped_files() -> dict[str, Path]:
 
 def located(path: str | Path) -> Path:
     """The file at ``path``; where there is none and ``path`` is the name of a shipped recipe, that one."""
-    written, shipped = Path(path), shipped_files().get(str(path))
-    return written if shipped is None or (written.exists() and not written.is_dir()) else shipped
+    written = Path(path)
+    shipped = shipped_files().get(str(path))
+    if shipped is None:  # the system may refuse to look for a path, and reading it reports this
+        return written
+    if written.exists() and not written.is_dir():
+        return written
+    return shipped
 
 
 def headline(file: Path) -> str:
     """The first sentence of the comment at the top of a recipe."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    words: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.removeprefix("#").strip())
+    comment = " ".join(words)
     sentence = _SENTENCE.match(comment)
     return sentence[0] if sentence else comment

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from typing import IO, Literal, TextIO
 
+from calfat_plugin.compat import ending, likely_cause
 from calfat_plugin.disk import lock, refuse_link
-from calfat_plugin.endings import ending, likely_cause
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.results import release_of
 from calfat_plugin.rounds import RoundCount

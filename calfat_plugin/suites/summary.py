@@ -14,7 +14,7 @@ from calfat_plugin.maths.intervals import (
     paired,
     paired_p_value,
 )
-from calfat_plugin.report.comparability import compared_alike, score_of
+from calfat_plugin.report.scores import compared_alike, score_of
 from calfat_plugin.results import NOT_RUN, WORST_CASE, evaluator_of
 from calfat_plugin.run_files import read_results
 from calfat_plugin.runs.directory import RunDirectory

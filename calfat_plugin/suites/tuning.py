@@ -16,9 +16,8 @@ from calfat_plugin.experiment import Experiment, same_but_rounds
 from calfat_plugin.options import to_plain, yaml_text
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import bare_percent as percent
-from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.numbers import counted, listing
 from calfat_plugin.rounds import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, SuiteRun, in_cell, look_again, resolve, why_lost

@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft7Validator
 
 from calfat_plugin import AggregatorEntry, option
-from calfat_plugin.cli.entry_page import entry_page
+from calfat_plugin.cli.plugins import entry_page
 from calfat_plugin.cli.schema import recipe_schema
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import assemble

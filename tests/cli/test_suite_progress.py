@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from calfat_plugin.cli.suite_view import SuiteProgress
+from calfat_plugin.cli.suite import SuiteProgress
 from calfat_plugin.progress import Bars, Lines
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from calfat_plugin import entries
-from calfat_plugin.cli.entry_page import entry_page
+from calfat_plugin.cli.plugins import entry_page
 from calfat_plugin.entries import (
     KINDS,
     AggregatorEntry,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from calfat_plugin.cli.results import show_alarms
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
+from calfat_plugin.report.run_tables import show_alarms
 from calfat_plugin.results import EvaluationResult
 from tests.snapshot import TextSnapshot
 

@@ -26,7 +26,7 @@ from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.evaluators.autoattack.autoattack import AttackState, AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
-from calfat_plugin.report.evaluations import evaluations_table
+from calfat_plugin.report.run_tables import evaluations_table
 from calfat_plugin.threat import ThreatModel
 
 SEED = 5

@@ -11,7 +11,7 @@ import pytest
 from calfat_plugin.errors import DataError
 from calfat_plugin.maths.metrics import Worst, by_frequency
 from calfat_plugin.partitions.split import longtail
-from calfat_plugin.report.evaluations import tails_table
+from calfat_plugin.report.run_tables import tails_table
 from calfat_plugin.results import EvaluationResult, evaluation_as_json, evaluator_of
 from calfat_plugin.run_files import Results
 from calfat_plugin.typed_json import from_json

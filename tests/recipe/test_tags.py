@@ -26,7 +26,7 @@ from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.recipe.tagged_keys import has_tag, keys_with, reasons_to_keep, without
 from calfat_plugin.recipe.training import EMAOptions
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.comparability import problem_of, settings_of
+from calfat_plugin.report.scores import problem_of, settings_of
 from calfat_plugin.suites.record import digest
 from tests.report.made import experiment
 
@@ -232,7 +232,7 @@ from calfat_plugin.experiment import assemble, same_but_rounds
 from calfat_plugin.host.tasks import fingerprint
 from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.comparability import settings_of
+from calfat_plugin.report.scores import settings_of
 from calfat_plugin.suites.record import digest
 
 REGISTRY = Registry.load(entry_points=False)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.report import theme, write_comparison, write_run_report
+from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report.page import DARK_FILTER, PAPER, TEXT
 from tests.report.browser import Seen, look
 from tests.report.made import full_run, made_run
 from tests.report.pages import Page
@@ -81,5 +82,5 @@ def rgb(colour: str) -> str:
 def test_a_page_follows_the_reader_into_the_dark(dark: bool, seen: Look) -> None:
     page = seen("comparison", dark)[1280]
     mode = "dark" if dark else "light"
-    assert (page.background, page.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
-    assert {figure["filter"] for figure in page.figures} == {theme.DARK_FILTER if dark else "none"}
+    assert (page.background, page.color) == (rgb(getattr(PAPER, mode)), rgb(getattr(TEXT, mode)))
+    assert {figure["filter"] for figure in page.figures} == {DARK_FILTER if dark else "none"}

@@ -10,11 +10,11 @@ import pytest
 
 from calfat_plugin.progress import Lines, ShownProgress
 from calfat_plugin.report import write_run_report
-from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import group_runs
-from calfat_plugin.report.groups import groups_table, members, ranges, with_groups
 from calfat_plugin.report.labels import difference, highlights, problem_names
 from calfat_plugin.report.run_page import run_page
+from calfat_plugin.report.run_tables import groups_table, members, ranges, with_groups
+from calfat_plugin.report.scores import problem_of
 from calfat_plugin.results import RunInfo, evaluation_as_json
 from calfat_plugin.stored_run import Run
 from tests.cli.runner import calfat

@@ -11,10 +11,9 @@ import pytest
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, compared
-from calfat_plugin.report.comparability import compared_alike
 from calfat_plugin.report.comparison import group_runs, results_tables
 from calfat_plugin.report.run_page import trust_view
-from calfat_plugin.report.scores import WORST_DEFINED
+from calfat_plugin.report.scores import WORST_DEFINED, compared_alike
 from calfat_plugin.run_files import SuiteFile, SuiteMetric, TrustResults
 from calfat_plugin.stored_run import Run
 from calfat_plugin.typed_json import from_json

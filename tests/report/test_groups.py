@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calfat_plugin.report.comparability import problem_of
 from calfat_plugin.report.comparison import differences, group_runs, results_tables
 from calfat_plugin.report.labels import problem_names, setting_names
+from calfat_plugin.report.scores import problem_of
 from calfat_plugin.run_files import read_suite
 from calfat_plugin.stored_run import Run
 from tests.report.made import made_run

@@ -12,8 +12,8 @@ import yaml
 from calfat_plugin import load_run
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.charts import losses
+from calfat_plugin.report.comparison import find_runs
 from calfat_plugin.report.labels import command, highlights
-from calfat_plugin.report.reading import find_runs
 from calfat_plugin.report.run_page import _rounds
 from calfat_plugin.report.write import write_comparison, write_run_report
 from calfat_plugin.stored_run import Run

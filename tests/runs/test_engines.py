@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.cli import run as command
-from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.party import ResumeHint
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.directory import RunDirectory

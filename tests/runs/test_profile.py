@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.profiling import Profile, begin_part, profiling, timed, timed_each
-from calfat_plugin.report.profile_table import ELSE, spending, spending_text
+from calfat_plugin.report.run_tables import ELSE, spending, spending_text
 from calfat_plugin.run_files import Spending
 from calfat_plugin.typed_json import from_json
 from tests.cli.runner import Ended

@@ -15,11 +15,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from calfat_plugin.cli import run
-from calfat_plugin.cli.results import show_evaluations, show_final
-from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.party import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.progress import Bars, Lines, ShownProgress
+from calfat_plugin.report.run_tables import show_evaluations, show_final
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.party import ResumeHint
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds import RoundsFile

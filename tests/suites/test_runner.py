@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from calfat_plugin.cli.suite_view import SuiteProgress
+from calfat_plugin.cli.suite import SuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.progress import Lines
 from calfat_plugin.runs.directory import RunDirectory
