@@ -321,8 +321,8 @@ class Linearised(nn.Module):
             return logits
 
         with torch.autocast(x.device.type, enabled=False):  # it gives group normalisation's derivative another type
-            logits, slope = jvp(logits_at, (origin,), (change,))
-        expansion: Tensor = logits + slope
+            both = jvp(logits_at, (origin,), (change,))
+        expansion: Tensor = both[0] + both[1]  # the logits at the origin, and their slope
         return expansion
 
     def get_extra_state(self) -> Tensor:
