@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -192,24 +191,28 @@ def replay(
     threat = _ball(path, evidence, run)
     _check_ball(path, evidence, data, threat, positions)
     batch_size = run.experiment.evaluation.batch_size
-    exported, difference, ask = None, 0.0, _ask_network(model)
+    network, exported, difference = _ask_network(model), None, 0.0
     if model_file is not None:
         exported = open_exported(model_file, run, model, trust)
-        ask = exported.ask
 
-    def asked(images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
-        shown = map(rounded_to_8_bits, images) if eight_bit else images
-        return _asked(ask, shown, expected)
+    def ask(x: Tensor) -> Tensor:
+        nonlocal difference
+        if eight_bit:
+            x = rounded_to_8_bits(x)
+        own = network(x)
+        if exported is None:
+            return own
+        logits = exported.ask(x)
+        if logits.shape != own.shape:
+            what = f"gives {tuple(logits.shape)} for images {tuple(x.shape)}; expected logits {tuple(own.shape)}"
+            raise RunError(f"{exported.path}: {what}.")
+        difference = max(difference, float((logits - own).abs().max()))
+        return logits
 
-    def clean_images() -> Iterable[Tensor]:
-        return (x for x, _, _ in batches(data, batch_size, run.device))
-
-    adversarial_images = evidence.x_adv.to(run.device).split(batch_size)
-    if exported is not None:
-        difference = _largest_difference(model, exported, chain(clean_images(), adversarial_images))
-    clean, clean_leads = asked(clean_images(), evidence.clean)
+    clean_images = (x for x, _, _ in batches(data, batch_size, run.device))
+    clean, clean_leads = _asked(ask, clean_images, evidence.clean)
     labels = evidence.label[evidence.index]
-    predictions, leads = asked(adversarial_images, labels)
+    predictions, leads = _asked(ask, evidence.x_adv.to(run.device).split(batch_size), labels)
     falls = predictions != labels
     doubts = []
     for at in (clean != evidence.clean).nonzero().flatten().tolist():
@@ -349,23 +352,6 @@ def _asked(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: 
         return expected, expected.float()
     logits = torch.cat([finite(ask(x), "images") for x in images])
     return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
-
-
-def _largest_difference(model: nn.Module, exported: ModelFile, images: Iterable[Tensor]) -> float:
-    """The largest distance of a logit of the exported file to that of the network."""
-    ask = _ask_network(model)
-    largest = 0.0
-    for x in images:
-        if not len(x):
-            continue
-        own, of_file = ask(x), exported.ask(x)
-        if own.shape != of_file.shape:
-            raise RunError(
-                f"{exported.path}: gives {tuple(of_file.shape)} for images {tuple(x.shape)}; expected logits "
-                f"{tuple(own.shape)}."
-            )
-        largest = max(largest, float((own - of_file).abs().max()))
-    return largest
 
 
 def _said(path: Path, evidence: Evidence) -> tuple[list[_Said], tuple[str, ...]]:
