@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -122,9 +123,6 @@ def write_mlmodel(folder: Path) -> None:
 
     The description is written here, since MLflow 1.19 and 3 write it by different calls and read the same one.
     """
-    import numpy as np
-    import onnx
-    import onnxruntime
     import yaml
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -133,12 +131,18 @@ def write_mlmodel(folder: Path) -> None:
         tensor = {"dtype": "float32", "shape": [-1, *config[side]["shape"][1:]]}
         signature[f"{side}s"] = json.dumps([{"type": "tensor", "tensor-spec": tensor}])
     python = platform.python_version()
-    serving = {"loader_module": "mlflow.onnx", "data": "model.onnx", "python_version": python}
-    serving["env"] = {"virtualenv": "python_env.yaml"}
-    network = {"data": "model.onnx", "onnx_version": onnx.__version__, "providers": ["CPUExecutionProvider"]}
+    serving = {
+        "loader_module": "mlflow.onnx",
+        "data": "model.onnx",
+        "python_version": python,
+        "env": {"virtualenv": "python_env.yaml"},
+    }
+    network = {"data": "model.onnx", "onnx_version": version("onnx"), "providers": ["CPUExecutionProvider"]}
     mlmodel = {"flavors": {"onnx": network, "python_function": serving}, "signature": signature}
     environment = {"python": python, "build_dependencies": ["pip"], "dependencies": ["-r requirements.txt"]}
-    packages = ["mlflow", *(f"{package.__name__}=={package.__version__}" for package in (onnx, onnxruntime, np))]
+    packages = ["mlflow"]
+    for package in ("onnx", "onnxruntime", "numpy"):
+        packages.append(f"{package}=={version(package)}")
     (folder / "MLmodel").write_text(yaml.safe_dump(mlmodel, sort_keys=False), encoding="utf-8")
     (folder / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False), encoding="utf-8")
     (folder / "requirements.txt").write_text("\n".join(packages) + "\n", encoding="utf-8")

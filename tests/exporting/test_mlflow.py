@@ -20,6 +20,7 @@ from calfat_plugin.loggers.mlflow import Mlflow, MlflowOptions
 from calfat_plugin.results import RunInfo, RunResult
 from tests.report.made import evaluation, record
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of code that protobuf 3 generated for 1.19
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow-skinny is not installed")
 
 
