@@ -12,7 +12,7 @@ from calfat_plugin.evaluators import autoattack, gradient, internal, natural, pe
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.inner_attacks import atas, free, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
-from calfat_plugin.loggers import tensorboard, wandb
+from calfat_plugin.loggers import mlflow, tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, counts, robal
 from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=entries.Entry)
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (calibrated, robal)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, label_flip)
+OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, mlflow, label_flip)
 WITH_SEVERAL_ENTRIES = (counts, server_optimizers, robust, gradient, autoattack, own_update, colluding)
 
 ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]

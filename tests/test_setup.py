@@ -34,6 +34,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "botocore": "boto3",  # which is made of it, and pins it
     "grpc": "grpcio",
+    "mlflow": "mlflow-skinny",
     "paho": "paho-mqtt",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,20 +184,29 @@ def replay(
     _refuse_others(path, evidence, data, model, run)
     _check_ball(path, evidence, data, positions, run)
     batch_size = run.experiment.evaluation.batch_size
-    exported, difference, ask = None, 0.0, _ask_network(model)
+    network, exported, difference = _ask_network(model), None, 0.0
     if model_file is not None:
         exported = open_exported(model_file, run, model, trust)
-        ask = exported.ask
 
-    def clean_images() -> Iterable[Tensor]:
-        return (x for x, _, _ in batches(data, batch_size, run.device))
+    def ask(x: Tensor) -> Tensor:
+        nonlocal difference
+        if eight_bit:
+            x = rounded_to_8_bits(x)
+        logits_of_network = network(x)
+        if exported is None:
+            return logits_of_network
+        logits = exported.ask(x)
+        expected = tuple(logits_of_network.shape)
+        if tuple(logits.shape) != expected:
+            what = f"gives {tuple(logits.shape)} for images {tuple(x.shape)}; expected logits {expected}"
+            raise RunError(f"{exported.path}: {what}.")
+        difference = max(difference, float((logits - logits_of_network).abs().max()))
+        return logits
 
+    clean_images = (x for x, _, _ in batches(data, batch_size, run.device))
+    clean = _answers(ask, clean_images, evidence.clean)
     adversarial_images = evidence.x_adv.to(run.device).split(batch_size)
-    if exported is not None:
-        difference = _largest_difference(model, exported, chain(clean_images(), adversarial_images))
-    labels = evidence.label[evidence.index]
-    clean = _answers(ask, clean_images(), evidence.clean, eight_bit)
-    adversarial = _answers(ask, adversarial_images, labels, eight_bit)
+    adversarial = _answers(ask, adversarial_images, evidence.label[evidence.index])
     doubts = _doubts(evidence, positions, clean, adversarial)
     accuracies, without = _accuracies(path, evidence)
     numbers = []
@@ -212,7 +220,7 @@ def replay(
         data=data,
         positions=positions,
         model=model,
-        falls=adversarial[0] != labels,
+        falls=adversarial[0] != evidence.label[evidence.index],
         doubts=tuple(doubts),
         numbers=tuple(numbers),
         without=without,
@@ -339,9 +347,7 @@ def _ask_network(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return ask
 
 
-def _answers(
-    ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor, eight_bit: bool
-) -> tuple[Tensor, Tensor]:
+def _answers(ask: Callable[[Tensor], Tensor], images: Iterable[Tensor], expected: Tensor) -> tuple[Tensor, Tensor]:
     """What the model says, (n,) int64, and by which share of the largest logit the expected class leads, (n,)."""
     import torch
 
@@ -350,27 +356,8 @@ def _answers(
 
     if not len(expected):
         return expected, expected.float()
-    if eight_bit:
-        images = map(rounded_to_8_bits, images)
     logits = torch.cat([finite(ask(x), "images") for x in images])
     return logits.argmax(dim=1), margin(logits, expected) / logits.abs().max().clamp_min(1e-30)
-
-
-def _largest_difference(model: nn.Module, exported: ModelFile, images: Iterable[Tensor]) -> float:
-    """The largest distance of a logit of the exported file to that of the network."""
-    ask = _ask_network(model)
-    largest = 0.0
-    for x in images:
-        if not len(x):
-            continue
-        logits, logits_of_file = ask(x), exported.ask(x)
-        if logits.shape != logits_of_file.shape:
-            raise RunError(
-                f"{exported.path}: gives {tuple(logits_of_file.shape)} for images {tuple(x.shape)}; expected logits "
-                f"{tuple(logits.shape)}."
-            )
-        largest = max(largest, float((logits - logits_of_file).abs().max()))
-    return largest
 
 
 def _accuracies(path: Path, evidence: Evidence) -> tuple[list[_Accuracy], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,23 +31,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 _FIGURES = "figures"
 _MOST_CLIENTS = 20  # that are listed one by one
-
-_PROGRAMS = {
-    "model.pt2": """\
-import torch
-
-model = torch.export.load("model.pt2").module()
-pixels = torch.rand(2, {shape})
-print(model(pixels).argmax(dim=1))
-""",
-    "model.onnx": """\
-import numpy, onnxruntime
-
-model = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-pixels = numpy.random.rand(2, {shape}).astype("float32")
-print(model.run(None, {{"pixels": pixels}})[0].argmax(axis=1))
-""",
-}
 
 
 @dataclass(frozen=True)
@@ -78,45 +61,34 @@ def card_text(
         left_out: file to why it is not in the folder.
         notes: the user's own text; empty: none.
     """
-    stored = checkpoint.stored
     _, channels, height, width = config["input"]["shape"]
-    norm, eps = checkpoint.budget
-    tables = {}
-    for name, results in checkpoint.results.items():
-        tables[name] = _evaluation_rows(results.evaluations, stored.class_names)
-    digests = {path.name: sha256_of(path) for path in sorted(folder.glob("*.*"))}
     return template_of("card.md.jinja").render(
-        metadata=Markdown(_metadata(checkpoint, config)),
-        name=stored.name,
-        headline=headline(stored),
+        checkpoint=checkpoint,
+        stored=checkpoint.stored,
         config=config,
+        metadata=Markdown(_metadata(checkpoint, config)),
+        headline=headline(checkpoint.stored),
         image_size=f"{height} x {width}",
         channels=counted(channels, "channel"),
         shape=f"{channels}, {height}, {width}",
-        budget=f"the {norm} ball of eps {eps}",
-        dataset=stored.experiment.dataset.name,
+        ball="the {} ball of eps {}".format(*checkpoint.budget),
         natural=_with_interval(checkpoint.natural),
         attacked=_with_interval(checkpoint.weakest),
-        weakest=checkpoint.weakest,
-        within=f"{norm} {eps}",
-        checkpoint=checkpoint,
-        selected_on=checkpoint.run.checkpoint[1].get("selected_on"),
-        tables=tables,
+        tables=_tables(checkpoint),
         remarks=_remarks(checkpoint),
-        alarms=alarms_of(stored),
+        alarms=alarms_of(checkpoint.stored),
         figures=_figures(folder, checkpoint),
-        programs=_programs(left_out, f"{channels}, {height}, {width}"),
         left_out=left_out,
         replayed=[_replayed_row(name, both) for name, both in replayed.items()],
         not_replayed=not_replayed,
         check_command=fenced(_check_command(checkpoint, left_out), "sh"),
-        digests=digests,
+        digests={path.name: sha256_of(path) for path in sorted(folder.glob("*.*"))},
         data=_data(checkpoint),
         clients=_client_rows(checkpoint),
         training=_training(checkpoint),
-        recipe=fenced(public_recipe_text(stored.recipe), "yaml"),
+        recipe=fenced(public_recipe_text(checkpoint.stored.recipe), "yaml"),
         notes=quoted(notes),
-        citations={text: fenced(bibtex, "bibtex") for text, bibtex in citations([stored]).items()},
+        citations={text: fenced(bibtex, "bibtex") for text, bibtex in citations([checkpoint.stored]).items()},
     )
 
 
@@ -138,9 +110,8 @@ def _metadata(checkpoint: Checkpoint, config: Mapping[str, Any]) -> str:
         "metrics": ["accuracy"],
     }
     if metrics:
-        task = {"type": config["task"]}
         split = {"name": dataset, "type": dataset, "split": "test"}
-        result = {"task": task, "dataset": split, "metrics": metrics}
+        result = {"task": {"type": config["task"]}, "dataset": split, "metrics": metrics}
         block["model-index"] = [{"name": one_line(checkpoint.stored.name), "results": [result]}]
     return yaml.safe_dump(block, sort_keys=False, width=1000).strip()
 
@@ -160,16 +131,19 @@ def _interval(evaluation: EvaluationResult) -> str:
     return "" if evaluation.interval is None else interval(*evaluation.interval)
 
 
-def _evaluation_rows(evaluations: Sequence[EvaluationResult], class_names: Sequence[str]) -> list[Markdown]:
-    """A row of the card's table for each evaluation."""
-    rows = []
-    for evaluation in evaluations:
-        cells = [evaluation.label, budget(evaluation.settings), accuracy_text(evaluation.accuracy)]
-        cells += [_interval(evaluation), f"{evaluation.num_examples:,}"]
-        for worst, names in ((evaluation.worst_class, class_names), (evaluation.worst_clients, ())):
-            cells += ["", ""] if worst is None else [listed_ids(worst.ids, names), percent(worst.accuracy)]
-        rows.append(row(cells))
-    return rows
+def _tables(checkpoint: Checkpoint) -> dict[str, list[Markdown]]:
+    """For each file of results a row for each evaluation."""
+    tables: dict[str, list[Markdown]] = {}
+    for file, results in checkpoint.results.items():
+        tables[file] = []
+        for evaluation in results.evaluations:
+            cells = [evaluation.label, budget(evaluation.settings), accuracy_text(evaluation.accuracy)]
+            cells += [_interval(evaluation), f"{evaluation.num_examples:,}"]
+            class_names = checkpoint.stored.class_names
+            for worst, names in ((evaluation.worst_class, class_names), (evaluation.worst_clients, ())):
+                cells += ["", ""] if worst is None else [listed_ids(worst.ids, names), percent(worst.accuracy)]
+            tables[file].append(row(cells))
+    return tables
 
 
 def _remarks(checkpoint: Checkpoint) -> list[str]:
@@ -193,29 +167,19 @@ def _figures(folder: Path, checkpoint: Checkpoint) -> list[dict[str, str]]:
     charts = [chart for chart in every if chart is not None]
     if not charts:
         return []
-    figures = folder / _FIGURES
-    figures.mkdir()
-    drawn(charts, figures)
-    for file in figures.iterdir():
+    (folder / _FIGURES).mkdir()
+    drawn(charts, folder / _FIGURES)
+    for file in (folder / _FIGURES).iterdir():
         if file.suffix != ".png":
             file.unlink()
-    shown = []
+    figures = []
     for chart in charts:
         file_name = Markdown(f"{_FIGURES}/{chart.name}.png")
-        shown.append({"title": chart.title, "caption": chart.caption, "file": file_name})
-    return shown
+        figures.append({"title": chart.title, "caption": chart.caption, "file": file_name})
+    return figures
 
 
 # --- loading and checking it ------------------------------------------------------------------------------------------
-
-
-def _programs(left_out: Mapping[str, str], shape: str) -> list[Markdown]:
-    """What loads the files that are there."""
-    programs = []
-    for name, program in _PROGRAMS.items():
-        if name not in left_out:
-            programs.append(fenced(program.format(shape=shape), "python"))
-    return programs
 
 
 def _replayed_row(name: str, replayed: Replayed) -> Markdown:
@@ -230,12 +194,10 @@ def _replayed_row(name: str, replayed: Replayed) -> Markdown:
 
 def _check_command(checkpoint: Checkpoint, left_out: Mapping[str, str]) -> str:
     """The command that shows the evidence to an exported file."""
-    target, evidence = "RUN", checkpoint.evidence
-    if (
-        evidence is not None and evidence.parent != checkpoint.stored.directory
-    ):  # of an attack; the run's own needs no name
-        target = f"RUN/{evidence.relative_to(checkpoint.stored.directory)}"
-    words = ["calfat", "replay", target, "--model-file", "model.pt2" if "model.onnx" in left_out else "model.onnx"]
+    words = ["calfat", "replay", "RUN", "--model-file", "model.pt2" if "model.onnx" in left_out else "model.onnx"]
+    directory, evidence = checkpoint.stored.directory, checkpoint.evidence
+    if evidence is not None and evidence.parent != directory:  # the run's own needs no name, that of an attack does
+        words[2] = f"RUN/{evidence.relative_to(directory)}"
     if not checkpoint.is_last:
         words += ["--checkpoint", checkpoint.name]
     return shlex.join(words)
@@ -311,7 +273,7 @@ def _training(checkpoint: Checkpoint) -> dict[str, str]:
     if stored.stopped_early is not None:
         facts["stopped early"] = str(stored.stopped_early)
     if results is not None:
-        facts["seconds"] = duration(results.seconds)
+        facts["time"] = duration(results.seconds)
     noted = environment(stored)
     if noted is not None and stored.environment is not None:
         facts["processor"] = stored.environment.processor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.analyses.attack import AttackPlan, loaded, planned
 from calfat_plugin.analyses.exported import config_of, remember
 from calfat_plugin.analyses.replay import replay
-from calfat_plugin.disk import TRY_AGAIN, read_bytes, reporting_disk_errors, scratch_folder
+from calfat_plugin.disk import TRY_AGAIN, read_whole, reporting_disk_errors, scratch_folder
 from calfat_plugin.errors import DataError, ModelError, RunError
 from calfat_plugin.exporting.card import CARD, Replayed, card_text
 from calfat_plugin.exporting.provenance import write_provenance
@@ -129,15 +129,11 @@ def write_export(
 
 def _read_notes(notes: Path) -> str:
     try:
-        content = read_bytes(notes, _MAX_NOTES)
-        text = content.decode()
+        return read_whole(notes, _MAX_NOTES).decode()
     except OSError as error:
         raise RunError(f"--card {notes}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError:
         raise RunError(f"--card {notes}: is no UTF-8 text.") from None
-    if len(content) > _MAX_NOTES:
-        raise RunError(f"--card {notes}: more than {_MAX_NOTES // 1_000_000} MB are too many for a card.")
-    return text
 
 
 def _with_images(plan: AttackPlan, observer: Observer) -> tuple[LoadedRun, str]:
@@ -163,7 +159,6 @@ def _write_model(scratch: Path, run: LoadedRun, model: nn.Module, config: Mappin
     with reporting_disk_errors(scratch, TRY_AGAIN):
         (scratch / WEIGHTS).write_bytes(save(apart(state_of(model)), {"format": "pt"}))
         (scratch / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    left_out = {}
     try:
         program = traced(model, run.images)
     except ModelError as error:
@@ -172,25 +167,23 @@ def _write_model(scratch: Path, run: LoadedRun, model: nn.Module, config: Mappin
     remember(scratch / PT2)
     missing = missing_for_onnx()
     if missing:
-        left_out[ONNX] = missing
-    else:
-        try:
-            write_onnx(scratch / ONNX, program, config)
-        except ModelError as error:
-            left_out[ONNX] = str(error)
-    return left_out
+        return {ONNX: missing}
+    try:
+        write_onnx(scratch / ONNX, program, config)
+    except ModelError as error:
+        return {ONNX: str(error)}
+    return {}
 
 
 def _replayed(scratch: Path, run: LoadedRun, evidence: Path, observer: Observer) -> dict[str, Replayed]:
     """Show the evidence to each model file, in its own runtime."""
     from calfat_plugin.model_files import ONNX, PT2
 
-    found = {}
+    replayed = {}
     for name in (PT2, ONNX):
         path = scratch / name
-        if not path.is_file():
-            continue
-        observer.say(f"replaying {evidence.name} on {name}")
-        exact = replay(run, evidence, model_file=path)
-        found[name] = Replayed(exact, replay(run, evidence, model_file=path, eight_bit=True))
-    return found
+        if path.is_file():
+            observer.say(f"replaying {evidence.name} on {name}")
+            exact = replay(run, evidence, model_file=path)
+            replayed[name] = Replayed(exact, replay(run, evidence, model_file=path, eight_bit=True))
+    return replayed

@@ -34,7 +34,7 @@ def escaped(value: object) -> Markdown:
     if isinstance(value, Markdown):
         return value
     text = one_line(str(value)).translate(_ESCAPES)
-    return Markdown(text.replace("www.", "www&#46;"))
+    return Markdown(text.replace("www.", "www&#46;").replace(" %", "&nbsp;%"))  # no line ends before a %
 
 
 def row(cells: Iterable[object]) -> Markdown:

@@ -16,6 +16,7 @@ import yaml
 from markdown import markdown
 from markdown_it import MarkdownIt
 
+from calfat_plugin.disk import sha256_of
 from calfat_plugin.maths.intervals import wilson
 from tests.cli.runner import calfat
 
@@ -77,7 +78,7 @@ def cells(body: str, heading: str) -> list[list[str]]:
 def facts(body: str, section: str) -> dict[str, str]:
     """The table of two columns with which a section begins."""
     lines = body[body.index(f"## {section}\n") :].splitlines()
-    assert lines[2:4] == ["| | |", "| --- | --- |"]
+    assert lines[2:4] == ["| fact | as the run noted it |", "| --- | --- |"]
     rows: dict[str, str] = {}
     for line in lines[4:]:
         if not line.startswith("|"):
@@ -87,9 +88,14 @@ def facts(body: str, section: str) -> dict[str, str]:
     return rows
 
 
+def card_in(folder: Path) -> str:
+    """The card; its spaces are the usual ones."""
+    return (folder / "README.md").read_text(encoding="utf-8").replace("&nbsp;", " ")
+
+
 @pytest.fixture
 def card(run: Path) -> str:
-    return (run / "export" / "README.md").read_text(encoding="utf-8")
+    return card_in(run / "export")
 
 
 def percent(share: float) -> str:
@@ -126,14 +132,14 @@ def test_the_summary_has_the_natural_accuracy_and_the_lowest_of_all(run: Path, c
     text = line.replace("\\", "")
     assert text.startswith(f"**It gets {percent(evaluations[0]['accuracy'])} [")
     assert f"at most {percent(lowest['accuracy'])} [" in text
-    assert text.endswith(f"within linf 0.1 ({lowest['label']}).**")
+    assert text.endswith(f"within the linf ball of eps 0.1 ({lowest['label']}).**")
     metadata, _ = parts(card)
     (result,) = metadata["model-index"][0]["results"]
     assert [metric["value"] for metric in result["metrics"]] == [evaluations[0]["accuracy"], lowest["accuracy"]]
 
 
 def test_an_attack_that_comes_later_and_goes_lower_is_in_the_summary(run: Path) -> None:
-    assert calfat("attack", run, "--attacks", "pgd100", "--set", "pgd100.restarts=2").code == 0
+    assert calfat("attack", run, "--attacks", "pgd100", "--examples", "20").code == 0
     path = run / "attacks" / "last.json"
     content = json.loads(path.read_text())
     for found in content["evaluations"]:
@@ -141,7 +147,7 @@ def test_an_attack_that_comes_later_and_goes_lower_is_in_the_summary(run: Path) 
             found["accuracy"] = 0.0123
     path.write_text(json.dumps(content))
     assert calfat("export", run, "--to", run / "again").code == 0
-    card = (run / "again" / "README.md").read_text()
+    card = card_in(run / "again")
     assert "From attacks/last.json:" in card
     (line,) = [line for line in card.splitlines() if line.startswith("**It gets")]
     assert "at most 1.2 % " in line
@@ -184,7 +190,7 @@ def test_how_it_was_trained_is_what_the_run_noted(run: Path, card: str) -> None:
     assert rows["budget of training"] == "linf, eps 0.1, 2 steps"
     assert rows["rounds"] == "2 of 2"
     assert rows["seed"] == "3"
-    assert rows["seconds"] == f"{results['seconds']:.1f} s"
+    assert rows["time"] == f"{results['seconds']:.1f} s"
     assert rows["processor"] == environment["processor"]
     for name in ("torch", "numpy", "calfat-plugin"):
         assert f"{name} {environment['versions'][name]}" in rows["versions"]
@@ -202,6 +208,11 @@ def test_the_replays_are_those_of_the_command(run: Path, card: str) -> None:
         assert row[2:4] == [f"{exact['fall']} of {exact['images']}", "none"]
         assert row[4:6] == [f"{eight_bit['fall']} of {eight_bit['images']}", fallen or "none"]
         assert float(row[6]) == pytest.approx(exact["logit_difference"], rel=0.06, abs=1e-9)
+
+
+def test_the_sha_256_are_those_of_the_files(run: Path, card: str) -> None:
+    names = ["config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert cells(card, "file | SHA-256") == [[name, sha256_of(run / "export" / name)] for name in names]
 
 
 def test_no_other_number_is_on_the_card(run: Path, card: str) -> None:
@@ -239,7 +250,7 @@ def test_the_verdict_of_trust_is_on_the_card(run: Path, card: str) -> None:
     ):
         (run / "trust.json").write_text(json.dumps({**trust, **change}))
         assert calfat("export", run, "--to", run / str(number)).code == 0
-        text = (run / str(number) / "README.md").read_text()
+        text = card_in(run / str(number))
         assert (sentence in text) is judged
         assert ("*not judged*" in text) is not judged
 
@@ -294,7 +305,8 @@ def test_the_users_own_text_is_kept_apart(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"), [(None, "No such file"), (b"\xff\xfe", "is no UTF-8 text"), (b"x" * 1_000_001, "too many")]
+    ("content", "text"),
+    [(None, "No such file"), (b"\xff\xfe", "is no UTF-8 text"), (b"x" * 1_000_001, "more than 1,000,000 bytes")],
 )
 def test_notes_that_cannot_be_taken_are_said(run: Path, content: bytes | None, text: str) -> None:
     notes = run / "notes.md"

@@ -21,6 +21,7 @@ from calfat_plugin.disk import sha256_of
 from tests.cli.runner import Ended, calfat
 from tests.exporting.alone import WITHOUT_ALL_BUT_ONNXRUNTIME, WITHOUT_ALL_BUT_TORCH, alone, programs
 from tests.exporting.conftest import NETWORK, RECIPE
+from tests.report.made import draw_nothing
 
 FILES = ["README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors", "provenance.json"]
 
@@ -53,31 +54,51 @@ def test_the_folder_has_what_it_says_and_every_number_stands(finished: Path, fir
     assert all(torch.equal(weights[name], own[name]) for name in own)
 
 
+@pytest.fixture(scope="module")
+def of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of a network from a user's file, and its export in it."""
+    folder = tmp_path_factory.mktemp("sauce")
+    (folder / "sauce.py").write_text(NETWORK)
+    recipe: dict[str, Any] = {**RECIPE, "model_args": {"model": "sauce:build"}}
+    recipe["train_args"] = {**recipe["train_args"], "comm_round": 1}
+    recipe["calfat"] = {**recipe["calfat"], "evaluators": ["natural", "fgsm"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calfat_plugin.report.write_run_report", lambda path: path / "report.html")
+        draw_nothing(patch)
+        calfat_plugin.run(recipe, run_dir=folder / "run", plugins=folder / "sauce.py", progress=False)
+        written = calfat_plugin.export(folder / "run")
+    assert written.stands
+    assert written.replayed.keys() == {"model.pt2", "model.onnx"}
+    return folder / "run"
+
+
 @pytest.mark.parametrize(
-    ("program", "refused"),
-    [(WITH_TORCH, WITHOUT_ALL_BUT_TORCH), (WITH_ONNXRUNTIME, WITHOUT_ALL_BUT_ONNXRUNTIME)],
+    ("place", "program", "refused"),
+    [(0, WITH_TORCH, WITHOUT_ALL_BUT_TORCH), (1, WITH_ONNXRUNTIME, WITHOUT_ALL_BUT_ONNXRUNTIME)],
     ids=["torch", "onnxruntime"],
 )
-def test_it_loads_and_answers_alike_where_this_package_is_not(run: Path, program: str, refused: list[str]) -> None:
+def test_it_loads_and_answers_alike_where_this_package_is_not(
+    run: Path, of_ones_own: Path, tmp_path: Path, place: int, program: str, refused: list[str]
+) -> None:
+    """In one process: the program of the card, and the logits of all images, of both networks."""
+    shutil.copytree(of_ones_own / "export", tmp_path / "own")
     pixels = calfat_plugin.load_dataset("digits").test.x.float()
-    np.save(run / "export" / "pixels.npy", pixels.numpy())
-    done = alone(program, refused, run / "export")
+    parts = ["import os"]
+    for folder in (run / "export", tmp_path / "own"):
+        np.save(folder / "pixels.npy", pixels.numpy())
+        shown = programs((folder / "README.md").read_text())
+        assert len(shown) == 2
+        assert len([line for line in shown[place].splitlines() if line.strip()]) <= 5
+        parts += [f"os.chdir({str(folder)!r})", shown[place], program]
+    done = alone("\n".join(parts), refused, tmp_path)
     assert done.code == 0, done
-    logits = np.load(run / "export" / "logits.npy")
-    with torch.no_grad():
-        own = calfat_plugin.load_model(run)(pixels).numpy()
-    assert logits.shape == (len(pixels), 10)
-    assert np.abs(logits - own).max() < 1e-4
-
-
-def test_the_programs_of_the_card_run_there(run: Path) -> None:
-    shown = programs((run / "export" / "README.md").read_text())
-    assert len(shown) == 2
-    for program, refused in zip(shown, (WITHOUT_ALL_BUT_TORCH, WITHOUT_ALL_BUT_ONNXRUNTIME), strict=True):
-        assert len([line for line in program.splitlines() if line.strip()]) <= 5
-        done = alone(program, refused, run / "export")
-        assert done.code == 0, done
-        assert re.fullmatch(r"(tensor\()?\[\d,? \d\]\)?", done.out.strip())
+    assert re.fullmatch(r"((tensor\()?\[\d,? \d\]\)?\n){2}", done.out), "each card's program prints two classes"
+    for directory, folder in ((run, run / "export"), (of_ones_own, tmp_path / "own")):
+        with torch.no_grad():
+            own = calfat_plugin.load_model(directory)(pixels).numpy()
+        logits = np.load(folder / "logits.npy")
+        assert logits.shape == (len(pixels), 10)
+        assert np.abs(logits - own).max() < 1e-4
 
 
 def test_the_guard_of_these_tests_refuses_this_package(tmp_path: Path) -> None:
@@ -211,21 +232,11 @@ def test_it_is_refused_by_what_it_holds_where_nothing_has_its_sha_256(run: Path,
     assert text in done.err
 
 
-def other_weights(run: Path) -> Path:
-    """The export of another run of the same recipe."""
-    other = run.parent / "other"
-    recipe = {**RECIPE, "common_args": {"training_type": "simulation", "random_seed": 4}}
-    recipe["train_args"] = {**RECIPE["train_args"], "comm_round": 1}  # type: ignore[dict-item]
-    calfat_plugin.run(recipe, run_dir=other, progress=False)
-    return calfat_plugin.export(other).folder
-
-
-def test_another_runs_file_is_refused(run: Path, no_page: None) -> None:
-    folder = other_weights(run)
+def test_another_runs_file_is_refused(run: Path, of_ones_own: Path) -> None:
     for name in ("model.pt2", "model.onnx"):
-        done = calfat("replay", run, "--model-file", folder / name)
+        done = calfat("replay", run, "--model-file", of_ones_own / "export" / name)
         assert done.code == 2
-        assert f"{folder / name}: is about other weights" in done.err
+        assert f"{of_ones_own / 'export' / name}: is about other weights" in done.err
 
 
 def test_a_graph_that_answers_otherwise_falls(run: Path) -> None:
@@ -278,23 +289,10 @@ def test_what_is_no_model_file_is_said(run: Path, tmp_path: Path, name: str, con
 # --- what else may be exported ----------------------------------------------------------------------------------------
 
 
-def test_a_network_of_ones_own_leaves_without_its_code(tmp_path: Path, no_page: None, no_figures: None) -> None:
-    (tmp_path / "sauce.py").write_text(NETWORK)
-    recipe: dict[str, Any] = {**RECIPE, "model_args": {"model": "sauce:build"}}
-    finished = calfat_plugin.run(recipe, run_dir=tmp_path / "run", plugins=tmp_path / "sauce.py", progress=False)
-    written = calfat_plugin.export(finished.directory)
-    assert written.stands
-    assert written.replayed.keys() == {"model.pt2", "model.onnx"}
-    pixels = calfat_plugin.load_dataset("digits").test.x[:50].float()
-    np.save(written.folder / "pixels.npy", pixels.numpy())
-    with torch.no_grad():
-        own = calfat_plugin.load_model(finished.directory)(pixels).numpy()
-    for program, refused in ((WITH_TORCH, WITHOUT_ALL_BUT_TORCH), (WITH_ONNXRUNTIME, WITHOUT_ALL_BUT_ONNXRUNTIME)):
-        assert alone(program, refused, written.folder).code == 0
-        assert np.abs(np.load(written.folder / "logits.npy") - own).max() < 1e-4
+def test_a_network_of_ones_own_leaves_without_its_code(of_ones_own: Path) -> None:
     for name in ("model.pt2", "model.onnx"):
-        content = (written.folder / name).read_bytes()
-        for secret in (b"hidden_trick", b"SecretSauce", str(tmp_path).encode()):
+        content = (of_ones_own / "export" / name).read_bytes()
+        for secret in (b"hidden_trick", b"SecretSauce", str(of_ones_own.parent).encode()):
             assert secret not in content, (name, secret)
 
 

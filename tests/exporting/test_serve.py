@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,40 +14,16 @@ import torch
 import calfat_plugin
 from calfat_plugin.evaluators.evidence_file import read_evidence
 from tests.cli.runner import ROOT, Ended
+from tests.exporting.loopback import ask, serving
 
 
 @pytest.fixture(scope="module")
 def address(finished: Path, first_export: Ended) -> Iterator[str]:
     """Where the service listens, with the export of the run."""
     assert first_export.code == 0, first_export
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "service:app", "--port", str(port), "--log-level", "error"]
-    environment = {**os.environ, "MODEL": str(finished / "export")}
-    process = subprocess.Popen(command, cwd=ROOT / "examples" / "serve", env=environment)
-    try:
-        for _ in range(1200):
-            assert process.poll() is None, "the service ended"
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}/predict"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def ask(address: str, body: bytes) -> tuple[int, dict[str, list[object]]]:
-    """Status and content of the answer."""
-    request = urllib.request.Request(address, data=body, method="POST")
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    command = [sys.executable, "-m", "uvicorn", "service:app", "--port", "PORT", "--log-level", "error"]
+    with serving(command, ROOT / "examples" / "serve", MODEL=str(finished / "export")) as service:
+        yield f"{service}/predict"
 
 
 def pixels(images: torch.Tensor) -> bytes:

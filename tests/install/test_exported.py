@@ -1,7 +1,9 @@
-"""An exported model where this package is not: PyTorch alone, and onnxruntime alone. Downloads them."""
+"""An exported model where this package is not: PyTorch alone, onnxruntime alone, and MLflow. Downloads them."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 import torch
 
 import calfat_plugin
+from calfat_plugin.loggers.mlflow import write_mlmodel
 from tests.cli.runner import ROOT
 from tests.exporting.conftest import RECIPE
+from tests.exporting.loopback import ask, serving
 from tests.exporting.test_export import WITH_ONNXRUNTIME, WITH_TORCH
 from tests.install.environments import Downloaded, interpreter
 
@@ -48,3 +52,22 @@ def test_it_answers_alike_where_nothing_else_is_installed(
     with torch.no_grad():
         own = calfat_plugin.load_model(finished)(pixels).numpy()
     assert np.abs(np.load(folder / "logits.npy") - own).max() < 1e-4
+
+
+def test_mlflow_serves_what_the_logger_writes(finished: Path, tmp_path: Path) -> None:
+    """MLflow has an environment of its own, without PyTorch and without this package."""
+    folder = calfat_plugin.export(finished, tmp_path / "model").folder
+    write_mlmodel(folder)
+    environment = Downloaded(tmp_path, interpreter("3.12") or "3.12")
+    environment.install("mlflow", "onnx", "onnxruntime")
+    pixels = calfat_plugin.load_dataset("digits").test.x[:50].float()
+    with torch.no_grad():
+        own = calfat_plugin.load_model(finished)(pixels).numpy()
+    command = [str(environment.bin / "mlflow"), "models", "serve", "-m", str(folder)]
+    path = os.pathsep.join((str(environment.bin), os.environ["PATH"]))
+    with serving([*command, "--port", "PORT", "--env-manager", "local"], tmp_path, PATH=path) as service:
+        status, answer = ask(f"{service}/invocations", json.dumps({"inputs": pixels.tolist()}).encode())
+        assert status == 200
+        assert np.abs(np.array(answer["predictions"]["logits"], dtype=np.float32) - own).max() < 1e-4
+        status, _ = ask(f"{service}/invocations", b'{"inputs": [[0.5, 0.5]]}')
+        assert status == 400
