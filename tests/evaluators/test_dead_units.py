@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.judging.climbing import Leaps, StageReader, climbed
+from calfat_plugin.judging.dead_units import Leaps, StageReader, climbed
 from calfat_plugin.judging.units import Reader, Unit, candidates, random_points, slopes_of
 from calfat_plugin.judging.watching import OneByOne, Ranges, Site, View, hides_images, measured_ranges, watched
 from calfat_plugin.maths.attacks import attack_mode

@@ -14,7 +14,7 @@ import torch
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, AutoAttackCheck, BudgetCurve, battery, unbounded
-from calfat_plugin.judging.findings import CLAIM, Findings, Found, Row
+from calfat_plugin.judging.findings import CLAIM, Findings, Overview, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
@@ -405,8 +405,8 @@ def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks
     rows = [Row(CLAIM, "0.25", 0.5, None, 300, 0.0)]
     for margin, fails in ((0.05, False), (0.4, True)):
         known = (*rows, Row("margin20", "0.5", margin, margin, 300, 0.0))
-        found = Found(natural=0.9, guess=0.11, facts={}, budget="0.5", claimed=0.4, examples=300, rows=known)
-        assert bool(list(BudgetCurve().symptoms(rows, found))) is fails
+        overview = Overview(natural=0.9, guess=0.11, facts={}, budget="0.5", claimed=0.4, examples=300, rows=known)
+        assert bool(list(BudgetCurve().symptoms(rows, overview))) is fails
 
 
 def test_autoattack_has_nothing_to_do_where_everything_is_broken() -> None:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.judging.attacks import Noise, NoiseOptions
 from calfat_plugin.judging.battery import AutoAttackCheck, battery
-from calfat_plugin.judging.check import Attack, Check
+from calfat_plugin.judging.check import Attack, Check, Noise, NoiseOptions
 from calfat_plugin.models.cnn import CNNSmall
 
 #: A battery in a few seconds, by name of the check: too weak to publish, enough to end.
