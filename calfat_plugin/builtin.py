@@ -8,7 +8,7 @@ from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, robust, scaffold, server_optimizers, sfat
 from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import autoattack, gradient, internal, natural, personalised, transfer
+from calfat_plugin.evaluators import autoattack, clients, gradient, natural, transfer
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.inner_attacks import atas, free, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
@@ -34,8 +34,8 @@ E = TypeVar("E", bound=entries.Entry)
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, label_flip)
-WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, own_update, colluding)
+OTHERS = (natural, transfer, atas, free, sora, tensorboard, wandb, label_flip)
+WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, clients, own_update, colluding)
 
 ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
 for module in WITH_SEVERAL_ENTRIES:

@@ -121,7 +121,11 @@ class AttackEvaluator(Evaluator):
             correct += int((verdicts[-1] & task.clean_correct[examples.index.cpu()]).sum())
             task.on_progress(done, len(task.data), correct)
         details: dict[str, Any] = dict(tally)
-        warnings = self._warnings(threat, probabilities)
+        warnings: list[dict[str, str]] = []
+        if probabilities:
+            warnings.append(PROBABILITIES)
+        if self.takes_steps and threat.step_problem():
+            warnings.append({"code": STEP_SIZE, "text": threat.step_problem()})
         if warnings:
             details["warnings"] = warnings
         if self.has_budget:
@@ -136,15 +140,6 @@ class AttackEvaluator(Evaluator):
             details=details,
             metrics={name: float(torch.cat(parts).mean()) for name, parts in numbers.items()},
         )
-
-    def _warnings(self, threat: ThreatModel, probabilities: bool) -> list[dict[str, str]]:
-        """Findings about the model's answers and the attack's steps."""
-        warnings = []
-        if probabilities:
-            warnings.append(PROBABILITIES)
-        if self.takes_steps and threat.step_problem():
-            warnings.append({"code": STEP_SIZE, "text": threat.step_problem()})
-        return warnings
 
 
 @dataclass(frozen=True)
@@ -299,7 +294,10 @@ def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes
         right_of_class = y[right].bincount(minlength=num_classes).tolist()
         per_class: list[float | None] = []
         for number_right, number in zip(right_of_class, examples, strict=True):
-            per_class.append(number_right / number if number else None)
+            accuracy = None
+            if number:
+                accuracy = number_right / number
+            per_class.append(accuracy)
         counts[f"accuracy{suffix}"] = sum(right_of_class) / len(y)
         counts[f"per_class{suffix}"] = tuple(per_class)
     return counts

@@ -91,17 +91,10 @@ def with_model(task: EvaluationTask, model: nn.Module) -> EvaluationTask:
 def silently_on(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
     """The same task on another model, without a scratch folder, progress and listeners to examples."""
     other = with_model(task, model)
-    other = replace(other, scratch=None, on_progress=_tell_nobody, on_examples=_show_nobody)
+    other = replace(other, scratch=None, on_progress=partial(no_progress, ""))
+    other = replace(other, on_examples=lambda where, x_adv: None)
     with fast_passes(model, _first_images(task)) as rows_at_once:
         yield replace(other, rows_at_once=rows_at_once)
-
-
-def _tell_nobody(done: int, total: int, correct: int) -> None:
-    """In place of ``on_progress``."""
-
-
-def _show_nobody(where: Tensor, x_adv: Tensor) -> None:
-    """In place of ``on_examples``."""
 
 
 def measure(

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, MIFGSM, PGD, CWOptions, FGSMOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.check import (

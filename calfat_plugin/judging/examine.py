@@ -21,9 +21,9 @@ from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.in_memory import set_up_task_of
 from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_bytes, read_json, refuse_link, refuse_unwritable, write_json
 from calfat_plugin.errors import CalfatError, ModelError, OptionError, RunError
-from calfat_plugin.evaluators.autoattack.autoattack import as_bits, fingerprint, from_bits
-from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+from calfat_plugin.evaluators.autoattack import as_bits, fingerprint, from_bits
 from calfat_plugin.evaluators.base import budget_as_json, fixed_subset, subset
+from calfat_plugin.evaluators.subattacks import VERSIONS, playable
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.judging.battery import battery
@@ -295,8 +295,7 @@ class Record:
 
     def restore(self, trial: Trial, max_bytes: int) -> None:
         """Let the trial go on where the file stands, and keep so many bytes of adversarial images."""
-        from calfat_plugin.evaluators.evidence import Collector
-        from calfat_plugin.evaluators.evidence_file import read_evidence
+        from calfat_plugin.evaluators.evidence import Collector, read_evidence
 
         trial.scratch = self.scratch
         if max_bytes:
@@ -308,7 +307,7 @@ class Record:
 
     def with_images(self, trial: Trial) -> Record:
         """Write the adversarial images beside the file, which says so."""
-        from calfat_plugin.evaluators.evidence_file import write_evidence
+        from calfat_plugin.evaluators.evidence import write_evidence
 
         if trial.collector is None:
             return self

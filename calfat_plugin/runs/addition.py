@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.evidence import Evidence
-from calfat_plugin.evaluators.evidence_file import read_evidence
+from calfat_plugin.evaluators.evidence import Evidence, read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.results import RESULTS_FORMAT, WORST_CASE, EvaluationResult
 from calfat_plugin.run_files import read_results

@@ -25,7 +25,7 @@ import calfat_plugin as calfat
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.autoattack import subattacks
+from calfat_plugin.evaluators import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.exact import exact_text
 from calfat_plugin.interfaces import EvaluationTask

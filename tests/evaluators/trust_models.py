@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets.digits import load_digits
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.judging.battery import AutoAttackCheck, battery
 from calfat_plugin.judging.check import Attack, Check, Noise, NoiseOptions

@@ -23,8 +23,8 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.datasets.subset import prepared
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
+from calfat_plugin.evaluators.subattacks import SubAttacks
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import sample_clients
 from calfat_plugin.models.building import seeded

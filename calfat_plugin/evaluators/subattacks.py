@@ -74,9 +74,12 @@ class SubAttacks:
         self._on_call = on_call
         self._settings = settings
         self._calls = 0
+        sub_attacks = None  # those of the version
+        if settings["version"] == "custom":
+            sub_attacks = settings["sub_attacks"]
         self._whole = AutoAttack(
             self._forward,
-            attacks=settings["sub_attacks"] if settings["version"] == "custom" else None,
+            attacks=sub_attacks,
             version=settings["version"],
             eps=float(threat.eps),
             norm=_NORMS[threat.norm],
@@ -107,8 +110,10 @@ class SubAttacks:
             if whole.fab.targeted:
                 whole.fab.n_restarts = 1
             self._current = whole.fab
+        elif name == "apgd-t":
+            self._current = whole.apgd_targeted
         else:
-            self._current = whole.apgd_targeted if name == "apgd-t" else whole.square
+            self._current = whole.square
 
     def perturb(self, x: Tensor, y: Tensor) -> Tensor:
         """Adversarial examples of the current sub-attack; x itself, (N, C, H, W), where it found none."""
@@ -190,7 +195,10 @@ class WarningLog:
         points = 0
         for message in self.take():
             match = re.search(r"there are (\d+) points", message)
-            points += 1 if match is None else int(match[1])
+            if match is None:
+                points += 1
+            else:
+                points += int(match[1])
         return points
 
 

@@ -16,8 +16,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import LARGEST_JSON, TRY_AGAIN, read_whole, write_text
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
-from calfat_plugin.evaluators.autoattack import subattacks
-from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
+from calfat_plugin.evaluators import subattacks
 from calfat_plugin.evaluators.base import (
     BudgetOptions,
     budget_as_json,
@@ -28,6 +27,7 @@ from calfat_plugin.evaluators.base import (
     refuse_training_mode,
     share,
 )
+from calfat_plugin.evaluators.subattacks import PUBLISHED, SubAttacks, finding
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.options import option
@@ -107,6 +107,12 @@ class AutoAttack(Evaluator):
     def __init__(self, options: AutoAttackOptions) -> None:
         self.options = options
 
+    @classmethod
+    def of_one(cls, name: str, options: SubAttackOptions) -> AutoAttack:
+        """A single sub-attack."""
+        values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+        return cls(AutoAttackOptions(**values, version="custom", attacks=name))
+
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
         """Attack; continue from what an earlier, interrupted call left in ``task.scratch``."""
         import torch
@@ -149,6 +155,9 @@ class AutoAttack(Evaluator):
     def _settings(self, task: EvaluationTask, threat: ThreatModel, names: tuple[str, ...]) -> dict[str, Any]:
         """For the result, and for ``SubAttacks``."""
         options = self.options
+        seed = options.seed
+        if seed is None:
+            seed = task.seed
         return {
             **budget_as_json(threat),
             "attack": "autoattack",
@@ -157,7 +166,7 @@ class AutoAttack(Evaluator):
             "iterations": options.iterations,
             "queries": options.queries,
             "target_classes": min(PUBLISHED["targets"], task.num_classes - 1),
-            "seed": task.seed if options.seed is None else options.seed,
+            "seed": seed,
             "batch_size": task.batch_size,
             "counting": _COUNTING,
         }
@@ -375,11 +384,6 @@ def _check(options: AutoAttackOptions, recipe: Recipe) -> None:
         )
 
 
-def _single(name: str, options: SubAttackOptions) -> AutoAttack:
-    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
-    return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
-
-
 CROCE = paper("croce2020reliable")
 # Name to summary and formula; z are logits of x', z^1 >= z^2 >= ... the same in order.
 _ATTACKS = {
@@ -403,19 +407,22 @@ _ATTACKS = {
     ),
 }
 _entry = partial(EvaluatorEntry, citation=CROCE, check=check_budget)
-_WHOLE = "AutoAttack by pyautoattack, the official implementation: the headline robustness"
-_ALONE = "AutoAttack's sub-attack alone"
-ENTRIES = (
+ENTRIES = [
     _entry(
         "autoattack",
         build=AutoAttack,
         config=AutoAttackOptions,
         check=_check,
-        summary=_WHOLE,
+        summary="AutoAttack by pyautoattack, the official implementation: the headline robustness",
         formula="argmax f(x') = y for the x' of apgd-ce, apgd-t, fab-t and square (version standard)",
-    ),
-    *(
-        _entry(name, partial(_single, name), SubAttackOptions, summary=f"{_ALONE}: {summary}", formula=formula)
-        for name, (summary, formula) in _ATTACKS.items()
-    ),
-)
+    )
+]
+for name, (summary, formula) in _ATTACKS.items():
+    sub_attack = _entry(
+        name,
+        build=partial(AutoAttack.of_one, name),
+        config=SubAttackOptions,
+        summary=f"AutoAttack's sub-attack alone: {summary}",
+        formula=formula,
+    )
+    ENTRIES.append(sub_attack)
