@@ -10,7 +10,7 @@ from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.evaluators import autoattack, clients, gradient, natural, transfer
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.inner_attacks import atas, free, sora
+from calfat_plugin.inner_attacks import atas, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=entries.Entry)
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, atas, free, sora, tensorboard, wandb, label_flip)
+OTHERS = (natural, transfer, atas, sora, tensorboard, wandb, label_flip)
 WITH_SEVERAL_ENTRIES = (server_optimizers, robust, gradient, autoattack, clients, own_update, colluding)
 
 ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
