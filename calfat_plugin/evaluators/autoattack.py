@@ -229,13 +229,22 @@ class _Run:
         self._report(len(self.names), 0.0)
 
     def _sub_attack(self, name: str) -> None:
+        """Work through the batches that are left: craft, check the budget again, judge, and note what is done."""
         state, task = self.state, self.task
         where = state.attacked.nonzero().squeeze(1)
         batches = where.split(task.batch_size)
         self._batch_share = 1 / len(batches)
         self._expected_calls = self.attacks.forward_passes(name)
         for batch in range(state.batch, len(batches)):
-            self._attack(name, batches[batch])
+            part = batches[batch]
+            x, y = self._images(part.to(task.data.x.device))
+            x_adv = self.attacks.perturb(x, y)
+            self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
+            logits = finite(task.model(x_adv), f"images of '{self.label}' ({name})")
+            broken = (logits.max(dim=1)[1] != y).cpu()
+            state.robust[part[broken]] = False
+            if broken.any():
+                task.on_examples(part[broken], x_adv[broken.to(x_adv.device)])
             state.batch = batch + 1
             state.seconds = time.perf_counter() - self.started
             state.zero_gradients += self.attacks.log.zero_gradients()
@@ -257,17 +266,6 @@ class _Run:
         state.batch = 0
         state.attacked = state.robust.clone()
         self.save()
-
-    def _attack(self, name: str, where: Tensor) -> None:
-        """One batch of one sub-attack: craft, re-check the budget, judge."""
-        x, y = self._images(where.to(self.task.data.x.device))
-        x_adv = self.attacks.perturb(x, y)
-        self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
-        logits = finite(self.task.model(x_adv), f"images of '{self.label}' ({name})")
-        broken = (logits.max(dim=1)[1] != y).cpu()
-        self.state.robust[where[broken]] = False
-        if broken.any():
-            self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
         data = self.task.data

@@ -103,12 +103,12 @@ class AttackEvaluator(Evaluator):
         task = dataclasses.replace(self.narrow(task), tally=add, record=record)
         noise = generator(task.seed, f"evaluate/{label}", round=task.round)
         threat = self.threat(task)
-        settings = returned.mapping(self.settings(task), "settings returned")  # before work that an error loses
+        settings = returned.mapping(self.settings(task), "settings returned")  # first: an error costs no attack
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
         for x, y, examples in batches(task.data, task.batch_size, task.device):
-            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
+            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: it may write into them
             x_adv = returned.like(crafted, x, "craft returned")
             if self.has_budget:
                 threat.check(x_adv, x, who=f"evaluator '{label}'")
@@ -121,16 +121,12 @@ class AttackEvaluator(Evaluator):
             correct += int((verdicts[-1] & task.clean_correct[examples.index.cpu()]).sum())
             task.on_progress(done, len(task.data), correct)
         details: dict[str, Any] = dict(tally)
-        warnings: list[dict[str, str]] = []
-        if probabilities:
-            warnings.append(PROBABILITIES)
-        if self.takes_steps and threat.step_problem():
-            warnings.append({"code": STEP_SIZE, "text": threat.step_problem()})
+        warnings = self._warnings(threat, probabilities)
         if warnings:
             details["warnings"] = warnings
         if self.has_budget:
             budget = budget_as_json(threat)
-            settings = {**budget, **settings, **budget}  # first to read, and not a plugin's to change
+            settings = {**budget, **settings, **budget}  # in front, and no plugin can change it
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
@@ -140,6 +136,15 @@ class AttackEvaluator(Evaluator):
             details=details,
             metrics={name: float(torch.cat(parts).mean()) for name, parts in numbers.items()},
         )
+
+    def _warnings(self, threat: ThreatModel, probabilities: bool) -> list[dict[str, str]]:
+        """Findings about the model's answers and the attack's steps."""
+        warnings = []
+        if probabilities:
+            warnings.append(PROBABILITIES)
+        if self.takes_steps and threat.step_problem():
+            warnings.append({"code": STEP_SIZE, "text": threat.step_problem()})
+        return warnings
 
 
 @dataclass(frozen=True)

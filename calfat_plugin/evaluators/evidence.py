@@ -1,4 +1,4 @@
-"""The adversarial images of an evaluation, kept: whoever has them checks its numbers with one forward pass."""
+"""The adversarial images of an evaluation. Whoever has them checks its numbers with one forward pass."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _TENSORS: Mapping[str, tuple[torch.dtype, str]] = {
 class Evidence:
     """Which of N test images attacks broke, and adversarial images that show it.
 
-    An attack's number needs no image of its own. Who says that at most so many images withstand it has shown that once
-    each other image has one point in the ball that the model gets wrong, whichever attack found it.
+    One adversarial image is kept for each broken test image, not one for each attack: a point in the ball that the
+    model gets wrong proves that the image does not withstand, whichever attack found it.
     """
 
     label: Tensor  # (N,) int64 true classes
@@ -156,7 +156,7 @@ class _Point:
 class Collector:
     """Keeps of each covered image the first adversarial image that breaks it, while attacks run.
 
-    It judges with the model itself, in the batches in which evaluators show their examples, and needs no trust in them.
+    It asks the model itself, in the batches in which evaluators show their examples, so it need not trust them.
 
     Args:
         task: the model, the test images, on the model's device, and the budget on trial. An attack that leaves this

@@ -186,7 +186,7 @@ class _FirstExamples:
         self._room = _WATCHED
 
     def __call__(self, where: Tensor, x_adv: Tensor) -> None:
-        if len(where) == 0:  # nobody asks the model for nothing
+        if len(where) == 0:  # the model is not asked about an empty batch
             return
         if self._room > 0:
             self._where.append(where[: self._room].cpu())

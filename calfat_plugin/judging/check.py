@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from calfat_plugin.judging.trial import Trial
 
-#: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt; one image is
-#: never one. Both attacked the same images, so this allows for the chance in random starts, not for that in the images.
+#: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt. A single image
+#: is no reason. Both attacked the same images, so this allows for the chance in random starts, not in the images.
 SLACK = 0.02
 #: Steps of the attack on trial, and of those that differ from it in one thing.
 STEPS = 20
