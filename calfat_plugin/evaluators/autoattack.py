@@ -324,7 +324,8 @@ class AttackState:
             content = json.loads(read_whole(path, LARGEST_JSON).decode())
             if content.pop("format") != _FORMAT or content.pop("digest") != digest:
                 raise ValueError("it is of another format, model, data or setting")
-            content |= {name: from_bits(content[name], len(clean_correct)) for name in _BITS}
+            for name in _BITS:
+                content[name] = from_bits(content[name], len(clean_correct))
             state = cls(**content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s: cannot be used (%s); the attack starts again", path, error)
@@ -361,7 +362,7 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
 
 def as_bits(verdicts: Tensor) -> str:
     """(N,) bool as a text of 0 and 1."""
-    return "".join("1" if verdict else "0" for verdict in verdicts.tolist())
+    return "".join(str(int(verdict)) for verdict in verdicts.tolist())
 
 
 def from_bits(text: str, count: int) -> Tensor:

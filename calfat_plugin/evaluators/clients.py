@@ -181,8 +181,8 @@ def _metrics() -> dict[str, str]:
     """Name of each metric to what it says."""
     metrics = {}
     for kind, model in _KINDS.items():
-        for measured, what in _MEASURED.items():
-            text = f"{what} of {model} on its own label mix"
+        for measured, number in _MEASURED.items():
+            text = f"{number} of {model} on its own label mix"
             metrics[f"{kind}_{measured}"] = f"{text}: mean over clients"
             metrics[f"{kind}_{measured}_worst"] = f"{text}: mean of the worst 10 %"
     return metrics

@@ -247,9 +247,9 @@ def _other_shape(got: str, x: Tensor, num_classes: int) -> ModelError:
 
 def logits_of(model: nn.Module, x: Tensor) -> object:
     """What the model returns for images of which it is not yet known whether they fit it; a copy of them is asked."""
-    asked = x.clone()
+    copy = x.clone()
     try:
-        answer = model(asked)
+        answer = model(copy)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"{x.device} has no memory for a batch of {len(x)} images; take a smaller batch size "
@@ -265,7 +265,7 @@ def logits_of(model: nn.Module, x: Tensor) -> object:
         raise ModelError(
             f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {lines[0]}). {hint}"
         ) from error
-    refuse_changed(asked, x, "the model")
+    refuse_changed(copy, x, "the model")
     return answer
 
 

@@ -205,8 +205,11 @@ class _Case:
     def overstated(self) -> Verdict:
         broke = self.overview.contributions(self.evidence)
         # Checks whose attacks broke what PGD-20 did not, the strongest first; where none broke many, the strongest.
-        by_strength = sorted((name for name in broke if self.checks[name].weakness), key=lambda name: -broke[name])
-        broke_more = [name for name in by_strength if broke[name] > SLACK] or by_strength[:1]
+        by_strength = [name for name in broke if self.checks[name].weakness]
+        by_strength.sort(key=lambda name: -broke[name])
+        broke_more = [name for name in by_strength if broke[name] > SLACK]
+        if not broke_more:
+            broke_more = by_strength[:1]
         causes = [self.checks[name].weakness for name in broke_more]
         for name, symptoms in self.symptoms.items():
             if name not in broke_more:
