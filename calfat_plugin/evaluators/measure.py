@@ -107,7 +107,7 @@ def measure(
     """Label to result of evaluators, (label, evaluator) pairs that are set up.
 
     Args:
-        task: of all of them. Of several evaluators, the last one's examples come last to ``task.on_examples``.
+        task: of all of them; its ``on_examples`` gets the examples of one evaluator after the other.
         on_progress: is informed of each.
         collector: keeps adversarial images of attacks within the task's budget, which ``task.on_examples`` then does
             not get.

@@ -112,6 +112,10 @@ class Free(InnerAttack):
         return value
 
 
+def _one_step(options: object) -> int:
+    return 1
+
+
 ENTRIES = (
     InnerAttackEntry(
         "pgd",
@@ -124,7 +128,7 @@ ENTRIES = (
         "rs-fgsm",
         build=RSFGSM,
         config=RSFGSMOptions,
-        steps=lambda options: 1,
+        steps=_one_step,
         by_class=True,
         summary="one projected step from a random point of the ball",
         formula="x~ = P(x' + step eps sign(grad)), x' = x + U(-eps, eps)",
@@ -134,7 +138,7 @@ ENTRIES = (
         "n-fgsm",
         build=NFGSM,
         config=NFGSMOptions,
-        steps=lambda options: 1,
+        steps=_one_step,
         by_class=True,
         summary="one step from noise beyond the budget, clipped to the pixels but not to the ball",
         formula="x~ = x' + step eps sign(grad), x' = x + U(-noise eps, noise eps), both clipped to [0, 1]",
@@ -144,7 +148,7 @@ ENTRIES = (
         "free",
         build=Free,
         config=FreeOptions,
-        steps=lambda options: 1,
+        steps=_one_step,
         by_class=True,
         replays=lambda options: int(options.replays),
         replaces=("craft", "take_steps", "backward", "counts_iterates"),
