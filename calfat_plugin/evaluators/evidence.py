@@ -368,10 +368,10 @@ def write_evidence(path: Path, evidence: Evidence, todo: str = OTHER_RUN_DIR) ->
     for name in _TENSORS:
         value = getattr(evidence, name)
         if isinstance(value, Mapping):  # of an attack to a row of the table
-            table = torch.zeros((len(value), len(evidence.label)), dtype=torch.bool)
-            for row, verdicts in enumerate(value.values()):
-                table[row] = verdicts
-            value = table
+            rows = list(value.values())
+            value = torch.zeros((0, len(evidence.label)), dtype=torch.bool)
+            if rows:
+                value = torch.stack(rows)
         tensors[name] = value
     facts = {**evidence.facts, "format": _FORMAT, "attacks": evidence.attacks, "judged": [*evidence.tried]}
     with reporting_disk_errors(path, todo):

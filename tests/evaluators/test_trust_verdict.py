@@ -170,6 +170,8 @@ def test_a_number_does_not_hold_before_the_last_check(check: str) -> None:
         ({"attacks": {"autoattack": 0.7}}, "10.0", "AutoAttack breaks what PGD-20 does not", False),
         ({"attacks": {"noise100": 0.7, "cw20": 0.5}}, "30.0", "losses that do not depend", False),
         ({"attacks": {"cw20": 0.785, "pgd100": 0.762, "square1000": 0.745}}, "5.5", "more steps and restarts", False),
+        ({"attacks": {"cw20": 0.785, "pgd100": 0.766, "square1000": 0.749}}, "5.1", "more steps and restarts", False),
+        ({"attacks": {"cw20": 0.75, "pgd100": 0.6}}, "20.0", "more steps and restarts", False),
         ({"attacks": {"cw20": 0.5}, "facts": {"unrelated": 0.2}}, "30.0", "losses that do not depend", True),
     ],
 )
