@@ -27,7 +27,7 @@ from benchmarks.measuring import Report, Spread, alternated, command, machine, s
 from benchmarks.work import gemm, work_of
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.interfaces import EvaluationTask, Evaluator

@@ -8,9 +8,9 @@ from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, robust, scaffold, server_optimizers, sfat
 from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import autoattack, gradient, internal, natural, personalised, transfer
+from calfat_plugin.evaluators import autoattack, clients, gradient, natural, transfer
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.inner_attacks import atas, free, sora
+from calfat_plugin.inner_attacks import atas, sora
 from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import mlflow, tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -34,8 +34,8 @@ E = TypeVar("E", bound=entries.Entry)
 METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (calibrated, robal)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, transfer, internal, personalised, atas, free, sora, tensorboard, wandb, mlflow, label_flip)
-WITH_SEVERAL_ENTRIES = (counts, server_optimizers, robust, gradient, autoattack, own_update, colluding)
+OTHERS = (natural, transfer, atas, sora, tensorboard, wandb, mlflow, label_flip)
+WITH_SEVERAL_ENTRIES = (counts, server_optimizers, robust, gradient, autoattack, clients, own_update, colluding)
 
 ENTRIES: list[entries.Entry] = [module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)]
 for module in WITH_SEVERAL_ENTRIES:

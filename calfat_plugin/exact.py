@@ -33,7 +33,12 @@ def parse_number(value: object) -> Fraction:
     if isinstance(value, str):
         number = _parsed_text(value)
     elif isinstance(value, float):
-        number = _exact_float(value)
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a finite number")
+        number = Fraction(repr(float(value)))
+        simplest = number.limit_denominator(_SIMPLE_DENOMINATOR)
+        if float(simplest) == value:
+            number = simplest
     elif isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         number = Fraction(value)
     else:
@@ -58,17 +63,6 @@ def _parsed_text(text: str) -> Fraction:
     if denominator == 0:
         raise ValueError(f"{text!r} divides by zero")
     return numerator / denominator
-
-
-def _exact_float(value: float) -> Fraction:
-    """The simplest fraction that is the same float, or else its decimals."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    decimal = Fraction(repr(float(value)))
-    simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
-    if float(simple) == value:
-        return simple
-    return decimal
 
 
 def exact_text(value: Fraction | float) -> str:
@@ -100,7 +94,10 @@ class StepSize(Fraction):
 
     def __new__(cls, value: object, eps: Fraction | None = None) -> StepSize:
         """``value`` as users write it; ``eps``: what a multiple is a multiple of."""
-        factor = value.factor if isinstance(value, StepSize) else _factor_of_eps(value)
+        if isinstance(value, StepSize):
+            factor = value.factor
+        else:
+            factor = _factor_of_eps(value)
         if factor is None:
             step = super().__new__(cls, parse_number(value))
         elif eps is None:

@@ -109,20 +109,16 @@ def layout_of(model: nn.Module, x: Tensor) -> Layout:
     """In which layout the weights of a model's convolutions are to be while images like ``x`` pass through it."""
     if _asked != AUTO:
         return cast("Layout", _asked)
-    if x.device.type != "cpu" or not _may_be_risky(model):
+    if x.device.type != "cpu":
+        return CHANNELS_LAST
+    # The shapes of weights rule most models out, without the time that a pass takes.
+    shapes = [weight.shape for weight in model.parameters() if weight.dim() == 4]
+    if not any(shape[2:] == (1, 1) and shape[1] <= FEW_CHANNELS for shape in shapes):
         return CHANNELS_LAST
     risky = {call for call in _convolutions_of(model, x) if call.is_risky}
     if not risky:
         return CHANNELS_LAST
     return _tried(sorted(risky, key=repr))
-
-
-def _may_be_risky(model: nn.Module) -> bool:
-    """Whether it has weights of a 1x1 convolution with few channels. This takes no time, as a pass would."""
-    for weight in model.parameters():
-        if weight.dim() == 4 and weight.shape[2:] == (1, 1) and weight.shape[1] <= FEW_CHANNELS:
-            return True
-    return False
 
 
 def _convolutions_of(model: nn.Module, x: Tensor) -> list[Convolution]:
@@ -181,7 +177,10 @@ def _tried(convolutions: Sequence[Convolution]) -> Layout:
         layout = _read(digest)
         if layout is None:
             layout = _result_of(trial)
-            _note(digest, layout)
+            with suppress(OSError):  # then the next process tries it again
+                _file().parent.mkdir(parents=True, exist_ok=True)
+                with _file().open("a", encoding="ascii") as file:
+                    file.write(f"{digest} {layout}\n")
         _known[digest] = layout
         log.info("convolutions compute %s (%s: %s)", layout, KEY, AUTO)
     return _known[digest]
@@ -230,13 +229,6 @@ def _read(digest: str) -> Layout | None:
         if f"{digest} {layout}" in lines:
             return layout
     return None
-
-
-def _note(digest: str, layout: Layout) -> None:
-    with suppress(OSError):  # then the next process tries it again
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        with _file().open("a", encoding="ascii") as file:
-            file.write(f"{digest} {layout}\n")
 
 
 def _processor() -> str:

@@ -1,9 +1,9 @@
 """Derived randomness: every random stream is a function of (seed, purpose, round, client).
 
 Where PyTorch or a plugin draws from a global generator, that is set to a derived state before, and put back afterwards
-(``models.building``, ``federation.side_effects``). Were streams ambient, the order in
-which clients happen to run would change the result; derived, the same recipe and seed give the same model in one
-process, over MPI, over gRPC, and after a kill and a resume, because no stream's state has to be kept or sent.
+(``models.building``, ``federation.side_effects``). If streams were ambient, the order in which clients happen to run
+would change the result. As they are derived, no stream's state has to be kept or sent, so the same recipe and seed give
+the same model in one process, over MPI, over gRPC, and after a kill and a resume.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The threat model: what an adversary may do to an image, in exact units.
 
 One object carries norm, eps, step size, number of steps and pixel range, and owns every operation that depends on them:
-starts, steps, projection, the final check. Training and evaluation use the same one.
+starts, steps, projection, the final check. Training and evaluation use the same one. Only tensors' own methods are
+used: recipes are checked without torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from calfat_plugin import l1_ball
 from calfat_plugin.errors import BudgetError, OptionError, one_line
 from calfat_plugin.exact import QUARTER, StepSize, exact_text, parse_number
 from calfat_plugin.options import Tag, describe_options, no_option, option, tagged
@@ -25,6 +25,8 @@ PIXELS = "fraction of the pixel range"  #: unit of lengths
 #: In pixel ranges: the longest changes of images of 10^8 values; squares of what is far longer are no floats.
 _LARGEST = {"l2": 10_000, "l1": 10**8}
 _DUAL = {"linf": 1.0, "l2": 2.0}  # order of the norm that measures slopes
+_ONE_IN = 100  # SLIDE (Tramer and Boneh 2019) moves the pixels above the 99th percentile of the gradient
+_TINY = 1e-30  # keeps 0/0 out of a norm's reciprocal; far below any length that matters
 
 
 class Bounds(NamedTuple):
@@ -158,7 +160,7 @@ class ThreatModel:
         if self.norm == "linf":
             noise = _empty_on(x, generator).uniform_(-eps, eps, generator=generator)
         elif self.norm == "l1":
-            noise = eps * l1_ball.random_point(_empty_on(x, generator).flatten(1), generator).view(x.shape)
+            noise = eps * random_l1_point(_empty_on(x, generator).flatten(1), generator).view(x.shape)
         else:
             direction = _empty_on(x, generator).normal_(generator=generator)
             radius = direction.new_empty(len(x)).uniform_(generator=generator)
@@ -198,7 +200,9 @@ class ThreatModel:
         """
         eps = self._radius(x)
         if self.norm == "linf":
-            far = eps if isinstance(eps, float) else per_example(eps, x)
+            far = eps
+            if not isinstance(eps, float):
+                far = per_example(eps, x)
             # Both ends inside the range: one clip to them is the same as a clip to the ball and one to the range.
             lowest, highest = (x - far).clamp_(*self.bounds), (x + far).clamp_(*self.bounds)
             return lambda x_adv: x_adv.clamp_(lowest, highest)
@@ -206,11 +210,13 @@ class ThreatModel:
         if self.norm == "l1":
             down, up = x - self.bounds.low, self.bounds.high - x
             rooms = down.flatten(1), up.flatten(1)
-            far = eps if isinstance(eps, float) else eps[:, None]
+            far = eps
+            if not isinstance(eps, float):
+                far = eps[:, None]
 
             def onto_l1(x_adv: Tensor) -> Tensor:
                 change = x_adv - x
-                allowed = l1_ball.nearest_change(change.flatten(1), *rooms, far).view(x.shape)
+                allowed = nearest_l1_change(change.flatten(1), *rooms, far).view(x.shape)
                 # Without the rounding of x + allowed: a change that is allowed as it is leaves x_adv as it was, and at
                 # the end of the range the next step sees that the value cannot move.
                 nearest = x_adv.where(allowed == change, x + allowed).clamp_(*self.bounds)
@@ -248,13 +254,13 @@ class ThreatModel:
     def steepest(self, grad: Tensor) -> Tensor:
         """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
 
-        In ``l1`` it is spread over the largest hundredth of the values (``l1_ball.sparse_signs``).
+        In ``l1`` it is spread over the largest hundredth of the values (``sparse_signs``).
 
         Args:
             grad: (N, ...) of the attack's loss by the images.
         """
         if self.norm == "l1":
-            return l1_ball.sparse_signs(grad.flatten(1)).view(grad.shape)
+            return sparse_signs(grad.flatten(1)).view(grad.shape)
         if self.norm == "linf":
             return grad.sign()
         return unit_length(grad)
@@ -283,7 +289,10 @@ class ThreatModel:
             if change.shape[1] == 0:  # of no values there is no largest one
                 return change.new_zeros(len(change))
             return change.abs().amax(dim=1)
-        length: Tensor = change.norm(p=1 if self.norm == "l1" else 2, dim=1)
+        order = 2
+        if self.norm == "l1":
+            order = 1
+        length: Tensor = change.norm(p=order, dim=1)
         return length
 
     def check(self, x_adv: Tensor, x: Tensor, *, who: str, tol: float = 1e-6) -> None:
@@ -334,9 +343,6 @@ def _refuse_excess(excess: Tensor, tol: float, who: str, limit: str) -> None:
         )
 
 
-_TINY = 1e-30  # keeps 0/0 out of a norm's reciprocal; far below any length that matters
-
-
 def _checked_bounds(value: object) -> Bounds:
     if isinstance(value, (tuple, list)) and len(value) == 2:
         try:
@@ -364,3 +370,64 @@ def unit_length(direction: Tensor, order: int = 2) -> Tensor:
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
     unit: Tensor = flat / flat.norm(p=order, dim=1, keepdim=True).clamp_min(_TINY)
     return unit.view_as(direction)
+
+
+# --- the L1 ball ------------------------------------------------------------------------------------------------------
+#
+# Points spread evenly in it, the steps that climb in it, and its point within a box that is nearest to another. All
+# tensors are flat, (N, D).
+
+
+def random_l1_point(empty: Tensor, generator: Generator) -> Tensor:
+    """Uniform in the ball of radius 1.
+
+    Exponential sizes, divided by their sum and one more, are uniform below the simplex; signs fill the other orthants.
+
+    Args:
+        empty: (N, D) float, on the generator's device; overwritten.
+        generator: source of the noise.
+    """
+    sizes = empty.new_empty((len(empty), empty.shape[1] + 1)).exponential_(generator=generator)
+    shares = sizes[:, :-1] / sizes.sum(dim=1, keepdim=True)
+    return shares * empty.uniform_(-1, 1, generator=generator).sign()
+
+
+def sparse_signs(grad: Tensor) -> Tensor:
+    """SLIDE's step of length 1: the signs of the largest hundredth of ``grad``, at least of one, in equal parts.
+
+    The one coordinate with the largest slope would climb fastest, but the range of a pixel soon stops it. Ties all
+    move; a zero gradient moves nothing.
+    """
+    size = grad.abs()
+    least = size.topk((grad.shape[1] - 1) // _ONE_IN + 1, dim=1).values[:, -1:]
+    signs = grad.sign().where(size >= least, 0.0)
+    return signs / signs.abs().sum(dim=1, keepdim=True).clamp_min(1.0)
+
+
+def nearest_l1_change(change: Tensor, down: Tensor, up: Tensor, eps: float | Tensor) -> Tensor:
+    """The nearest change that is in the ball and in a box around 0 at once, as in APGD-L1 (Croce and Hein 2021).
+
+    It is ``min((|change| - t)+, room)`` with the signs of ``change`` and the smallest t >= 0 that makes it at most
+    ``eps`` long. That length falls with t, linearly between knots: where a value leaves its bound, and where it
+    reaches 0. (A projection on the ball and then on the box is not the nearest, and shorter than eps.)
+
+    Args:
+        change: (N, D).
+        down: (N, D) >= 0, how far each value may fall.
+        up: (N, D) >= 0, how far each value may rise.
+        eps: radius of the ball, >= 0; or (N, 1), one an example.
+    """
+    size, count = change.abs(), change.shape[1]
+    room = up.where(change > 0, down)
+    knots = size.new_empty((len(size), 2 * count))
+    knots[:, :count], knots[:, count:] = size, (size - room).clamp_min(0.0)
+    knots, order = knots.sort(dim=1, descending=True)
+    knots = knots.double()  # sums of thousands of values that differ by little
+    joins = 1.0 - 2.0 * (order >= count).double()  # below its first knot a value grows, below its second no more
+    # The length at t, from here on: offset - growing t.
+    growing, offset = joins.cumsum(dim=1), (joins * knots).cumsum(dim=1)
+    within = (offset - growing * knots <= eps).sum(dim=1, keepdim=True)  # knots at which it is at most eps long; >= 1
+    before, after = within - 1, within.clamp_max(2 * count - 1)
+    t = (offset.gather(1, before) - eps) / growing.gather(1, before).clamp_min(1.0)
+    t = t.clamp(knots.gather(1, after), knots.gather(1, before)).where(within < 2 * count, 0.0)
+    return (size - t).clamp_min(0.0).to(size.dtype).minimum(room) * change.sign()

@@ -290,7 +290,7 @@ def _names(folder: Path, stem: str, output: Path | None) -> Iterator[Path]:
 
 def _write_evidence(results: Path, evidence: list[Evidence]) -> list[dict[str, Any]]:
     """Write the evidence of each eps beside the results; what these say of it."""
-    from calfat_plugin.evaluators.evidence_file import write_evidence
+    from calfat_plugin.evaluators.evidence import write_evidence
 
     rows = []
     for evidence_of_eps in evidence:

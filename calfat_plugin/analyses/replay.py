@@ -172,7 +172,7 @@ def replay(
     """
     from calfat_plugin.datasets.batches import batches
     from calfat_plugin.evaluators.base import fixed_subset, subset
-    from calfat_plugin.evaluators.evidence_file import read_evidence
+    from calfat_plugin.evaluators.evidence import read_evidence
 
     evidence = read_evidence(path)
     test = run.dataset.test

@@ -103,12 +103,12 @@ class AttackEvaluator(Evaluator):
         task = dataclasses.replace(self.narrow(task), tally=add, record=record)
         noise = generator(task.seed, f"evaluate/{label}", round=task.round)
         threat = self.threat(task)
-        settings = returned.mapping(self.settings(task), "settings returned")  # before work that an error loses
+        settings = returned.mapping(self.settings(task), "settings returned")  # first: an error costs no attack
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
         for x, y, examples in batches(task.data, task.batch_size, task.device):
-            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
+            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: it may write into them
             x_adv = returned.like(crafted, x, "craft returned")
             if self.has_budget:
                 threat.check(x_adv, x, who=f"evaluator '{label}'")
@@ -126,7 +126,7 @@ class AttackEvaluator(Evaluator):
             details["warnings"] = warnings
         if self.has_budget:
             budget = budget_as_json(threat)
-            settings = {**budget, **settings, **budget}  # first to read, and not a plugin's to change
+            settings = {**budget, **settings, **budget}  # in front, and no plugin can change it
         return EvaluationResult(
             **counts_of(task.data.y, task.clean_correct, torch.cat(verdicts), task.num_classes),
             label=label,
@@ -299,7 +299,10 @@ def counts_of(y: Tensor, clean_correct: Tensor, adv_correct: Tensor, num_classes
         right_of_class = y[right].bincount(minlength=num_classes).tolist()
         per_class: list[float | None] = []
         for number_right, number in zip(right_of_class, examples, strict=True):
-            per_class.append(number_right / number if number else None)
+            accuracy = None
+            if number:
+                accuracy = number_right / number
+            per_class.append(accuracy)
         counts[f"accuracy{suffix}"] = sum(right_of_class) / len(y)
         counts[f"per_class{suffix}"] = tuple(per_class)
     return counts

@@ -1,4 +1,4 @@
-"""The adversarial images of an evaluation, kept: whoever has them checks its numbers with one forward pass."""
+"""The adversarial images of an evaluation. Whoever has them checks its numbers with one forward pass."""
 
 from __future__ import annotations
 
@@ -14,26 +14,49 @@ import torch
 from torch import Tensor
 
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.disk import TRY_AGAIN, opened_regular, refuse_link, reporting_disk_errors
+from calfat_plugin.disk import (
+    OTHER_RUN_DIR,
+    TRY_AGAIN,
+    opened_regular,
+    put_in_place,
+    refuse_link,
+    reporting_disk_errors,
+    temporary_of,
+)
 from calfat_plugin.errors import BudgetError, RunError
 from calfat_plugin.evaluators.base import budget_as_json, counts_of, fixed_subset
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.tied import state_of
 from calfat_plugin.results import WORST_CASE, EvaluationResult
-from calfat_plugin.tensor_files import digest_of
+from calfat_plugin.tensor_files import DIGEST, READ_ERRORS, digest_of, read_tensors, write_tensors
 from calfat_plugin.version import __version__
 
 _LONGEST_NAME = 200  # letters of an attack's name in that of a file, which systems allow 255
 _SHOWN = 4  # images of each class whose originals are kept for pages
 _FLOAT_BYTES = 4
+_FORMAT = 1
+#: Name to type and axes; N test images, A attacks, M covered images, K adversarial ones, P shown ones of C x H x W.
+_TENSORS: Mapping[str, tuple[torch.dtype, str]] = {
+    "label": (torch.int64, "N"),
+    "clean": (torch.int64, "N"),
+    "tried": (torch.bool, "AN"),
+    "broken": (torch.bool, "AN"),
+    "covered": (torch.int64, "M"),
+    "index": (torch.int64, "K"),
+    "by": (torch.int64, "K"),
+    "x_adv": (torch.float32, "KCHW"),
+    "prediction": (torch.int64, "K"),
+    "shown": (torch.int64, "P"),
+    "x_shown": (torch.float32, "PCHW"),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """Which of N test images attacks broke, and adversarial images that show it.
 
-    An attack's number needs no image of its own. Who says that at most so many images withstand it has shown that once
-    each other image has one point in the ball that the model gets wrong, whichever attack found it.
+    One adversarial image is kept for each broken test image, not one for each attack: a point in the ball that the
+    model gets wrong proves that the image does not withstand, whichever attack found it.
     """
 
     label: Tensor  # (N,) int64 true classes
@@ -133,7 +156,7 @@ class _Point:
 class Collector:
     """Keeps of each covered image the first adversarial image that breaks it, while attacks run.
 
-    It judges with the model itself, in the batches in which evaluators show their examples, and needs no trust in them.
+    It asks the model itself, in the batches in which evaluators show their examples, so it need not trust them.
 
     Args:
         task: the model, the test images, on the model's device, and the budget on trial. An attack that leaves this
@@ -169,8 +192,11 @@ class Collector:
         self.not_run: dict[str, str] = {}  # attack to why it did not run
         if earlier is not None:
             self._continue_from(earlier)
-        if scratch is not None:
-            self._read_journals(scratch)
+        if scratch is not None:  # judge the images that a process noted before it was stopped
+            for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
+                attack = unquote(journal.stem.split("-", 3)[3])
+                for where, x_adv in _read(journal, data.x.shape[1:]):
+                    self._judge(attack, where, x_adv.to(data.x.device))
 
     def _continue_from(self, earlier: Evidence) -> None:
         """Begin with all that earlier evidence says, without asking the model again."""
@@ -188,13 +214,6 @@ class Collector:
         self._broken = {label: broken.clone() for label, broken in earlier.broken.items()}
         for row, image in enumerate(earlier.index.tolist()):
             self._points[image] = _Point(int(earlier.by[row]), int(earlier.prediction[row]), earlier.x_adv[row])
-
-    def _read_journals(self, scratch: Path) -> None:
-        """Judge the images that a process noted before it was stopped."""
-        for journal in sorted(scratch.glob(f"{self._journals}-*.bin")):
-            label = unquote(journal.stem.split("-", 3)[3])
-            for where, x_adv in _read(journal, self._task.data.x.shape[1:]):
-                self._judge(label, where, x_adv.to(self._task.data.x.device))
 
     def restore(self, evidence: Evidence) -> None:
         """Take over what an earlier process kept, of the same images and weights."""
@@ -274,14 +293,19 @@ class Collector:
         """What there is so far."""
         data = self._task.data
         images = sorted(self._points)
-        attacks, predictions, x_adv = [], [], []
-        for image in images:
+        by = torch.zeros(len(images), dtype=torch.int64)
+        prediction = torch.zeros(len(images), dtype=torch.int64)
+        x_adv = torch.zeros((len(images), *data.x.shape[1:]))
+        for row, image in enumerate(images):
             point = self._points[image]
-            attacks.append(point.attack)
-            predictions.append(point.prediction)
-            x_adv.append(point.x_adv)
+            by[row] = point.attack
+            prediction[row] = point.prediction
+            x_adv[row] = point.x_adv
         covered = self._covered.nonzero().flatten()
-        shown = self._shown(covered)
+        first_of_class = [covered[:0]]
+        for label in self._label[covered].unique():
+            first_of_class.append(covered[self._label[covered] == label][:_SHOWN])
+        shown = torch.cat(first_of_class).sort().values
         x_shown = pixels(data.x[shown.to(data.x.device)]).cpu()
         return Evidence(
             label=self._label,
@@ -291,20 +315,13 @@ class Collector:
             broken={name: self._broken[name] for name in self._tried},
             covered=covered,
             index=torch.tensor(images, dtype=torch.int64),
-            by=torch.tensor(attacks, dtype=torch.int64),
-            x_adv=torch.stack(x_adv) if x_adv else x_shown[:0],
-            prediction=torch.tensor(predictions, dtype=torch.int64),
+            by=by,
+            x_adv=x_adv,
+            prediction=prediction,
             shown=shown,
             x_shown=x_shown,
             facts={**self._facts, "calfat_plugin": __version__},
         )
-
-    def _shown(self, covered: Tensor) -> Tensor:
-        """The images whose originals are kept: the first covered ones of each class, ascending."""
-        parts = [covered[:0]]
-        for label in self._label[covered].unique():
-            parts.append(covered[self._label[covered] == label][:_SHOWN])
-        return torch.cat(parts).sort().values
 
 
 def _chosen(number: int, count: int) -> Tensor:
@@ -340,3 +357,113 @@ def _append(journal: Path, where: Tensor, x_adv: Tensor) -> None:
         journal.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("ab") as file:
             file.write(records.tobytes())
+
+
+# --- ``evidence.safetensors``: evidence as a file, which may come from anybody ----------------------------------------
+
+
+def write_evidence(path: Path, evidence: Evidence, todo: str = OTHER_RUN_DIR) -> None:
+    """Write atomically."""
+    tensors = {}
+    for name in _TENSORS:
+        value = getattr(evidence, name)
+        if isinstance(value, Mapping):  # of an attack to a row of the table
+            rows = list(value.values())
+            value = torch.zeros((0, len(evidence.label)), dtype=torch.bool)
+            if rows:
+                value = torch.stack(rows)
+        tensors[name] = value
+    facts = {**evidence.facts, "format": _FORMAT, "attacks": evidence.attacks, "judged": [*evidence.tried]}
+    with reporting_disk_errors(path, todo):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(temporary_of(path), tensors, facts)
+        put_in_place([path])
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Read what :func:`write_evidence` wrote; nothing in the file is believed but the meaning of its numbers.
+
+    Raises:
+        RunError: there is no such file, or something in it cannot be: the text says what, and at which image.
+    """
+    try:
+        tensors, facts = read_tensors(path)
+        sizes = _sizes(path, tensors)
+        if facts.get("format") != _FORMAT or DIGEST not in facts:
+            raise RunError(f"{path}: not a file of evidence (no facts of format {_FORMAT} in its metadata).")
+        attacks, judged = _names(facts["attacks"]), _names(facts["judged"])
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file.") from None
+    except READ_ERRORS as error:
+        raise RunError(f"{path}: the evidence cannot be read ({type(error).__name__}: {error}).") from None
+    _check_values(path, tensors, sizes, attacks, judged)
+    for name in ("data", "weights"):
+        _refuse(path, name, isinstance(facts.get(name), str), "is no SHA-256")
+    about = {key: value for key, value in facts.items() if key not in (DIGEST, "format", "attacks", "judged")}
+    tried = dict(zip(judged, tensors.pop("tried"), strict=True))
+    broken = dict(zip(judged, tensors.pop("broken"), strict=True))
+    return Evidence(tried=tried, broken=broken, attacks=attacks, facts=about, **tensors)
+
+
+def _check_values(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[str, int],
+    attacks: tuple[str, ...],
+    judged: tuple[str, ...],
+) -> None:
+    """Refuse positions and classes that cannot be."""
+    _refuse(path, "tried", len(judged) == sizes["A"], f"has {sizes['A']} rows for the attacks {', '.join(judged)}")
+    _refuse(path, "judged", set(judged) <= {*attacks, WORST_CASE}, "names an attack that is not among `attacks`")
+    limits = {"covered": sizes["N"], "index": sizes["N"], "shown": sizes["N"], "by": len(attacks)}
+    for name, limit in limits.items():
+        values = tensors[name]
+        outside = (values < 0) | (values >= limit)
+        _refuse(path, name, not outside.any(), f"holds {_first(values, outside)}; expected 0 to {limit - 1}")
+    for name in ("covered", "index", "shown"):
+        values = tensors[name]
+        falls = values.diff() <= 0
+        _refuse(path, name, not falls.any(), f"is not ascending at {_first(values[1:], falls)}: twice the same image?")
+    for name in ("label", "clean", "prediction"):
+        below = tensors[name] < 0
+        _refuse(path, name, not below.any(), f"holds {_first(tensors[name], below)}, which is no class")
+    elsewhere = ~torch.isin(tensors["index"], tensors["covered"])
+    image = _first(tensors["index"], elsewhere)
+    _refuse(path, "index", not elsewhere.any(), f"has image {image}, which is not covered")
+
+
+def _sizes(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Axis to length, of tensors that agree."""
+    if set(tensors) != set(_TENSORS):
+        names = ", ".join(sorted(tensors)) or "none"
+        raise RunError(f"{path}: has the tensors {names}; expected {', '.join(_TENSORS)}.")
+    sizes: dict[str, int] = {}
+    for name, (dtype, axes) in _TENSORS.items():
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tensor.ndim != len(axes):
+            got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise RunError(f"{path}: `{name}` is {got}; expected {dtype} ({', '.join(axes)}).")
+        for axis, length in zip(axes, tensor.shape, strict=True):
+            if sizes.setdefault(axis, length) != length:
+                raise RunError(f"{path}: `{name}` has {length} where {axis} is {sizes[axis]} elsewhere in the file.")
+    return sizes
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Names of attacks as the file's facts have them."""
+    are_names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if not are_names or len(set(value)) < len(value):
+        raise ValueError("names of attacks are missing, or one is there twice")
+    return tuple(value)
+
+
+def _refuse(path: Path, name: str, fine: bool | Tensor, text: str) -> None:
+    if not fine:
+        raise RunError(f"{path}: `{name}` {text}. This is not what an evaluation writes.")
+
+
+def _first(values: Tensor, where: Tensor) -> int:
+    """The first of the values that are wrong, for the message about it; 0 where none is."""
+    if not where.any():
+        return 0
+    return int(values[where][0])

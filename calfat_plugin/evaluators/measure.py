@@ -90,17 +90,10 @@ def with_model(task: EvaluationTask, model: nn.Module) -> EvaluationTask:
 def silently_on(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
     """The same task on another model, without a scratch folder, progress and listeners to examples."""
     other = with_model(task, model)
-    other = replace(other, scratch=None, on_progress=_tell_nobody, on_examples=_show_nobody)
+    other = replace(other, scratch=None, on_progress=partial(no_progress, ""))
+    other = replace(other, on_examples=lambda where, x_adv: None)
     with fast_passes(model, _first_images(task)) as rows_at_once:
         yield replace(other, rows_at_once=rows_at_once)
-
-
-def _tell_nobody(done: int, total: int, correct: int) -> None:
-    """In place of ``on_progress``."""
-
-
-def _show_nobody(where: Tensor, x_adv: Tensor) -> None:
-    """In place of ``on_examples``."""
 
 
 def measure(
@@ -113,7 +106,7 @@ def measure(
     """Label to result of evaluators, (label, evaluator) pairs that are set up.
 
     Args:
-        task: of all of them. Of several evaluators, the last one's examples come last to ``task.on_examples``.
+        task: of all of them; its ``on_examples`` gets the examples of one evaluator after the other.
         on_progress: is informed of each.
         collector: keeps adversarial images of attacks within the task's budget, which ``task.on_examples`` then does
             not get.
@@ -192,7 +185,7 @@ class _FirstExamples:
         self._room = _WATCHED
 
     def __call__(self, where: Tensor, x_adv: Tensor) -> None:
-        if len(where) == 0:  # nobody asks the model for nothing
+        if len(where) == 0:  # the model is not asked about an empty batch
             return
         if self._room > 0:
             self._where.append(where[: self._room].cpu())
@@ -253,9 +246,9 @@ def _other_shape(got: str, x: Tensor, num_classes: int) -> ModelError:
 
 def logits_of(model: nn.Module, x: Tensor) -> object:
     """What the model returns for images of which it is not yet known whether they fit it; a copy of them is asked."""
-    asked = x.clone()
+    copy = x.clone()
     try:
-        answer = model(asked)
+        answer = model(copy)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"{x.device} has no memory for a batch of {len(x)} images; take a smaller batch size "
@@ -271,7 +264,7 @@ def logits_of(model: nn.Module, x: Tensor) -> object:
         raise ModelError(
             f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {lines[0]}). {hint}"
         ) from error
-    refuse_changed(asked, x, "the model")
+    refuse_changed(copy, x, "the model")
     return answer
 
 

@@ -50,7 +50,7 @@ class FromModel(PGD):
     ) -> tuple[Tensor, Tensor]:
         """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image.
 
-        Which images another start is tried on is the business of the model that is measured.
+        The model that is measured decides which images are attacked from another start.
         """
         import torch
 
@@ -84,7 +84,7 @@ class TransferOptions(PGDOptions):
             path = path / "checkpoints" / "last.safetensors"
         try:
             return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
-        except OSError:  # a client of another machine need not have it; loading it finds the words
+        except OSError:  # a client of another machine need not have it; else loading it raises the error
             return None
 
 

@@ -16,8 +16,7 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.errors import PluginError
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.evaluators.evidence import Collector, Evidence
-from calfat_plugin.evaluators.evidence_file import write_evidence
+from calfat_plugin.evaluators.evidence import Collector, Evidence, write_evidence
 from calfat_plugin.evaluators.measure import evaluation_task, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.side_effects import seeded_global_rng, set_global_rng

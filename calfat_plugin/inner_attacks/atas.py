@@ -88,7 +88,7 @@ class ATAS(InnerAttack):
         return {"change": memory.change.half(), "squares": memory.squares}  # half: checkpoints hold all clients'
 
     def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> None:
-        """Left to the method, whose start is drawn and not used: the memory has each example's."""
+        """None: the method draws its own start, which is not used, since the memory has one for each example."""
 
     def craft(self, task: InnerTask) -> Tensor:
         memory = task.memory

@@ -13,33 +13,30 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.base import share, subset
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, MIFGSM, PGD, CWOptions, FGSMOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.exact import parse_number
-from calfat_plugin.judging.attacks import DLR, Noise, NoiseOptions, ProbabilityMargin
-from calfat_plugin.judging.check import SLACK, STEPS, Attack, Check, Symptom
-from calfat_plugin.judging.findings import BATCHED, CHANGED, CLAIM, GUESS, NATURAL, REMEMBERED, Findings, Found, Row
+from calfat_plugin.judging.check import (
+    DLR,
+    SLACK,
+    STEPS,
+    Attack,
+    Check,
+    Noise,
+    NoiseOptions,
+    ProbabilityMargin,
+    Symptom,
+)
+from calfat_plugin.judging.findings import CHANGED, CLAIM, REPEATED, Findings, Overview, Row
 from calfat_plugin.report.numbers import listing, percent
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
-
     from calfat_plugin.judging.trial import Trial
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.
 SAMPLE = 32
-_DRAWS = 3
-_EXACT = 1e-5  # of the largest logit: rounding of a few additions
-_SAMPLE = 64  # images at which slopes are measured
-_DIRECTIONS = 8
-_LENGTHS = (1e-1, 1e-2, 1e-3)  # of eps, over which a slope is measured; the one that agrees best counts
-_OFF = 0.5  # the gradient explains less than three quarters of how the logits change: it is another function's
 _UNRELATED_SHARE = 0.1  # of the images: a kink of a ReLU is no masking
-
-
-REPEATED = "repeated"  # share of images whose logits stay exactly the same at a random point of the ball
 
 
 @dataclass(frozen=True)
@@ -50,51 +47,23 @@ class Answers(Check):
     title: str = "same answers to the same images"
 
     def run(self, trial: Trial) -> Findings:
-        import torch
+        from calfat_plugin.judging.questions import repeated_answers
 
-        from calfat_plugin.datasets.batches import batches
-        from calfat_plugin.federation.side_effects import seeded_global_rng
-        from calfat_plugin.judging.trial import differ
-        from calfat_plugin.seeds import derive_seed, generator
-
-        task = trial.task
-        answers = []
-        for draw in range(_DRAWS):
-            with seeded_global_rng(derive_seed(task.seed, "trust/answers", extra=draw)):
-                answers.append(torch.cat(list(trial.logits())))
-        changed = torch.stack([differ(answers[0], again) for again in answers[1:]]).any(dim=0)
-        examples_of_class = task.data.y.cpu().bincount(minlength=task.num_classes)
-        facts = {
-            NATURAL: share(trial.correct),
-            GUESS: int(examples_of_class.max()) / len(trial.correct),
-            CHANGED: share(changed),
-        }
-        if changed.any():
-            return Findings(self.name, tuple(self.rows(trial)), facts)
-        noise = generator(task.seed, "trust/answers")
-        batched, remembered, repeated = [], [], []
-        images = batches(task.data, task.batch_size, task.device)
-        for (x, _, _), clean in zip(images, answers[0].split(task.batch_size), strict=True):
-            batched.append(differ(clean, trial.asked_anew(x, "clean images")))
-            points = task.threat.random_start(x, noise)
-            logits = trial.asked(points, "random points of the ball")
-            remembered.append(differ(logits, trial.asked_anew(points, "random points of the ball")))
-            repeated.append((logits - clean).abs().amax(dim=1) <= _EXACT * float(clean.abs().amax()))
-        facts[BATCHED] = share(torch.cat(batched))
-        facts[REPEATED] = share(torch.cat(repeated))
-        facts[REMEMBERED] = share(torch.cat(remembered))
-        if facts[BATCHED] > ZERO_GRADIENTS:
-            # The copy is asked in other batches, so it says nothing more of a model whose answers depend on these.
-            facts[REMEMBERED] = 0.0
-        return Findings(self.name, (), facts)
+        facts = repeated_answers(trial)
+        rows: tuple[Row, ...] = ()
+        if facts[CHANGED] > 0:
+            rows = tuple(self.rows(trial))
+        return Findings(self.name, rows, facts)
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         """For a randomised model: the attack on trial, as often as the clean images, to show what one run is worth."""
-        for draw in range(_DRAWS):
+        from calfat_plugin.judging.questions import DRAWS
+
+        for draw in range(DRAWS):
             yield trial.attack(f"{CLAIM}, draw {draw + 1}", PGD(PGDOptions(steps=STEPS)))
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        repeated = found.facts.get(REPEATED, 0.0)
+    def symptoms(self, rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
+        repeated = overview.facts.get(REPEATED, 0.0)
         if repeated > ZERO_GRADIENTS:
             yield Symptom(
                 f"at a random point of the ball the logits of {percent(repeated)} of the images are exactly what they "
@@ -120,22 +89,13 @@ class Slopes(Check):
     title: str = "gradients against the slopes of the logits"
 
     def run(self, trial: Trial) -> Findings:
-        from calfat_plugin.datasets.data import pixels
-        from calfat_plugin.seeds import generator
+        from calfat_plugin.judging.questions import slopes
 
-        task = trial.task
-        noise = generator(task.seed, "trust/slopes")
-        x = pixels(subset(task.data, _SAMPLE).x.to(task.device))
-        longest = _longest_step(task.threat, x[0].numel())
-        low, high = task.threat.bounds
-        points = task.threat.random_start(x, noise).clamp(low + longest, high - longest)
-        logits = trial.asked(points, "random points of the ball")
-        unrelated = share(_slope_errors(trial, points, logits, longest, noise) > _OFF)
-        one_hot = share(_have_two_levels(logits) & (task.num_classes > 2))
+        unrelated, one_hot = slopes(trial)
         return Findings(self.name, (), {UNRELATED: unrelated, ONE_HOT: one_hot})
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        unrelated, one_hot = found.facts.get(UNRELATED, 0.0), found.facts.get(ONE_HOT, 0.0)
+    def symptoms(self, rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
+        unrelated, one_hot = overview.facts.get(UNRELATED, 0.0), overview.facts.get(ONE_HOT, 0.0)
         if unrelated > _UNRELATED_SHARE:
             yield Symptom(
                 f"for {percent(unrelated)} of the images the gradient is not the slope of the logits: attacks along it "
@@ -148,69 +108,6 @@ class Slopes(Check):
                 "attack that compares logits sees how near it is to an error",
                 masks=True,
             )
-
-
-def _longest_step(threat: ThreatModel, values: int) -> float:
-    """How far all of an image's values may move at once to stay within the first of ``_LENGTHS`` times the ball."""
-    eps = float(threat.eps)
-    if threat.norm == "l2":
-        eps /= math.sqrt(values)
-    elif threat.norm == "l1":
-        eps /= values
-    return _LENGTHS[0] * eps
-
-
-def _slope_errors(trial: Trial, points: Tensor, logits: Tensor, longest: float, noise: Generator) -> Tensor:
-    """(N,) which share of how the margin moves the gradient does not explain, at the length of step where it is least.
-
-    Args:
-        points: (N, C, H, W) at which the model is asked, so far within the pixel range as the longest step is.
-        logits: (N, C) of them.
-        longest: step of each pixel.
-        noise: of the directions.
-    """
-    import torch
-
-    from calfat_plugin.maths.attacks import attack_mode, input_gradient
-    from calfat_plugin.maths.passes import float32_as
-
-    task = trial.task
-    first, second = logits.topk(2, dim=1).indices.unbind(1)
-    leaf = points.clone().requires_grad_()
-    with attack_mode(task.model), torch.enable_grad(), float32_as("fp32", task.device):
-        slope = input_gradient(_margin(task.model(leaf), first, second).sum(), leaf).cpu().double()
-    errors = torch.full((len(points),), torch.inf, dtype=torch.float64)
-    for length in _LENGTHS:
-        step = length / _LENGTHS[0] * longest
-        wrong = torch.zeros(len(points), dtype=torch.float64)
-        moved = torch.zeros(len(points), dtype=torch.float64)
-        for _ in range(_DIRECTIONS):
-            direction = torch.empty(points.shape).bernoulli_(0.5, generator=noise).mul_(2).sub_(1)
-            way = step * direction.to(points.device)
-            ahead = _margin(trial.asked(points + way, "points near them"), first, second)
-            behind = _margin(trial.asked(points - way, "points near them"), first, second)
-            expected = 2 * step * (slope * direction.double()).flatten(1).sum(dim=1)
-            wrong += (ahead - behind - expected) ** 2
-            moved += (ahead - behind) ** 2
-        error = (wrong / moved.clamp_min(1e-300)).sqrt()
-        error[wrong == 0] = 0.0  # nothing moves and nothing should: no error
-        errors = torch.minimum(errors, error)
-    return errors
-
-
-def _margin(logits: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """(N,) float64, of (N, C) logits that at ``first`` above that at ``second``."""
-    above = logits.gather(1, first.to(logits.device)[:, None]).squeeze(1).double()
-    below = logits.gather(1, second.to(logits.device)[:, None]).squeeze(1).double()
-    return above - below
-
-
-def _have_two_levels(logits: Tensor) -> Tensor:
-    """(N,) bool, whether the logits of an image are one or two different numbers."""
-    values = logits.sort(dim=1).values
-    spread = values[:, -1:] - values[:, :1]
-    rises = (values[:, 1:] - values[:, :-1]) > _EXACT * spread
-    return rises.sum(dim=1) <= 1
 
 
 SCALE_FREE = "margin20"
@@ -240,27 +137,27 @@ class BudgetCurve(Check):
         if row.accuracy > 0 and threat.eps < everything:
             yield trial.attack(SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+    def symptoms(self, rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
         accuracy_at = {row.eps: row.accuracy for row in rows if row.attack == CLAIM}
-        if found.claimed is not None:
-            accuracy_at[found.budget] = found.claimed
-        curve = [("0", found.natural)]
+        if overview.claimed is not None:
+            accuracy_at[overview.budget] = overview.claimed
+        curve = [("0", overview.natural)]
         for eps in sorted(accuracy_at, key=parse_number):
             curve.append((eps, accuracy_at[eps]))
         for (smaller, before), (larger, after) in pairwise(curve):
-            if clearly_below(before, after, found.examples, SLACK):
+            if clearly_below(before, after, overview.examples, SLACK):
                 yield Symptom(
                     f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
                     f"at eps {larger}",
                     masks=True,
                 )
         largest, least = curve[-1]
-        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == largest}
+        attacks = {row.attack: row.accuracy for row in (*rows, *overview.rows) if row.eps == largest}
         least = min(least, *attacks.values())
-        if clearly_below(found.guess, least, found.examples, SLACK):
+        if clearly_below(overview.guess, least, overview.examples, SLACK):
             yield Symptom(
                 f"at eps {largest} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])}"
-                f" leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
+                f" leaves, {percent(least)}, is more than guessing ({percent(overview.guess)}): the attack fails",
                 masks=True,
             )
 
@@ -305,7 +202,7 @@ class Surrogate(Transfer):
     )
 
     def rows(self, trial: Trial) -> Iterator[Row]:
-        from calfat_plugin.judging.surrogate import trained_surrogate
+        from calfat_plugin.judging.questions import trained_surrogate
 
         model = trained_surrogate(trial)
         attacks: dict[str, PGD] = {
@@ -389,7 +286,7 @@ class AutoAttackCheck(Check):
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _zero_gradients(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+def _zero_gradients(rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
     for row in rows:
         share = (row.zero_gradients or 0) / row.examples
         if share > ZERO_GRADIENTS:
@@ -401,7 +298,7 @@ def _zero_gradients(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
             )
 
 
-def _zero_gradients_of_logits(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+def _zero_gradients_of_logits(rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
     # The least of them: a loss that is cut off has none for an image that is wrong by far.
     share = min(((row.zero_gradients or 0) / row.examples for row in rows), default=0.0)
     if share > ZERO_GRADIENTS:
@@ -410,13 +307,13 @@ def _zero_gradients_of_logits(rows: Sequence[Row], found: Found) -> Iterator[Sym
         )
 
 
-def _more_finds_less(rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-    if found.claimed is None or not rows:
+def _more_finds_less(rows: Sequence[Row], overview: Overview) -> Iterator[Symptom]:
+    if overview.claimed is None or not rows:
         return
     few, many, restarted = [(row.attack, row.accuracy) for row in rows]
-    claim = (CLAIM, found.claimed)
+    claim = (CLAIM, overview.claimed)
     for (weak, before), (strong, after) in ((few, claim), (claim, many), (claim, restarted)):
-        if clearly_below(before, after, found.examples, SLACK):
+        if clearly_below(before, after, overview.examples, SLACK):
             yield Symptom(
                 f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less",
                 decides="The same with shorter steps decides (--step-size): the number holds if more effort then "

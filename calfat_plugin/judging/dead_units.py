@@ -9,11 +9,10 @@ images. So names of functions do not matter here. The steps are:
 1. ``Watching`` shows the values that the operations of a forward pass are given, and ``measured_ranges`` notes the
    range of each over the images on trial (``watching.py``).
 2. ``candidates`` ranks values by how far the ball lets them leave their range (``units.py``).
-3. ``climbed`` leads images to where the values of a plan are out of range, and from there along the margin
-   (``climbing.py``).
+3. ``climbed`` leads images to where the values of a plan are out of range, and from there along the margin.
 4. ``Leaps`` sees whether something opened on the way: a value that left its range by many times the range's width, as
-   what comes after a dead unit does, and as nothing does in a network without one (``climbing.py``).
-5. ``Search``, in this file, climbs single values first. Those that opened something are climbed two and three at a
+   what comes after a dead unit does, and as nothing does in a network without one.
+5. ``Search`` climbs single values first. Those that opened something are climbed two and three at a
    time, and followed by values that only move where they are open. Plans that break images are what :class:`Waking`
    tries on all images.
 
@@ -23,31 +22,156 @@ folds its batch into another dimension, or goes through it in a loop, all steps 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
+from calfat_plugin.evaluators.gradient import margin
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.judging.climbing import STEPS, Leaps, Plan, climbed
-from calfat_plugin.judging.units import Unit, candidates, random_points, same_way
-from calfat_plugin.judging.watching import OneByOne, hides_images, measured_ranges
-from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.judging.units import Reader, Unit, candidates, random_points, same_way
+from calfat_plugin.judging.watching import OneByOne, Ranges, View, hides_images, measured_ranges, watched
+from calfat_plugin.maths.attacks import attack_mode, input_gradient
 from calfat_plugin.maths.passes import fast_passes, float32_as
 from calfat_plugin.seeds import generator
+from calfat_plugin.threat import ThreatModel, per_example
 
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
 
+STEPS = 6  # along the values of a stage, a quarter of eps each: through the whole ball; then as many along the margin
+_SHARPNESS = 8.0  # of the weights of a plan's values: the one that is furthest back counts most
 
-# How much is tried. These bound the seconds: their number of passes does not grow with the number of images on trial.
+#: Stages: the values of each are climbed together, from where the stage before ended.
+Plan = tuple[tuple[Unit, ...], ...]
+
+
+class Climb(NamedTuple):
+    """What became of images, a row each."""
+
+    x_adv: Tensor  # the first point on the way that is wrong, else the last
+    right: Tensor  # whether the model was right all the way
+    opened: Tensor  # where the last stage ended
+
+
+def climbed(model: nn.Module, threat: ThreatModel, plans: Sequence[Plan], x: Tensor, y: Tensor) -> Climb:
+    """Lead each image along the stages of its own plan, and then along the margin, which open gates are now part of.
+
+    Within a stage the value that is furthest back is pushed most, so that all of them are open together at its end.
+    """
+    readers = []
+    for stage in range(max(map(len, plans))):
+        stage_of_row = [plan[min(stage, len(plan) - 1)] for plan in plans]
+        readers.append(StageReader(model, stage_of_row, x))
+    project = threat.projection(x)
+    step_size = float(threat.eps) / 4
+    point = x.clone()
+    x_adv = x.clone()
+    opened = x
+    right = torch.ones_like(y, dtype=torch.bool)
+    along_stages = len(readers) * STEPS
+    for step in range(along_stages + STEPS + 1):
+        if step == along_stages:
+            opened = point
+        point = point.detach().requires_grad_()
+        with torch.enable_grad():
+            if step < along_stages:
+                logits, direction = readers[step // STEPS].look(point)
+            else:
+                logits = model(point)
+                direction = input_gradient(-margin(logits, y).sum(), point)
+        point = point.detach()
+        x_adv = point.where(per_example(right, x), x_adv)
+        right = right & (logits.argmax(dim=1) == y)
+        point = project(threat.ascend(point, direction.detach(), step_size))
+    return Climb(x_adv, right, opened)
+
+
+class StageReader:
+    """The values that each row climbs in one stage, and the direction in which they leave their ranges together."""
+
+    def __init__(self, model: nn.Module, stage: Sequence[tuple[Unit, ...]], x: Tensor) -> None:
+        places_of_row = []
+        for units in stage:
+            places_of_row.append([(unit.site, unit.place) for unit in units])
+        self._reader = Reader(model, places_of_row, x.device)
+        shape = (len(stage), self._reader.most)
+        signs = torch.zeros(shape)
+        edges = torch.zeros(shape)
+        gains = torch.full(shape, math.inf)  # where a row has fewer values than another
+        self._fixed: list[tuple[int, int, Tensor]] = []
+        for row, units in enumerate(stage):
+            for column, unit in enumerate(units):
+                signs[row, column] = unit.sign
+                edges[row, column] = unit.edge
+                gains[row, column] = unit.gain
+                if not unit.along_gradient:
+                    self._fixed.append((row, column, unit.sign * unit.way))
+        self._signs = signs.to(x.device)
+        self._edges = edges.to(x.device)
+        self._gains = gains.to(x.device)
+
+    def look(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits at x, and the direction."""
+        reading = self._reader.read(x)
+        progress = (self._signs * reading.values - self._edges) / self._gains
+        urgency = (-_SHARPNESS * progress).masked_fill(self._gains.isinf(), -math.inf).softmax(dim=1)
+        weights = self._signs * urgency / self._gains
+        direction = self._reader.gradient(reading, x, weights.nan_to_num(0.0))
+        for row, column, way in self._fixed:
+            direction[row] = direction[row] + weights[row, column] * way
+        return reading.logits, direction
+
+
+class Leaps:
+    """Whether values leave their ranges by far, at points where a plan ended."""
+
+    def __init__(self, model: nn.Module, ranges: Ranges, points: Sequence[Tensor]) -> None:
+        """Ranges are those on images and at random points, so that what any change moves is no leap."""
+        self._model = model
+        self._ranges = Ranges(dict(ranges.low), dict(ranges.high))
+        with torch.no_grad():
+            for points_of_pass in points:
+                watched(model, points_of_pass, self._ranges.widen)
+        self._sites = list(ranges.low)
+
+    def share_asleep(self) -> float:
+        """The share of values that are the same on all images and at all random points."""
+        asleep = total = 0
+        for site in self._sites:
+            width = self._ranges.high[site] - self._ranges.low[site]
+            asleep += int((width <= self._ranges.rounding(site)).sum())
+            total += len(width)
+        return asleep / total
+
+    def of(self, x: Tensor) -> Tensor:
+        """(N, sites) by how many widths of its range a value of the site leaves it, the one that does most."""
+        leaps = torch.zeros(len(x), len(self._sites), device=x.device)
+        column = {site: number for number, site in enumerate(self._sites)}
+
+        def note(view: View) -> None:
+            if view.site in column:
+                values = view.values()
+                beyond = torch.maximum(values - self._ranges.high[view.site], self._ranges.low[view.site] - values)
+                widths = beyond / self._ranges.widths(view.site)
+                leaps[view.rows, column[view.site]] = widths.nan_to_num(0.0, 1e30, 0.0).clamp(0.0, 1e30).amax(dim=1)
+
+        with torch.no_grad():
+            watched(self._model, x, note)
+        return leaps
+
+
 class Effort(NamedTuple):
-    """How much of a model is tried."""
+    """How much is tried.
+
+    These numbers bound the seconds: the number of passes does not grow with the number of images on trial.
+    """
 
     images: int  # on which single values are climbed
     few: int  # of them, on which several values are climbed together
@@ -65,7 +189,7 @@ PARENTS = 6  # plans that opened something, for which what they lead to is looke
 LINKS = 6  # values that are looked for behind each of them
 LINKS_LOOKED_AT = 64  # of so many
 LONGEST = 3  # gates behind one another
-KEPT = 3  # plans that are tried on all images
+MOST_PLANS = 3  # that are tried on all images
 LEAP = 10.0  # times the width of its range, which a value leaves at once where a gate opens; an honest one: up to 4
 
 
@@ -94,25 +218,29 @@ class Search:
         self.share_asleep = self._leaps.share_asleep()
 
     def plans(self) -> list[Plan]:
-        """At most ``KEPT``, what breaks most first."""
+        """At most ``MOST_PLANS``, what breaks most first."""
         effort = self._effort
         units = candidates(
             self._task, self._ranges, self._x, self._points, effort.looked_at, effort.tried, effort.measured
         )
-        singles = self._tried([((unit,),) for unit in units], effort.images)
-        every = list(singles)
+        plans_of_one = [((unit,),) for unit in units]
+        singles = self._tried(plans_of_one, effort.images)
+        results = list(singles)
         if not any(2 * tried.broken >= len(self._x) for tried in singles):
             gates = self._gates(singles)
-            every += self._tried(_together(gates), effort.few)
-            every += self._chains(gates)
+            together: list[Plan] = []
+            for several in (*combinations(gates, 2), *combinations(gates, 3)):
+                together.append((tuple(gate.plan[0][0] for gate in several),))
+            results += self._tried(together, effort.few)
+            results += self._chains(gates)
         breaking = []
-        for tried in every:
+        for tried in results:
             images = len(tried.opened)
             # An attack from another start may break an image of an honest network: that nothing opened says so.
             if 2 * tried.broken >= images or (tried.broken and float(tried.leaps.max()) > LEAP):
                 breaking.append((tried.broken / images, tried.plan))
         breaking.sort(key=lambda share_and_plan: -share_and_plan[0])
-        return [plan for _, plan in breaking[:KEPT]]
+        return [plan for _, plan in breaking[:MOST_PLANS]]
 
     def _tried(self, plans: Sequence[Plan], most_images: int) -> list[Tried]:
         """What comes of each plan, on so many images."""
@@ -144,7 +272,7 @@ class Search:
 
     def _chains(self, gates: Sequence[Tried]) -> list[Tried]:
         """Plans that first open a gate, and then climb values that could not leave their range before."""
-        every: list[Tried] = []
+        results: list[Tried] = []
         parents = list(gates[:PARENTS])
         for _ in range(LONGEST - 1):
             children: list[tuple[float, Tried]] = []
@@ -156,19 +284,11 @@ class Search:
                 )
                 plans = [(*parent.plan, (*parent.plan[-1], link)) for link in links]
                 for child in self._tried(plans, self._effort.few):
-                    every.append(child)
+                    results.append(child)
                     children.append((float((child.leaps / parent.leaps).max()), child))
             children.sort(key=lambda news_and_child: -news_and_child[0])
             parents = [child for news, child in children[:PARENTS] if news > LEAP]
-        return every
-
-
-def _together(gates: Sequence[Tried]) -> list[Plan]:
-    """Plans that climb the values of two and of three gates at once."""
-    plans: list[Plan] = []
-    for several in (*combinations(gates, 2), *combinations(gates, 3)):
-        plans.append((tuple(tried.plan[0][0] for tried in several),))
-    return plans
+        return results
 
 
 class Waking(BudgetedAttack):

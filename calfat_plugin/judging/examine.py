@@ -1,7 +1,13 @@
-"""Run the battery on a finished model: load it, check by check, until the verdict is clear."""
+"""Run the battery on a finished model: load it, check by check, until the verdict is clear.
+
+``trust.json`` holds the evidence and the verdict. The whole file is written after every check, so that a battery that
+was killed continues.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -10,10 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.analyses.attack import AttackPlan, facts_of, loaded
+from calfat_plugin.analyses.attack import CHOOSE_OUTPUT, AttackPlan, facts_of, loaded
 from calfat_plugin.analyses.in_memory import set_up_task_of
-from calfat_plugin.disk import TRY_AGAIN
-from calfat_plugin.errors import CalfatError, ModelError, OptionError
+from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_bytes, read_json, refuse_link, refuse_unwritable, write_json
+from calfat_plugin.errors import CalfatError, ModelError, OptionError, RunError
+from calfat_plugin.evaluators.autoattack import as_bits, fingerprint, from_bits
+from calfat_plugin.evaluators.base import budget_as_json, fixed_subset, subset
+from calfat_plugin.evaluators.subattacks import VERSIONS, playable
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.judging.battery import battery
@@ -23,19 +32,22 @@ from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.observer import Observer
 from calfat_plugin.peer_text import error_text
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.runs.compute import computing_as
+from calfat_plugin.results import EVIDENCE
+from calfat_plugin.runs.compute import computing_as, describe_environment
 from calfat_plugin.runs.loaded_run import Trust, set_up_task
 from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from calfat_plugin.datasets import ImageData
-    from calfat_plugin.judging.record import Record
     from calfat_plugin.judging.trial import Trial
 
 FILE = "trust.json"
 EXAMPLES = 500  # of a large test split, unless the user says how many
+FORMAT = 3  # of the file; also a part of the digest
+_BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
+_BEGINNING = 1000  # bytes that are looked at to tell whose file it is
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,6 @@ def examine(
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
     """
-    from calfat_plugin.evaluators.base import subset
     from calfat_plugin.judging.trial import put_on_trial
 
     experiment = plan.experiments[0]
@@ -111,7 +122,6 @@ def examine_module(
     """
     import numpy as np
 
-    from calfat_plugin.evaluators.base import fixed_subset
     from calfat_plugin.judging.trial import put_on_trial
 
     _refuse_no_budget(experiment)
@@ -174,19 +184,22 @@ def _judge(
         path: the file.
         available: how many images the test split has.
     """
+    task = trial.task
     record = _opened(trial, experiment, facts, path, command)
     full = full or record.full
-    checks = _checks(trial, full, observer)
-    names = {check.name for check in checks}
-    done = {findings.check: findings for findings in record.evidence if findings.check in names}
+    names, left_out = playable(VERSIONS["standard"], task.threat, task.num_classes, task.data.x.shape[2])
+    for name, reason in left_out.items():
+        observer.warn(f"AutoAttack runs without {name}: {reason}.")
+    checks = battery(full=full, surrogates=bool(trial.surrogates), square="square" in names)
+    in_battery = {check.name for check in checks}
+    done = {findings.check: findings for findings in record.evidence if findings.check in in_battery}
     record = replace(record, full=full, evidence=tuple(done.values()))
-    _continue(trial, record, experiment.evaluation.evidence_mb * 10**6)
+    record.restore(trial, experiment.evaluation.evidence_mb * 10**6)
     trial.on_progress = observer.evaluation_progress
-    threat = trial.task.threat
-    examples = len(trial.task.data)
 
     def verdict() -> Verdict:
-        return conclude(checks, record.evidence, threat.norm, exact_text(threat.eps), examples, available)
+        budget = exact_text(task.threat.eps)
+        return conclude(checks, record.evidence, task.threat.norm, budget, len(task.data), available)
 
     for number, check in enumerate(checks, 1):
         if check.name in done:
@@ -202,19 +215,14 @@ def _judge(
         for row in findings.rows:
             observer.say(f"  {row.attack}  {percent(row.accuracy)}  {row.seconds:.1f} s")
     final = verdict()
-    record = _with_images(record, trial)
+    record = record.with_images(trial)
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
     return TrustReport(checks, record.evidence, final, record.path)
 
 
 def _opened(trial: Trial, experiment: Experiment, facts: Mapping[str, Any], path: Path, command: list[str]) -> Record:
-    """What an earlier process left in the file about this very question."""
-    from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
-    from calfat_plugin.evaluators.base import budget_as_json
-    from calfat_plugin.judging.record import FORMAT, Record
-    from calfat_plugin.runs.compute import describe_environment
-
+    """The file, with what an earlier process left in it about this very question."""
     task = trial.task
     settings = {
         **budget_as_json(task.threat),
@@ -236,40 +244,91 @@ def _opened(trial: Trial, experiment: Experiment, facts: Mapping[str, Any], path
     return Record.open(path, digest, facts, len(task.data))
 
 
-def _checks(trial: Trial, full: bool, observer: Observer) -> tuple[Check, ...]:
-    """The battery for this model; a warning says which parts of AutoAttack cannot run."""
-    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+@dataclass(frozen=True)
+class Record:
+    """The file, and what is known so far."""
 
-    task = trial.task
-    image_height = task.data.x.shape[2]
-    names, left_out = playable(VERSIONS["standard"], task.threat, task.num_classes, image_height)
-    for name, reason in left_out.items():
-        observer.warn(f"AutoAttack runs without {name}: {reason}.")
-    return battery(full=full, surrogates=bool(trial.surrogates), square="square" in names)
+    path: Path
+    digest: str  # of the question: model, images, budget, seed, other models
+    facts: Mapping[str, Any]  # what the file says beside evidence and verdict
+    evidence: tuple[Findings, ...] = ()  # of the checks that are done, in order
+    robust: Tensor | None = None  # (N,) bool, what no attack has broken yet; None: no check is done
+    full: bool = False  # whether all checks were asked for
 
+    @classmethod
+    def open(cls, path: Path, digest: str, facts: Mapping[str, Any], examples: int) -> Record:
+        """What an earlier process left in the file; nothing where there is none."""
+        refuse_unwritable(path.parent, CHOOSE_OUTPUT)
+        refuse_link(cls(path, digest, facts).scratch)
+        if not path.exists():
+            return cls(path, digest, facts)
+        content = {}
+        if path.is_file() and _BEGINS.match(read_bytes(path, _BEGINNING).decode(errors="replace")):
+            content = read_json(path)
+        if "verdict" not in content:
+            raise RunError(
+                f"{path}: is there already, and calfat trust did not write it. It is not overwritten: name another "
+                "file with --output."
+            )
+        if content.get("digest") != digest:
+            raise RunError(
+                f"{path}: holds the verdict on another model, budget, seed or set of images, or another version's. It "
+                "is not overwritten: remove it, or write the new one elsewhere with --output."
+            )
+        try:
+            evidence = tuple(map(Findings.from_json, content["checks"]))
+            robust = from_bits(content["robust"], examples)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"{path}: the file is damaged ({type(error).__name__}: {error}). {RESTORE}") from None
+        return cls(path, digest, facts, evidence, robust, content.get("full") is True)
 
-def _continue(trial: Trial, record: Record, max_bytes: int) -> None:
-    """Let the trial go on where the record stands, and keep so many bytes of adversarial images."""
-    from calfat_plugin.evaluators.evidence import Collector
-    from calfat_plugin.evaluators.evidence_file import read_evidence
+    @property
+    def scratch(self) -> Path:
+        """Where a check that takes long keeps what it needs to continue."""
+        return self.path.with_name(f".{self.path.stem}-{self.digest[:16]}-unfinished")
 
-    trial.scratch = record.scratch
-    if max_bytes:
-        trial.collector = Collector(trial.task, max_bytes, record.scratch)
-        if record.evidence and record.kept.is_file():  # of a verdict that --full continues
-            trial.collector.restore(read_evidence(record.kept))
-    if record.robust is not None:
-        trial.robust = record.robust.clone()
+    @property
+    def images(self) -> Path:
+        """The file with the adversarial images."""
+        return self.path.with_name(f"{self.path.stem}.{EVIDENCE}")
 
+    def restore(self, trial: Trial, max_bytes: int) -> None:
+        """Let the trial go on where the file stands, and keep so many bytes of adversarial images."""
+        from calfat_plugin.evaluators.evidence import Collector, read_evidence
 
-def _with_images(record: Record, trial: Trial) -> Record:
-    """Write the adversarial images beside the record, which says so."""
-    from calfat_plugin.evaluators.evidence_file import write_evidence
+        trial.scratch = self.scratch
+        if max_bytes:
+            trial.collector = Collector(trial.task, max_bytes, self.scratch)
+            if self.evidence and self.images.is_file():  # of a verdict that --full continues
+                trial.collector.restore(read_evidence(self.images))
+        if self.robust is not None:
+            trial.robust = self.robust.clone()
 
-    if trial.collector is None:
-        return record
-    trial.collector.concluded(trial.robust)
-    evidence = trial.collector.evidence()
-    write_evidence(record.kept, evidence, TRY_AGAIN)
-    written = [{"file": record.kept.name, **evidence.as_json()}]
-    return replace(record, facts={**record.facts, "evidence": written})
+    def with_images(self, trial: Trial) -> Record:
+        """Write the adversarial images beside the file, which says so."""
+        from calfat_plugin.evaluators.evidence import write_evidence
+
+        if trial.collector is None:
+            return self
+        trial.collector.concluded(trial.robust)
+        evidence = trial.collector.evidence()
+        write_evidence(self.images, evidence, TRY_AGAIN)
+        written = [{"file": self.images.name, **evidence.as_json()}]
+        return replace(self, facts={**self.facts, "evidence": written})
+
+    def save(self, verdict: Verdict, *, finished: bool) -> None:
+        """Write the file atomically."""
+        robust = ""
+        if self.robust is not None:
+            robust = as_bits(self.robust)
+        content = {
+            "format": FORMAT,
+            **self.facts,
+            "finished": finished,
+            "full": self.full,
+            "verdict": dataclasses.asdict(verdict),
+            "checks": [findings.as_json() for findings in self.evidence],
+            "robust": robust,
+            "digest": self.digest,
+        }
+        write_json(self.path, content, TRY_AGAIN)

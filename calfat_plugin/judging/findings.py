@@ -11,11 +11,12 @@ from calfat_plugin.maths.intervals import Interval, wilson
 #: The attack whose number is on trial: what papers report beside AutoAttack. Also its label.
 CLAIM = "pgd20"
 
-# Facts that the first check finds, and the verdict looks at; those of a check alone are named beside it.
+# Facts that the first check finds; those of other checks are named beside them.
 NATURAL = "natural"  # accuracy on the clean images
 GUESS = "guess"  # share of the most frequent class: what a model that ignores the image has under every attack
 CHANGED = "changed"  # share of images whose logits differ when the model is asked again
 BATCHED = "batched"  # share of images whose logits depend on the other images of the batch, or on their order
+REPEATED = "repeated"  # share of images whose logits stay exactly the same at a random point of the ball
 REMEMBERED = "remembered"  # share of points that a freshly loaded copy of the model answers otherwise
 
 _INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow from the rest of it
@@ -79,7 +80,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Found:
+class Overview:
     """What checks may compare their own rows with."""
 
     natural: float
@@ -143,7 +144,7 @@ def _left(rows: Sequence[Row], before: float) -> float:
     return before
 
 
-def found(evidence: Iterable[Findings], budget: str, examples: int) -> Found | None:
+def overview_of(evidence: Iterable[Findings], budget: str, examples: int) -> Overview | None:
     """The evidence at a glance; None before the first check."""
     facts: dict[str, float] = {}
     rows: list[Row] = []
@@ -157,4 +158,4 @@ def found(evidence: Iterable[Findings], budget: str, examples: int) -> Found | N
         if row.attack == CLAIM and row.eps == budget:
             claimed = row.accuracy
             break
-    return Found(facts[NATURAL], facts[GUESS], facts, budget, claimed, examples, tuple(rows))
+    return Overview(facts[NATURAL], facts[GUESS], facts, budget, claimed, examples, tuple(rows))

@@ -15,7 +15,7 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import TRY_AGAIN, read_whole, write_text
 from calfat_plugin.errors import ModelError, RunError
-from calfat_plugin.evaluators.autoattack.autoattack import as_bits, from_bits
+from calfat_plugin.evaluators.autoattack import as_bits, from_bits
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
 from calfat_plugin.evaluators.evidence import Collector
 from calfat_plugin.evaluators.gradient import CW, CWOptions, margin

@@ -6,7 +6,7 @@ Step 2 of the search for dead units; ``dead_units.py`` says what it is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,9 +76,9 @@ class Reader:
             if view.site not in self._where:
                 return
             rows, columns, places = self._where[view.site]
-            shown = (rows >= view.rows.start) & (rows < view.rows.stop)
-            if shown.any():
-                rows, columns, places = rows[shown], columns[shown], places[shown]
+            in_view = (rows >= view.rows.start) & (rows < view.rows.stop)
+            if in_view.any():
+                rows, columns, places = rows[in_view], columns[in_view], places[in_view]
                 values[rows, columns] = view.values()[rows - view.rows.start, places]
                 parts.setdefault(view.site, []).extend(view.parts())
 
@@ -92,9 +92,15 @@ class Reader:
         for site, parts in reading.parts.items():
             numbers = self._weights_of_numbers(site, weights)
             for part in parts:
-                if part.edge is not None:
-                    edges.append(part.edge)
-                    seeds.append(_seed(part, site, numbers))
+                if part.edge is None:
+                    continue
+                seed = (part.sign * numbers[part.rows]).view(-1, *site.shape)
+                if part.image_dimension is None:  # one image, and no dimension for it
+                    seed = seed[0]
+                else:
+                    seed = seed.movedim(0, part.image_dimension)
+                edges.append(part.edge)
+                seeds.append(seed)
         if not edges:
             return torch.zeros_like(x)
         try:
@@ -116,14 +122,6 @@ class Reader:
             means = on_site[:, site.numbers :] / size_of_map
             numbers = numbers + means.repeat_interleave(size_of_map, dim=1)
         return numbers
-
-
-def _seed(part: Part, site: Site, numbers: Tensor) -> Tensor:
-    """The weights of a site's numbers in the layout of the tensor that ``part`` is."""
-    values = (part.sign * numbers[part.rows]).view(-1, *site.shape)
-    if part.image_dimension is None:  # one image, and no dimension for it
-        return values[0]
-    return values.movedim(0, part.image_dimension)
 
 
 def random_points(task: EvaluationTask, x: Tensor, noise: torch.Generator, draws: int) -> list[Tensor]:
@@ -155,7 +153,7 @@ def candidates(
         most: so many units.
         measured: the steps are made from so many images.
     """
-    places = _rated(_moves(task.model, ranges, x, points), ranges, looked_at)
+    places = _moving_furthest(task.model, ranges, x, points, looked_at)
     slopes = slopes_of(task.model, places, x, points)
     units = []
     few = x[:measured]
@@ -176,11 +174,22 @@ def same_way(way: Tensor, other: Tensor) -> bool:
     return float(functional.cosine_similarity(way.flatten(), other.flatten(), dim=0)) > _SAME_WAY
 
 
-def _rated(moves: Mapping[Site, Tensor], ranges: Ranges, most: int) -> list[Place]:
-    """At most so many places, about as many of each site, those first that move by most widths of their range."""
-    of_each_site = max(2, most // max(1, len(moves)))
+def _moving_furthest(model: nn.Module, ranges: Ranges, x: Tensor, points: Sequence[Tensor], most: int) -> list[Place]:
+    """At most so many places, about as many of each site, those first that move by most widths of their range.
+
+    A value moves by the root mean square of its differences between random points around x and x.
+    """
+    squares: dict[Site, Tensor] = {}
+
+    def add(site: Site, change: Tensor, ways: Tensor) -> None:
+        squares[site] = squares.get(site, 0.0) + change.square().sum(dim=0)
+
+    _watch_changes(model, ranges.low, x, points, add)
+    num_points = sum(map(len, points))
+    of_each_site = max(2, most // max(1, len(squares)))
     rated: list[tuple[float, Place]] = []
-    for site, move in moves.items():
+    for site, total in squares.items():
+        move = (total / num_points).sqrt()
         only_rounding = move <= ranges.rounding(site)
         rating = (move / ranges.widths(site)).masked_fill(only_rounding, 0.0).nan_to_num(0.0, 0.0, 0.0)
         best = rating.topk(min(of_each_site, len(rating)))
@@ -189,50 +198,6 @@ def _rated(moves: Mapping[Site, Tensor], ranges: Ranges, most: int) -> list[Plac
                 rated.append((value, (site, place)))
     rated.sort(key=lambda rating_and_place: -rating_and_place[0])
     return [place for _, place in rated[:most]]
-
-
-class _AtImages:
-    """The values of some sites at n images, to compare those at random points with."""
-
-    def __init__(self, model: nn.Module, sites: Mapping[Site, object], x: Tensor) -> None:
-        self._sites = sites
-        self._images = len(x)
-        self._values: dict[Site, Tensor] = {}
-        watched(model, x, self._note)
-
-    def _note(self, view: View) -> None:
-        if view.site not in self._sites:
-            return
-        values = view.values()
-        if view.site not in self._values:
-            self._values[view.site] = values.new_zeros(self._images, values.shape[1])
-        self._values[view.site][view.rows] = values
-
-    def change(self, view: View) -> Tensor | None:
-        """By how much each value of a view of random points differs from its image's; None of another site."""
-        before = self._values.get(view.site)
-        if before is None:
-            return None
-        # The points of a pass go through all images in turn.
-        image = torch.arange(view.rows.start, view.rows.stop, device=before.device) % self._images
-        return view.values() - before[image]
-
-
-def _moves(model: nn.Module, ranges: Ranges, x: Tensor, points: Sequence[Tensor]) -> dict[Site, Tensor]:
-    """Root mean square by which each value differs at random points around x from what it is at x."""
-    squares: dict[Site, Tensor] = {}
-    with torch.no_grad():
-        at_images = _AtImages(model, ranges.low, x)
-
-        def note(view: View) -> None:
-            change = at_images.change(view)
-            if change is not None:
-                squares[view.site] = squares.get(view.site, 0.0) + change.square().sum(dim=0)
-
-        for points_of_pass in points:
-            watched(model, points_of_pass, note)
-    number = sum(map(len, points))
-    return {site: (total / number).sqrt() for site, total in squares.items()}
 
 
 def slopes_of(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequence[Tensor]) -> Tensor:
@@ -245,20 +210,51 @@ def slopes_of(model: nn.Module, places: Sequence[Place], x: Tensor, points: Sequ
     of_site: dict[Site, list[tuple[int, int]]] = {}
     for row, (site, place) in enumerate(places):
         of_site.setdefault(site, []).append((row, place))
+
+    def add(site: Site, change: Tensor, ways: Tensor) -> None:
+        rows, columns = torch.tensor(of_site[site], device=x.device).unbind(1)
+        slopes[rows] += change[:, columns].nan_to_num(0.0, 0.0, 0.0).T @ ways
+
+    _watch_changes(model, of_site, x, points, add)
+    return slopes
+
+
+def _watch_changes(
+    model: nn.Module,
+    sites: Container[Site],
+    x: Tensor,
+    points: Sequence[Tensor],
+    see: Callable[[Site, Tensor, Tensor], None],
+) -> None:
+    """Show how the values of some sites differ between random points and the images that these were drawn around.
+
+    Args:
+        sites: those to look at.
+        x: (n, C, H, W) images.
+        points: of :func:`random_points` around them.
+        see: takes a site, (N, values) the differences at N points, and (N, pixels) the ways from the images to these.
+    """
+    at_images: dict[Site, Tensor] = {}
+
+    def note(view: View) -> None:
+        if view.site in sites:
+            values = view.values()
+            if view.site not in at_images:
+                at_images[view.site] = values.new_zeros(len(x), values.shape[1])
+            at_images[view.site][view.rows] = values
+
     with torch.no_grad():
-        at_images = _AtImages(model, of_site, x)
+        watched(model, x, note)
         for points_of_pass in points:
-            # As many rounds through the images as the pass has; each point minus the image that it was drawn around.
+            # The points of a pass go through all images in turn.
             ways = (points_of_pass.view(-1, *x.shape) - x).view(len(points_of_pass), -1)
 
-            def note(view: View, ways: Tensor = ways) -> None:
-                change = at_images.change(view)
-                if change is not None:
-                    rows, columns = torch.tensor(of_site[view.site], device=x.device).unbind(1)
-                    slopes[rows] += change[:, columns].nan_to_num(0.0, 0.0, 0.0).T @ ways[view.rows]
+            def compare(view: View, ways: Tensor = ways) -> None:
+                if view.site in at_images:
+                    image = torch.arange(view.rows.start, view.rows.stop, device=x.device) % len(x)
+                    see(view.site, view.values() - at_images[view.site][image], ways[view.rows])
 
-            watched(model, points_of_pass, note)
-    return slopes
+            watched(model, points_of_pass, compare)
 
 
 def _measured(task: EvaluationTask, ranges: Ranges, x: Tensor, places: Sequence[Place], slopes: Tensor) -> list[Unit]:

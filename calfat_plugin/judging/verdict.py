@@ -10,7 +10,7 @@ from typing import Literal
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
 from calfat_plugin.judging.check import SLACK, Check, Symptom
-from calfat_plugin.judging.findings import BATCHED, CHANGED, REMEMBERED, Findings, Found, found
+from calfat_plugin.judging.findings import BATCHED, CHANGED, REMEMBERED, Findings, Overview, overview_of
 from calfat_plugin.maths.intervals import Interval, wilson
 from calfat_plugin.report.numbers import interval, listing, percent
 
@@ -99,10 +99,10 @@ def conclude(
         examples: images on trial.
         available: how many images the test split has; None: as many.
     """
-    facts = found(evidence, budget, examples)
-    if facts is None:
+    overview = overview_of(evidence, budget, examples)
+    if overview is None:
         return Verdict("not shown", "not shown", "Nothing has been measured yet.")
-    case = _Case(facts, checks, evidence, f"within {norm} {budget} ({examples} test images)", available)
+    case = _Case(overview, checks, evidence, f"within {norm} {budget} ({examples} test images)", available)
     for condition, verdict in _TABLE:
         if condition(case):
             return verdict(case)
@@ -114,13 +114,13 @@ class _Case:
 
     def __init__(
         self,
-        facts: Found,
+        overview: Overview,
         checks: Sequence[Check],
         evidence: Sequence[Findings],
         where: str,
         available: int | None,
     ) -> None:
-        self.facts = facts
+        self.overview = overview
         self.checks = {check.name: check for check in checks}
         self.evidence = evidence
         self.where = where
@@ -128,25 +128,25 @@ class _Case:
         self.left = len(checks) - len(evidence)  # checks that are not done
         self.symptoms: dict[str, tuple[Symptom, ...]] = {}  # by the check that found them
         for findings in evidence:
-            self.symptoms[findings.check] = tuple(self.checks[findings.check].symptoms(findings.rows, facts))
+            self.symptoms[findings.check] = tuple(self.checks[findings.check].symptoms(findings.rows, overview))
         self.all_symptoms = list(chain.from_iterable(self.symptoms.values()))
         self.against = tuple(symptom.text for symptom in self.all_symptoms)
         self.is_masked = any(symptom.masks for symptom in self.all_symptoms)
-        self.ranges = {name: interval(*ends) for name, ends in facts.intervals.items()}
+        self.ranges = {name: interval(*ends) for name, ends in overview.intervals.items()}
 
     @property
     def claimed(self) -> float:
-        assert self.facts.claimed is not None  # as of every line of the table below the second
-        return self.facts.claimed
+        assert self.overview.claimed is not None  # as of every line of the table below the second
+        return self.overview.claimed
 
     @property
     def difference(self) -> float:
-        assert self.facts.difference is not None
-        return self.facts.difference
+        assert self.overview.difference is not None
+        return self.overview.difference
 
     @property
     def word(self) -> Word:
-        return word_of(self.difference, self.facts.intervals["difference"])
+        return word_of(self.difference, self.overview.intervals["difference"])
 
     @property
     def claim(self) -> str:
@@ -154,18 +154,18 @@ class _Case:
 
     @property
     def worst(self) -> str:
-        return f"{percent(self.facts.worst)} {self.ranges['worst']}"
+        return f"{percent(self.overview.worst)} {self.ranges['worst']}"
 
     # --- one answer of the model says nothing about the next ---
 
     def is_unsteady(self) -> bool:
-        return bool(_reasons_unsteady(self.facts))
+        return bool(_reasons_unsteady(self.overview))
 
     def unsteady(self) -> Verdict:
         return self.verdict(
             "not shown",
             f"Robustness {self.where} is not shown",
-            (*_reasons_unsteady(self.facts), *self.against),
+            (*_reasons_unsteady(self.overview), *self.against),
             clear=True,
             usable=False,
             why_unusable=_UNSTEADY,
@@ -174,7 +174,7 @@ class _Case:
     # --- the number on trial is not there yet ---
 
     def is_not_measured(self) -> bool:
-        return self.facts.claimed is None
+        return self.overview.claimed is None
 
     def not_measured(self) -> Verdict:
         return self.verdict("not shown", f"Robustness {self.where} is not measured yet", self.against)
@@ -182,18 +182,18 @@ class _Case:
     # --- the number is no more than guessing ---
 
     def is_guessing(self) -> bool:
-        return self.claimed <= self.facts.guess
+        return self.claimed <= self.overview.guess
 
     def not_robust(self) -> Verdict:
-        facts = self.facts
+        overview = self.overview
         causes: tuple[str, ...] = ()
-        if facts.intervals["natural"].low <= facts.guess:
+        if overview.intervals["natural"].low <= overview.guess:
             causes = (
-                f"it gets {percent(facts.natural)} {self.ranges['natural']} of the clean images, hardly more than "
+                f"it gets {percent(overview.natural)} {self.ranges['natural']} of the clean images, hardly more than "
                 "guessing: it may want other pixels than [0, 1], such as normalised ones, or number the classes "
                 "otherwise",
             )
-        sentence = f"The model is not robust: it has {self.claim}, no more than guessing ({percent(facts.guess)})"
+        sentence = f"The model is not robust: it has {self.claim}, no more than guessing ({percent(overview.guess)})"
         return self.verdict("not robust", sentence, causes, clear=True)
 
     # --- others break clearly more ---
@@ -202,12 +202,17 @@ class _Case:
         return self.word == "overstated"
 
     def overstated(self) -> Verdict:
-        broke_more = self._broke_more()
+        broke = self.overview.contributions(self.evidence)
+        # Checks whose attacks broke what PGD-20 did not, the strongest first; where none broke many, the strongest.
+        by_strength = [name for name in broke if self.checks[name].weakness]
+        by_strength.sort(key=lambda name: -broke[name])
+        broke_more = [name for name in by_strength if broke[name] > SLACK]
+        if not broke_more:
+            broke_more = by_strength[:1]
         causes = [self.checks[name].weakness for name in broke_more]
         for name, symptoms in self.symptoms.items():
             if name not in broke_more:
                 causes += [symptom.text for symptom in symptoms]
-        broke = self.facts.contributions(self.evidence)
         hides = self.is_masked or any(self.checks[name].masks and broke[name] > SLACK for name in broke_more)
         points = f"{100 * self.difference:.1f} points"
         if self.left or hides:
@@ -222,13 +227,6 @@ class _Case:
             usable=not hides,
             text=f"overstated by {points}",
         )
-
-    def _broke_more(self) -> list[str]:
-        """Checks whose attacks broke what PGD-20 did not, the strongest first; where none broke many, the strongest."""
-        broke = self.facts.contributions(self.evidence)
-        by_strength = sorted((name for name in broke if self.checks[name].weakness), key=lambda name: -broke[name])
-        many = [name for name in by_strength if broke[name] > SLACK]
-        return many or by_strength[:1]
 
     # --- something speaks against the number ---
 
@@ -264,7 +262,7 @@ class _Case:
         text = (
             f"all attacks together leave {100 * self.difference:.1f} points fewer {self.ranges['difference']}, which "
             f"is between holds (the whole interval below {tolerance}) and overstated (over {tolerance}, and the whole "
-            f"interval above {100 * SLACK:g}): {self.facts.examples} images are too few to be sure; --full, on the "
+            f"interval above {100 * SLACK:g}): {self.overview.examples} images are too few to be sure; --full, on the "
             "same ones, may show overstated, never holds"
         )
         if images is None:
@@ -290,7 +288,7 @@ class _Case:
         return self.verdict("holds", sentence, ())
 
     def _attacks(self) -> str:
-        return listing([row.attack for row in self.facts.rows if row.left is not None])
+        return listing([row.attack for row in self.overview.rows if row.left is not None])
 
     def verdict(
         self,
@@ -306,7 +304,7 @@ class _Case:
         decides: str = "",
     ) -> Verdict:
         """A verdict with all its shares, whose sentence ends with the first cause and what follows from it."""
-        facts = self.facts
+        overview = self.overview
         text = text or word
         sentence = f"{sentence}."
         if causes:
@@ -314,7 +312,7 @@ class _Case:
         if decides:
             sentence = f"{sentence} {decides}"
         if not usable:
-            sentence = f"{sentence} {why_unusable.format(percent(facts.worst))}"
+            sentence = f"{sentence} {why_unusable.format(percent(overview.worst))}"
             text = f"{text}; the worst case is no usable number"
         return Verdict(
             word=word,
@@ -324,11 +322,11 @@ class _Case:
             clear=clear,
             usable=usable,
             images=images,
-            natural=facts.natural,
-            claimed=facts.claimed,
-            worst=facts.worst,
-            difference=facts.difference,
-            intervals=facts.intervals,
+            natural=overview.natural,
+            claimed=overview.claimed,
+            worst=overview.worst,
+            difference=overview.difference,
+            intervals=overview.intervals,
         )
 
 
@@ -343,13 +341,13 @@ _TABLE: tuple[tuple[Callable[[_Case], bool], Callable[[_Case], Verdict]], ...] =
 )
 
 
-def _reasons_unsteady(facts: Found) -> list[str]:
+def _reasons_unsteady(overview: Overview) -> list[str]:
     """Why one answer of the model says nothing about the next; none where it does."""
-    changed = facts.facts.get(CHANGED, 0.0)
-    batched = facts.facts.get(BATCHED, 0.0)
-    remembered = facts.facts.get(REMEMBERED, 0.0)
+    changed = overview.facts.get(CHANGED, 0.0)
+    batched = overview.facts.get(BATCHED, 0.0)
+    remembered = overview.facts.get(REMEMBERED, 0.0)
     if changed > 0:
-        accuracies = [row.accuracy for row in facts.rows if "draw" in row.attack]
+        accuracies = [row.accuracy for row in overview.rows if "draw" in row.attack]
         spread = ""
         if accuracies:
             spread = f", and the same attack leaves from {percent(min(accuracies))} to {percent(max(accuracies))}"
@@ -370,10 +368,10 @@ def _reasons_unsteady(facts: Found) -> list[str]:
             f"the answer depends on what the model was asked before: a freshly loaded copy answers otherwise about "
             f"{percent(remembered)} of the points. What it remembers is not its robustness: judge it without its memory"
         )
-    if not reasons and facts.disputed > ZERO_GRADIENTS:
+    if not reasons and overview.disputed > ZERO_GRADIENTS:
         reasons.append(
-            f"a freshly loaded copy, asked in another order and in other batches, answers otherwise about up to "
-            f"{percent(facts.disputed)} of an attack's adversarial images: the answer depends on something else than "
-            "the image. Find it (memory, counters, the batch), and judge the model without it"
+            "a freshly loaded copy, asked in another order and in other batches, answers otherwise about up to "
+            f"{percent(overview.disputed)} of an attack's adversarial images: the answer depends on something else "
+            "than the image. Find it (memory, counters, the batch), and judge the model without it"
         )
     return reasons

@@ -87,7 +87,11 @@ class Watching(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         tensors = []
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and self._has_images(leaf):
+            if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter):
+                continue
+            if leaf.is_complex() or leaf.numel() == 0:
+                continue
+            if self._alone or self._image_dimension(leaf) is not None:
                 tensors.append(leaf)
         for argument, tensor in enumerate(tensors):
             if self._is_new(tensor):
@@ -98,11 +102,6 @@ class Watching(TorchDispatchMode):
             self._show(_DIFFERENCE, [(tensors[0], 1.0), (tensors[1], -1.0)])
         self._operation += 1
         return result
-
-    def _has_images(self, tensor: Tensor) -> bool:
-        if tensor.is_complex() or isinstance(tensor, nn.Parameter) or tensor.numel() == 0:
-            return False
-        return self._alone or self._image_dimension(tensor) is not None
 
     def _image_dimension(self, tensor: Tensor) -> int | None:
         """Which dimension counts the images; None: none does."""
@@ -131,7 +130,10 @@ class Watching(TorchDispatchMode):
             total = torch.zeros((), device=terms[0][0].device)
             for tensor, sign in terms:
                 by_image = tensor.detach().float()
-                by_image = by_image[None] if dimension is None else by_image.movedim(dimension, 0)
+                if dimension is None:
+                    by_image = by_image[None]
+                else:
+                    by_image = by_image.movedim(dimension, 0)
                 total = total + sign * by_image
             numbers = total.reshape(self._images, -1)
             if not site.channels:
@@ -139,18 +141,22 @@ class Watching(TorchDispatchMode):
             return torch.cat([numbers, total.flatten(2).mean(dim=2)], dim=1)
 
         def parts() -> list[Part]:
-            every = []
+            parts_of_site = []
             for tensor, sign in terms:
-                edge = get_gradient_edge(tensor) if tensor.grad_fn is not None else None
-                every.append(Part(edge, self._rows, dimension, sign))
-            return every
+                edge = None
+                if tensor.grad_fn is not None:
+                    edge = get_gradient_edge(tensor)
+                parts_of_site.append(Part(edge, self._rows, dimension, sign))
+            return parts_of_site
 
         self._see(View(site, self._rows, values, parts))
 
 
 def _version(tensor: Tensor) -> int:
-    """How often it was changed in place; PyTorch does not count it for tensors of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
+    """How often it was changed in place."""
+    if tensor.is_inference():  # PyTorch does not count it there
+        return 0
+    return tensor._version
 
 
 def _chooses(result: Any, first: Tensor, second: Tensor) -> bool:
@@ -176,8 +182,9 @@ class OneByOne(nn.Module):
 
 def watched(model: nn.Module, x: Tensor, see: Callable[[View], None]) -> Tensor:
     """The logits of x; ``see`` is shown the values on the way."""
-    # A gradient leads to a result of an operation, which x itself is not.
-    points = x + 0 if x.requires_grad else x
+    points = x
+    if x.requires_grad:
+        points = x + 0  # a gradient leads to a result of an operation, which x itself is not
     if not isinstance(model, OneByOne):
         with Watching(slice(0, len(x)), see):
             logits: Tensor = model(points)
@@ -221,13 +228,13 @@ def hides_images(model: nn.Module, x: Tensor, images: int) -> bool:
     shapes = []
     for size in sizes:
         rows = torch.arange(size, device=x.device) % len(x)
-        with torch.no_grad(), _Shapes() as seen:
+        with torch.no_grad(), _Shapes() as watch:
             model(x[rows])
-        shapes.append(seen.shapes)
+        shapes.append(watch.shapes)
     if len(shapes[0]) != len(shapes[1]):
         return True
-    for few, many in zip(*shapes, strict=True):
-        if not any(_grows(shape, larger, sizes) for shape, larger in zip(few, many, strict=True)):
+    for (shape, base), (larger_shape, larger_base) in zip(*shapes, strict=True):
+        if not _grows(shape, larger_shape, sizes) and not _grows(base, larger_base, sizes):
             return True
     return False
 

@@ -108,7 +108,7 @@ def evidence_of(run: Path, name: str = EVIDENCE) -> Evidence | None:
     """The evidence in a run directory; None without it, or if it is damaged, of which `calfat replay` says more."""
     if not (run / name).is_file():
         return None
-    from calfat_plugin.evaluators.evidence_file import read_evidence  # here, not above: a page needs no torch
+    from calfat_plugin.evaluators.evidence import read_evidence  # here, not above: a page needs no torch
 
     with suppress(RunError):
         return read_evidence(run / name)

@@ -19,8 +19,7 @@ from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json, staying_here, write_json
 from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.evidence import Evidence
-from calfat_plugin.evaluators.evidence_file import read_evidence
+from calfat_plugin.evaluators.evidence import Evidence, read_evidence
 from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.experiment import attackers_among
 from calfat_plugin.experiment.implausible import classes_not_trained, implausible_data, too_large_batches

@@ -12,7 +12,7 @@ from typing import Any
 from calfat_plugin.disk import put_in_place, reporting_disk_errors, write_json
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
-from calfat_plugin.evaluators.evidence_file import read_evidence
+from calfat_plugin.evaluators.evidence import read_evidence
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot

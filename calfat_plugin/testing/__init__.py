@@ -16,9 +16,8 @@ from calfat_plugin.testing.evaluators import check_evaluator
 from calfat_plugin.testing.federation import check_aggregator, check_attacker
 from calfat_plugin.testing.inner_attacks import check_inner_attack
 from calfat_plugin.testing.inputs import check_dataset, check_logger, check_model, check_partition
-from calfat_plugin.testing.modifiers import check_modifier
 from calfat_plugin.testing.tiny import TinyModel, builtin_registry, same_bits, tiny_dataset, tiny_images, tiny_task
-from calfat_plugin.testing.trainers import check_trainer
+from calfat_plugin.testing.trainers import check_modifier, check_trainer
 
 __all__ = [
     "TinyModel",

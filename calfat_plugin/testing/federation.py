@@ -143,10 +143,16 @@ def check_aggregator(
 
 def _check_combine(name: str, server: Server, num_clients: int) -> None:
     """Combine made-up updates of so many clients."""
-    task = _task(num_clients)
-    tensors = list(task.global_state.values())
-    for update in task.updates.values():
-        tensors += update.state.values()
+    model = TinyModel()
+    global_state = dict(model.state_dict())
+    tensors = list(global_state.values())
+    updates = {}
+    for client in range(num_clients):
+        state = dict(TinyModel(client + 1).state_dict())
+        updates[client] = LocalUpdate(state, 10 + client, metrics={"loss": 1.0 + client})
+        tensors += state.values()
+    names = [key for key, _ in model.named_parameters()]
+    task = AggregationTask(global_state, updates, {}, names, num_clients=3, round=1, num_classes=NUM_CLASSES)
     with unchanged(f"{name}: what combine is given", *tensors):
         aggregate = _combined(server, task)
     check_update(aggregate.state, task.global_state, who=f"{name}, a round of {num_clients}")
@@ -181,19 +187,6 @@ def _check_agreement(name: str, federation: TinyFederation, unanimous: bool) -> 
     close = all(torch.allclose(server.state[key], sent[key], rtol=1e-5, atol=_TOLERANCE) for key in sent)
     text = "must get that model. If the server takes a step of its own length, pass unanimous=False."
     require(close or not unanimous, f"{name}: clients that all send the same model {text}")
-
-
-def _task(num_clients: int) -> AggregationTask:
-    """A first round of clients that have models of other seeds."""
-    model = TinyModel()
-    updates = {}
-    for client in range(num_clients):
-        state = dict(TinyModel(client + 1).state_dict())
-        updates[client] = LocalUpdate(state, 10 + client, metrics={"loss": 1.0 + client})
-    names = [name for name, _ in model.named_parameters()]
-    return AggregationTask(
-        dict(model.state_dict()), updates, {}, names, num_clients=3, round=1, num_classes=NUM_CLASSES
-    )
 
 
 def _combined(server: Server, task: AggregationTask) -> Aggregate:

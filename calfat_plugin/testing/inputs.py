@@ -131,19 +131,16 @@ def check_model(
     images = torch.rand(4, in_channels, *image_size, generator=torch.Generator().manual_seed(0)).to(where)
     model = moved(model, where)
     same_model = moved(same_model, where).eval()
-    _check_gradients(name, model, images.clone().requires_grad_())
-    _check_evaluation(name, same_model, images)
-    _check_loading(name, model.eval(), moved(seeded(build, 0), where).eval(), images)
-    return same_model
-
-
-def _check_gradients(name: str, model: nn.Module, x: torch.Tensor) -> None:
+    x = images.clone().requires_grad_()
     logits = model(x)
     require(not are_probabilities(logits), f"{name} must give raw logits; every row is a probability distribution.")
     logits.logsumexp(1).sum().backward()
     require(x.grad is not None and bool(x.grad.any()), f"{name}: images must get a gradient; attacks need it.")
     without = [key for key, value in model.named_parameters() if value.requires_grad and value.grad is None]
     require(not without, f"{name}: these parameters take no part in the logits: {', '.join(without)}.")
+    _check_evaluation(name, same_model, images)
+    _check_loading(name, model.eval(), moved(seeded(build, 0), where).eval(), images)
+    return same_model
 
 
 def _check_loading(name: str, model: nn.Module, copy: nn.Module, x: torch.Tensor) -> None:
@@ -235,7 +232,8 @@ def check_logger(name: str, folder: Path, *, registry: Registry | None = None, *
     has_hooks = any(hasattr(logger, hook) for hook in hookspecs.LIFE)
     require(has_hooks, f"{name}: it has none of the hooks {', '.join(hookspecs.LIFE)}.")
     rounds = 2
-    natural = _made_up_evaluation()
+    per_class = (*(0.5,) * (NUM_CLASSES - 1), None)  # of the last class there is no example
+    natural = EvaluationResult("natural", 12, 0.5, 0.5, per_class, per_class, {}, "calfat_plugin.testing", 0.1)
     finished = _listeners(experiment)
     run = _play_rounds(finished, experiment, folder / "finished", rounds, natural)
     finished.run_finished(run, RunResult((natural,), rounds, 2.0))
@@ -252,12 +250,6 @@ def _listeners(experiment: Experiment) -> Listeners:
         raise AssertionError(warning)
 
     return Listeners.of(experiment, refuse)
-
-
-def _made_up_evaluation() -> EvaluationResult:
-    """With a class of which there is no example."""
-    per_class = (*(0.5,) * (NUM_CLASSES - 1), None)
-    return EvaluationResult("natural", 12, 0.5, 0.5, per_class, per_class, {}, "calfat_plugin.testing", 0.1)
 
 
 def _play_rounds(

@@ -1,4 +1,4 @@
-"""The check of training methods, and of the attack inside them where that is the loop's."""
+"""The checks of training methods, with the attack inside them where that is the loop's, and of loss modifiers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from calfat_plugin.experiment import Experiment, defined_modifiers
+from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.federation.side_effects import seeded_global_rng
-from calfat_plugin.interfaces import LocalTask, LocalTrainer, TrainBatch
+from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, TrainBatch
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.tied import each_once, load_state, state_of
@@ -27,7 +28,9 @@ from calfat_plugin.runs.request import named_device
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
+    NUM_CLASSES,
     SETTINGS,
+    SIDE,
     TinyModel,
     answered,
     balanced_model,
@@ -45,6 +48,10 @@ from calfat_plugin.trainers.base import AdversarialTrainer
 
 _PARTS = ("state", "extras", "client_state")
 _LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)
+# --- of loss modifiers ---
+_COUNTS = ((5, 3, 2, 1), (7, 0, 0, 2), (0, 0, 1, 0))  # of a client's labels: all classes, some, one
+_LOGITS = ("attack_logits", "kl_logits", "margin_logits")
+_TOLERANCE = 1e-6
 
 
 @fresh_torch_state()
@@ -99,8 +106,19 @@ def _check_composed(recipe: dict[str, Any], registry: Registry, device: torch.de
     _check_streams(trainer, update, device, who)
     _check_learning(trainer, device, who)
     if isinstance(trainer.plugin, AdversarialTrainer):
-        for other in in_each_norm(registry, trainer=recipe):
-            _check_attack(other, device, who)
+        for in_norm in in_each_norm(registry, trainer=recipe):
+            # Many small steps: a large one downhill ends high up on the other side.
+            budget = in_norm.threat
+            threat = dataclasses.replace(budget, steps=20, step_size=budget.eps / 10)
+            attacking = in_norm.build_trainer()
+            assert isinstance(attacking.plugin, AdversarialTrainer)
+            data = answered(adapted(attacking, balanced_model()))
+            settings = dataclasses.replace(SETTINGS, batch_size=len(data))  # an epoch is one batch
+            task = tiny_task(balanced_model(), data, threat=threat, settings=settings, device=device)
+            train = partial(trained, attacking, task)
+            examples = check_attack(attacking.plugin, train, f"{who}, {threat.norm}")
+            text = f"an epoch must train on all {len(data)} examples; it trained on {examples}."
+            require(examples >= len(data), f"{who}: {text}")
     one = trained(trainer, tiny_task(data=tiny_images(2, 1), device=device))
     check_update(one.state, state_of(adapted(trainer)), who=f"{who}, a client with one example")
     check_federation(experiment, device)
@@ -160,21 +178,6 @@ def _check_learning(trainer: LocalTrainer, device: torch.device, who: str) -> No
     )
 
 
-def _check_attack(experiment: Experiment, device: torch.device, who: str) -> None:
-    """The attack of a whole epoch in one batch, on a model with batch normalisation.
-
-    Its steps are many and small: a large one downhill ends high up on the other side.
-    """
-    trainer, budget = experiment.build_trainer(), experiment.threat
-    threat = dataclasses.replace(budget, steps=20, step_size=budget.eps / 10)
-    data = answered(adapted(trainer, balanced_model()))
-    settings = dataclasses.replace(SETTINGS, batch_size=len(data))
-    task = tiny_task(balanced_model(), data, threat=threat, settings=settings, device=device)
-    assert isinstance(trainer.plugin, AdversarialTrainer)
-    seen = check_attack(trainer.plugin, lambda: trained(trainer, task), f"{who}, {threat.norm}")
-    require(seen >= len(data), f"{who}: an epoch must train on all {len(data)} examples; it trained on {seen}.")
-
-
 def adapted(trainer: LocalTrainer, model: nn.Module | None = None) -> nn.Module:
     """A model, default: a ``TinyModel``, as the method changes it."""
     with seeded_global_rng(0):
@@ -214,14 +217,6 @@ def check_attack(trainer: AdversarialTrainer, train: Callable[[], object], who: 
     return watch.examples
 
 
-class _Begun(NamedTuple):
-    """What an attack began with."""
-
-    x_nat: Tensor
-    start: Tensor
-    around: dict[str, object]
-
-
 @dataclass
 class _Watch:
     """Stands in front of a method's own hooks."""
@@ -231,13 +226,14 @@ class _Watch:
     backward: Callable[[TrainBatch], Tensor]
     train_loss: Callable[[TrainBatch], Tensor]
     examples: int = 0
-    begun: _Begun | None = None
+    #: What the attack of a batch began with, until its first step: clean images, start, and what is around the model.
+    begun: tuple[Tensor, Tensor, dict[str, object]] | None = None
 
     def started(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
         x_clean = x_nat.clone()
         before = around(task.model)
         start = self.start(x_nat, task, generator)
-        self.begun = _Begun(x_clean, start.clone(), before)
+        self.begun = (x_clean, start.clone(), before)
         return start
 
     def lost(self, batch: TrainBatch) -> Tensor:
@@ -246,26 +242,26 @@ class _Watch:
 
     def stepped(self, batch: TrainBatch) -> Tensor:
         if self.begun is not None:
-            self._look(self.begun, batch)
+            self._check_attack(*self.begun, batch)
             self.begun = None
         batch.task.inner.reach(batch.task.threat).check(batch.x_adv, batch.x_nat, who=self.who)
         self.examples += len(batch.y)
         return self.backward(batch)
 
-    def _look(self, begun: _Begun, batch: TrainBatch) -> None:
+    def _check_attack(self, x_nat: Tensor, start: Tensor, before: dict[str, object], batch: TrainBatch) -> None:
         """Hold the attack of a batch to its contract, at the first step after it."""
-        for what, state in around(batch.model).items():
-            require(state == begun.around[what], f"{self.who}: the attack must leave {what} as it found them.")
+        for name, state in around(batch.model).items():
+            require(state == before[name], f"{self.who}: the attack must leave {name} as it found them.")
         attacked = batch.attacked
         if attacked is None:
             attacked = torch.ones_like(batch.y, dtype=torch.bool)
         reach = batch.task.inner.reach(batch.task.threat)
-        start = batch.x_nat.clone()
-        start[attacked] = reach.project(begun.start, begun.x_nat)
-        moved = not torch.equal(start, batch.x_adv)
+        unmoved = batch.x_nat.clone()
+        unmoved[attacked] = reach.project(start, x_nat)
+        moved = not torch.equal(unmoved, batch.x_adv)
         require(moved, f"{self.who}: the attack must move its start; attack_loss has no gradient there.")
         noise = batch.x_nat.clone()
-        noise[attacked] = reach.random_start(begun.x_nat, torch.Generator().manual_seed(0))
+        noise[attacked] = reach.random_start(x_nat, torch.Generator().manual_seed(0))
         loss_of_noise = self._loss_at(batch, noise)
         loss_of_attack = self._loss_at(batch, batch.x_adv)
         require(
@@ -287,3 +283,74 @@ def around(model: nn.Module) -> dict[str, object]:
         "the model's tensors": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
         "the global random generators": (random.getstate(), numpy_state(), torch.get_rng_state().tolist()),
     }
+
+
+@fresh_torch_state()
+@one_thread()
+def check_modifier(
+    name: str,
+    *,
+    method: str = "fedpgd",
+    registry: Registry | None = None,
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> None:
+    """Hold a loss modifier to its contract, also for clients that lack classes.
+
+    Logits keep their shape, a loss has one value for each example, all is finite, and no example's value depends on the
+    others of its batch; inputs and counts are left alone; the same counts give the same losses; a changed model
+    still maps images to logits.
+
+    Args:
+        name: as recipes name it.
+        method: a local trainer that it composes with.
+        registry: where it is; None: among the built-ins and what is installed.
+        device: where to compute, ``cpu``, ``cuda`` or ``cuda:N``.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    where = named_device(str(device), "device")
+    experiment = tiny_experiment(registry, trainer={"name": method, "loss": {"name": name, **options}})
+    modifier = experiment.modifier.entry.load()(experiment.modifier.options)
+    with seeded_global_rng(0):
+        model = modifier.adapt_model(TinyModel()).to(where)
+    images = torch.rand(3, 1, SIDE, SIDE).to(where)
+    shape = tuple(model(images).shape)
+    require(shape == (3, NUM_CLASSES), f"{name}: the adapted model must give logits {(3, NUM_CLASSES)}; got {shape}.")
+    for numbers in _COUNTS:
+        counts = torch.tensor(numbers, device=where)
+        who = f"{name}, counts {list(numbers)}"
+        with unchanged(f"{name}: the class counts", counts):
+            loss = modifier.bind(counts)
+            same_loss = modifier.bind(counts)
+            for operator in (*_LOGITS, "cross_entropy"):
+                _check_operator(f"{who}: {operator}", operator, loss, same_loss, where)
+
+
+def _check_operator(who: str, operator: str, loss: ClientLoss, same_loss: ClientLoss, device: torch.device) -> None:
+    """Hold one operator of a client's loss to its contract; ``same_loss`` was bound to the same counts."""
+    stream = torch.Generator().manual_seed(0)
+    logits = (torch.randn(6, NUM_CLASSES, generator=stream) * 3).to(device)
+    y = torch.randint(NUM_CLASSES, (6,), generator=stream).to(device)
+    if operator == "cross_entropy":
+        shape: tuple[int, ...] = (6,)
+    else:
+        shape = (6, NUM_CLASSES)
+
+    def value(of: ClientLoss, rows: slice = slice(None)) -> Tensor:
+        if operator == "cross_entropy":
+            return of.cross_entropy(logits[rows], y[rows])
+        changed: Tensor = getattr(of, operator)(logits[rows])
+        return changed
+
+    with unchanged(f"{who}: its input", logits, y):
+        of_batch = value(loss)
+    require(tuple(of_batch.shape) == shape, f"{who} must give {shape}; got {tuple(of_batch.shape)}.")
+    require(bool(of_batch.isfinite().all()), f"{who} must be finite for finite logits; got {of_batch.tolist()}.")
+    of_parts = torch.cat([value(loss, slice(0, 2)), value(loss, slice(2, 6))])
+    alike = torch.allclose(of_batch, of_parts, atol=_TOLERANCE)
+    require(alike, f"{who}: an example's value must not depend on the others of its batch.")
+    require(torch.equal(of_batch, value(same_loss)), f"{who}: the same counts must give the same values.")

@@ -39,7 +39,7 @@ from calfat_plugin.interfaces import (
     LossModifier,
     TrainBatch,
 )
-from calfat_plugin.judging import examine, surrogate
+from calfat_plugin.judging import examine, questions
 from calfat_plugin.models.networks import CNNSmall
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.schema import Recipe
@@ -367,8 +367,8 @@ ON_CPU = ("--set", "device_args.using_gpu=false")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery of ``calfat trust`` in a moment: every check, each too weak to publish."""
-    monkeypatch.setattr(surrogate, "EPOCHS", 1)
-    monkeypatch.setattr(surrogate, "MORE", 20)
+    monkeypatch.setattr(questions, "EPOCHS", 1)
+    monkeypatch.setattr(questions, "MORE", 20)
     monkeypatch.setattr(examine, "battery", weak_battery)
 
 

@@ -22,7 +22,7 @@ FLOORS = (
     (
         "basics",
         "version, errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers, memory layouts",
-        "version errors compat exact l1_ball threat seeds options disk typed_json peer_text profiling layouts",
+        "version errors compat exact threat seeds options disk typed_json peer_text profiling layouts",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (

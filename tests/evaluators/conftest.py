@@ -12,7 +12,7 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.published import load_digits
-from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED
+from calfat_plugin.evaluators.subattacks import PUBLISHED
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 from tests import stored_models

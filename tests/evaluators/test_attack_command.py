@@ -21,7 +21,7 @@ from torch import nn
 
 from calfat_plugin.analyses.attack import loaded, planned
 from calfat_plugin.cli import attack as attack_command
-from calfat_plugin.evaluators.autoattack.autoattack import AttackState
+from calfat_plugin.evaluators.autoattack import AttackState
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.observer import Observer
@@ -488,7 +488,7 @@ def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, snapsho
     snapshot(err.partition("Known: ")[0], gpus=f"torch sees {torch.cuda.device_count()} GPUs")
 
 
-@pytest.mark.parametrize("writer", ["disk", "evaluators.evidence_file"])
+@pytest.mark.parametrize("writer", ["disk", "evaluators.evidence"])
 def test_a_full_disk_is_told_with_what_to_do_about_an_attack(writer, run_dir, monkeypatch):
     """It has no --run-dir."""
 

@@ -23,8 +23,8 @@ from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, RunError
 from calfat_plugin.evaluators.alarms import find_alarms
-from calfat_plugin.evaluators.autoattack.autoattack import AttackState, AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
+from calfat_plugin.evaluators.autoattack import AttackState, AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
 from calfat_plugin.report.run_tables import evaluations_table
 from calfat_plugin.threat import ThreatModel
@@ -153,7 +153,7 @@ def test_torchs_global_stream_and_the_tracer_are_left_as_they_were(
 
 def test_sub_attacks_are_reported_one_by_one(digits_model, digits, make_task, tmp_path, monkeypatch):
     clock = SimpleNamespace(perf_counter=itertools.count().__next__)  # a second passes from look to look
-    monkeypatch.setattr("calfat_plugin.evaluators.autoattack.autoattack.time", clock)
+    monkeypatch.setattr("calfat_plugin.evaluators.autoattack.time", clock)
     data = digits.subset(range(40))
     task = make_task(digits_model, data, threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=16)
     verdicts, result = through_us(task, tmp_path, **QUICK)

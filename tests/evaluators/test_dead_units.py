@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.judging.climbing import Leaps, StageReader, climbed
+from calfat_plugin.judging.dead_units import Leaps, StageReader, climbed
 from calfat_plugin.judging.units import Reader, Unit, candidates, random_points, slopes_of
 from calfat_plugin.judging.watching import OneByOne, Ranges, Site, View, hides_images, measured_ranges, watched
 from calfat_plugin.maths.attacks import attack_mode
@@ -117,6 +117,7 @@ def test_one_by_one_leaps_and_candidates_are_those_of_the_batch(detached: bool) 
         (lambda x: (x.flatten(1) @ W).relu(), False),
         (lambda x: (x.movedim(0, 2) * 2).relu(), False),
         (lambda x: x.flatten(1) - x.flatten(1).mean(dim=0), False),  # of the whole batch: nobody's
+        (lambda x: (x.flatten() * 2).view(len(x), -1).relu(), False),  # a view, or what it is a view of, has the images
         (loop, True),
         (lambda x: torch.cat([part * 2 for part in x.split(4)]), True),
         (lambda x: (x.view(1, -1) * 2).relu().view(len(x), -1), True),

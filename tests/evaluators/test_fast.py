@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.interfaces import EvaluationTask, Evaluator

@@ -9,8 +9,8 @@ import torch
 
 import calfat_plugin as calfat
 from calfat_plugin.analyses.attack import attack, planned
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator
+from calfat_plugin.evaluators.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.interfaces import EvaluationTask

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import PluginError, UpdateError
 from calfat_plugin.evaluators.alarms import find_alarms
+from calfat_plugin.evaluators.clients import Internal, Personalised, PersonalisedOptions
 from calfat_plugin.evaluators.gradient import PGDOptions
-from calfat_plugin.evaluators.internal import Internal
-from calfat_plugin.evaluators.personalised import Personalised, PersonalisedOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 from tests.snapshot import TextSnapshot

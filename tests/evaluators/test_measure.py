@@ -13,12 +13,12 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, PluginError
-from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import _FirstExamples, measure
 from calfat_plugin.evaluators.natural import Natural
+from calfat_plugin.evaluators.subattacks import SubAttacks
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.passes import PROBED
 from calfat_plugin.results import EvaluationResult

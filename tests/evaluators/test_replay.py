@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from calfat_plugin.evaluators.evidence import Evidence
-from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
+from calfat_plugin.evaluators.evidence import Evidence, read_evidence, write_evidence
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from tests.cli.runner import calfat

@@ -25,20 +25,18 @@ import calfat_plugin as calfat
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.published import load_digits
 from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.autoattack import subattacks
+from calfat_plugin.evaluators import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.exact import exact_text
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.judging import dead_units, surrogate
+from calfat_plugin.judging import dead_units, questions
 from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import findings as judging_findings
-from calfat_plugin.judging.attacks import DLR, Noise, ProbabilityMargin
 from calfat_plugin.judging.battery import AutoAttackCheck, DeadUnits, Surrogate, battery
-from calfat_plugin.judging.climbing import STEPS
-from calfat_plugin.judging.dead_units import IN_BATCHES, worst_plans
+from calfat_plugin.judging.check import DLR, Noise, ProbabilityMargin
+from calfat_plugin.judging.dead_units import IN_BATCHES, STEPS, worst_plans
 from calfat_plugin.judging.findings import Findings
-from calfat_plugin.judging.record import Record
-from calfat_plugin.judging.surrogate import network, trained_surrogate
+from calfat_plugin.judging.questions import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.networks import CNNSmall
@@ -78,8 +76,8 @@ CHECK = {check.name: check for check in battery(full=True)}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, few_targets: int) -> None:
     """A battery in a few seconds: too weak to publish, enough to end."""
-    monkeypatch.setattr(surrogate, "EPOCHS", 3)
-    monkeypatch.setattr(surrogate, "MORE", 200)
+    monkeypatch.setattr(questions, "EPOCHS", 3)
+    monkeypatch.setattr(questions, "MORE", 200)
     monkeypatch.setattr(examining, "battery", weak_battery)
 
 
@@ -447,7 +445,7 @@ def test_of_an_honest_model_nothing_is_said(norm: Any, digits_model: nn.Module) 
     made = on_trial(digits_model, 40, threat=ThreatModel(norm, eps))
     evidence = [CHECK[name].run(made) for name in ("answers", "gradients", "pgd", "losses", "dead-units")]
     assert 0 < evidence[-1].facts["dead"] < 0.5
-    facts = judging_findings.found(evidence, exact_text(made.task.threat.eps), 40)
+    facts = judging_findings.overview_of(evidence, exact_text(made.task.threat.eps), 40)
     assert facts is not None
     assert list(DeadUnits().symptoms(evidence[-1].rows, facts)) == []
 
@@ -489,7 +487,7 @@ def test_no_check_asks_the_model_about_nothing(
     turned: int, eps: float, digits_model: nn.Module, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong about all images, and right about all within reach."""
-    monkeypatch.setattr(surrogate, "MORE", 10)
+    monkeypatch.setattr(questions, "MORE", 10)
 
     class Picky(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -775,7 +773,7 @@ def test_a_file_of_something_else_is_kept(folder: Path, text: str | None) -> Non
     path = Path("mine.json")
     path.mkdir() if text is None else path.write_text(text)
     with pytest.raises(RunError, match=r"^mine\.json: is there already, and calfat trust did not write it\."):
-        Record.open(path, "", {}, 30)
+        examining.Record.open(path, "", {}, 30)
     assert text is None or path.read_text() == text
 
 

@@ -14,7 +14,7 @@ import torch
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, AutoAttackCheck, BudgetCurve, battery, unbounded
-from calfat_plugin.judging.findings import CLAIM, Findings, Found, Row
+from calfat_plugin.judging.findings import CLAIM, Findings, Overview, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel
@@ -170,6 +170,8 @@ def test_a_number_does_not_hold_before_the_last_check(check: str) -> None:
         ({"attacks": {"autoattack": 0.7}}, "10.0", "AutoAttack breaks what PGD-20 does not", False),
         ({"attacks": {"noise100": 0.7, "cw20": 0.5}}, "30.0", "losses that do not depend", False),
         ({"attacks": {"cw20": 0.785, "pgd100": 0.762, "square1000": 0.745}}, "5.5", "more steps and restarts", False),
+        ({"attacks": {"cw20": 0.785, "pgd100": 0.766, "square1000": 0.749}}, "5.1", "more steps and restarts", False),
+        ({"attacks": {"cw20": 0.75, "pgd100": 0.6}}, "20.0", "more steps and restarts", False),
         ({"attacks": {"cw20": 0.5}, "facts": {"unrelated": 0.2}}, "30.0", "losses that do not depend", True),
     ],
 )
@@ -405,8 +407,8 @@ def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks
     rows = [Row(CLAIM, "0.25", 0.5, None, 300, 0.0)]
     for margin, fails in ((0.05, False), (0.4, True)):
         known = (*rows, Row("margin20", "0.5", margin, margin, 300, 0.0))
-        found = Found(natural=0.9, guess=0.11, facts={}, budget="0.5", claimed=0.4, examples=300, rows=known)
-        assert bool(list(BudgetCurve().symptoms(rows, found))) is fails
+        overview = Overview(natural=0.9, guess=0.11, facts={}, budget="0.5", claimed=0.4, examples=300, rows=known)
+        assert bool(list(BudgetCurve().symptoms(rows, overview))) is fails
 
 
 def test_autoattack_has_nothing_to_do_where_everything_is_broken() -> None:

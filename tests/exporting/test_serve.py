@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import calfat_plugin
-from calfat_plugin.evaluators.evidence_file import read_evidence
+from calfat_plugin.evaluators.evidence import read_evidence
 from tests.cli.runner import ROOT, Ended
 from tests.exporting.loopback import ask, serving
 

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyautoattack.autopgd_base import L1_projection
 
-from calfat_plugin import l1_ball
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import ThreatModel, nearest_l1_change, random_l1_point, sparse_signs
 from tests.maths.test_threat import FEW, seeded
 
 
 def nearest(change: list[float], down: list[float], up: list[float], eps: float) -> list[float]:
-    return l1_ball.nearest_change(*(torch.tensor([values]) for values in (change, down, up)), eps)[0].tolist()
+    return nearest_l1_change(*(torch.tensor([values]) for values in (change, down, up)), eps)[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_projection_uses_the_whole_budget_beside_a_bound():
 
 def test_a_random_point_is_uniform_in_the_ball():
     # Half the volume lies within 0.5 ** (1/d) of the radius, and a quarter of it in each quadrant of two values.
-    points = l1_ball.random_point(torch.empty(8000, 3), seeded())
+    points = random_l1_point(torch.empty(8000, 3), seeded())
     length = points.abs().sum(dim=1)
     assert (length < 0.5 ** (1 / 3)).float().mean().item() == pytest.approx(0.5, abs=0.03)
     assert length.max() <= 1
@@ -64,7 +63,7 @@ def test_a_random_point_is_uniform_in_the_ball():
 @pytest.mark.parametrize(("count", "moved"), [(1, 1), (64, 1), (100, 1), (101, 2), (784, 8), (3072, 31)])
 def test_a_step_moves_the_largest_hundredth(count, moved):
     grad = torch.randn(2, count, generator=seeded())
-    signs = l1_ball.sparse_signs(grad)
+    signs = sparse_signs(grad)
     largest = grad.abs().topk(moved, dim=1).indices
     assert (signs != 0).sum(dim=1).tolist() == [moved, moved]
     assert torch.allclose(signs.gather(1, largest), grad.gather(1, largest).sign() / moved)
@@ -72,7 +71,7 @@ def test_a_step_moves_the_largest_hundredth(count, moved):
 
 def test_ties_all_move_and_a_zero_gradient_moves_nothing():
     grad = torch.tensor([[2.0, -2.0, 1.0], [0.0, 0.0, 0.0]])
-    assert l1_ball.sparse_signs(grad).tolist() == [[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]
+    assert sparse_signs(grad).tolist() == [[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]
 
 
 def test_a_step_passes_over_values_that_cannot_move():

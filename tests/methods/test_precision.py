@@ -170,8 +170,8 @@ def test_every_look_at_a_model_on_trial_is_in_full_float32(monkeypatch: pytest.M
         yield
         inside -= 1
 
-    for module in ("calfat_plugin.evaluators.measure", "calfat_plugin.judging.trial", "calfat_plugin.maths.passes"):
-        monkeypatch.setattr(f"{module}.float32_as", watched)
+    for module in ("evaluators.measure", "judging.trial", "judging.questions"):
+        monkeypatch.setattr(f"calfat_plugin.{module}.float32_as", watched)
     outside: list[int] = []
     model = TinyNet().eval()
     model.register_forward_hook(lambda *arguments: None if inside else outside.append(1))

@@ -22,8 +22,8 @@ from calfat_plugin import seeds
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import Augmentation, prepared
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
+from calfat_plugin.evaluators.subattacks import SubAttacks
 from calfat_plugin.federation.server import sample_clients
 from calfat_plugin.federation.side_effects import seeded_global_rng
 from calfat_plugin.models.building import seeded

@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from calfat_plugin.evaluators.evidence import Evidence
-from calfat_plugin.evaluators.evidence_file import write_evidence
+from calfat_plugin.evaluators.evidence import Evidence, write_evidence
 from calfat_plugin.maths.intervals import mcnemar
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.images import perturbation, png, strips

@@ -14,7 +14,7 @@ import torch
 
 from calfat_plugin.disk import read_json
 from calfat_plugin.evaluators import evidence
-from calfat_plugin.evaluators.evidence_file import read_evidence, write_evidence
+from calfat_plugin.evaluators.evidence import read_evidence, write_evidence
 from calfat_plugin.federation import measurements
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.worker import Worker

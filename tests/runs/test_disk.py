@@ -12,7 +12,7 @@ import torch
 
 from calfat_plugin import disk
 from calfat_plugin.errors import CalfatError, RunError
-from calfat_plugin.evaluators.evidence_file import read_evidence
+from calfat_plugin.evaluators.evidence import read_evidence
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.recipe.plugin_files import PluginFile

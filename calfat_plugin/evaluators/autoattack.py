@@ -16,8 +16,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.disk import LARGEST_JSON, TRY_AGAIN, read_whole, write_text
 from calfat_plugin.entries import EvaluatorEntry, paper
 from calfat_plugin.errors import OptionError, did_you_mean, listed
-from calfat_plugin.evaluators.autoattack import subattacks
-from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
+from calfat_plugin.evaluators import subattacks
 from calfat_plugin.evaluators.base import (
     BudgetOptions,
     budget_as_json,
@@ -28,6 +27,7 @@ from calfat_plugin.evaluators.base import (
     refuse_training_mode,
     share,
 )
+from calfat_plugin.evaluators.subattacks import PUBLISHED, SubAttacks, finding
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.options import option
@@ -107,6 +107,12 @@ class AutoAttack(Evaluator):
     def __init__(self, options: AutoAttackOptions) -> None:
         self.options = options
 
+    @classmethod
+    def of_one(cls, name: str, options: SubAttackOptions) -> AutoAttack:
+        """A single sub-attack."""
+        values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+        return cls(AutoAttackOptions(**values, version="custom", attacks=name))
+
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
         """Attack; continue from what an earlier, interrupted call left in ``task.scratch``."""
         import torch
@@ -149,6 +155,9 @@ class AutoAttack(Evaluator):
     def _settings(self, task: EvaluationTask, threat: ThreatModel, names: tuple[str, ...]) -> dict[str, Any]:
         """For the result, and for ``SubAttacks``."""
         options = self.options
+        seed = options.seed
+        if seed is None:
+            seed = task.seed
         return {
             **budget_as_json(threat),
             "attack": "autoattack",
@@ -157,7 +166,7 @@ class AutoAttack(Evaluator):
             "iterations": options.iterations,
             "queries": options.queries,
             "target_classes": min(PUBLISHED["targets"], task.num_classes - 1),
-            "seed": task.seed if options.seed is None else options.seed,
+            "seed": seed,
             "batch_size": task.batch_size,
             "counting": _COUNTING,
         }
@@ -220,13 +229,22 @@ class _Run:
         self._report(len(self.names), 0.0)
 
     def _sub_attack(self, name: str) -> None:
+        """Work through the batches that are left: craft, check the budget again, judge, and note what is done."""
         state, task = self.state, self.task
         where = state.attacked.nonzero().squeeze(1)
         batches = where.split(task.batch_size)
         self._batch_share = 1 / len(batches)
         self._expected_calls = self.attacks.forward_passes(name)
         for batch in range(state.batch, len(batches)):
-            self._attack(name, batches[batch])
+            part = batches[batch]
+            x, y = self._images(part.to(task.data.x.device))
+            x_adv = self.attacks.perturb(x, y)
+            self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
+            logits = finite(task.model(x_adv), f"images of '{self.label}' ({name})")
+            broken = (logits.max(dim=1)[1] != y).cpu()
+            state.robust[part[broken]] = False
+            if broken.any():
+                task.on_examples(part[broken], x_adv[broken.to(x_adv.device)])
             state.batch = batch + 1
             state.seconds = time.perf_counter() - self.started
             state.zero_gradients += self.attacks.log.zero_gradients()
@@ -248,17 +266,6 @@ class _Run:
         state.batch = 0
         state.attacked = state.robust.clone()
         self.save()
-
-    def _attack(self, name: str, where: Tensor) -> None:
-        """One batch of one sub-attack: craft, re-check the budget, judge."""
-        x, y = self._images(where.to(self.task.data.x.device))
-        x_adv = self.attacks.perturb(x, y)
-        self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
-        logits = finite(self.task.model(x_adv), f"images of '{self.label}' ({name})")
-        broken = (logits.max(dim=1)[1] != y).cpu()
-        self.state.robust[where[broken]] = False
-        if broken.any():
-            self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
         data = self.task.data
@@ -317,7 +324,8 @@ class AttackState:
             content = json.loads(read_whole(path, LARGEST_JSON).decode())
             if content.pop("format") != _FORMAT or content.pop("digest") != digest:
                 raise ValueError("it is of another format, model, data or setting")
-            content |= {name: from_bits(content[name], len(clean_correct)) for name in _BITS}
+            for name in _BITS:
+                content[name] = from_bits(content[name], len(clean_correct))
             state = cls(**content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s: cannot be used (%s); the attack starts again", path, error)
@@ -354,7 +362,7 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
 
 def as_bits(verdicts: Tensor) -> str:
     """(N,) bool as a text of 0 and 1."""
-    return "".join("1" if verdict else "0" for verdict in verdicts.tolist())
+    return "".join(str(int(verdict)) for verdict in verdicts.tolist())
 
 
 def from_bits(text: str, count: int) -> Tensor:
@@ -373,11 +381,6 @@ def _check(options: AutoAttackOptions, recipe: Recipe) -> None:
             f"iterations: {options.iterations} are too few in l1, where APGD spends most of them on larger radii; take "
             f"{_LEAST_L1} or more."
         )
-
-
-def _single(name: str, options: SubAttackOptions) -> AutoAttack:
-    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
-    return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
 
 
 CROCE = paper("croce2020reliable")
@@ -403,19 +406,22 @@ _ATTACKS = {
     ),
 }
 _entry = partial(EvaluatorEntry, citation=CROCE, check=check_budget)
-_WHOLE = "AutoAttack by pyautoattack, the official implementation: the headline robustness"
-_ALONE = "AutoAttack's sub-attack alone"
-ENTRIES = (
+ENTRIES = [
     _entry(
         "autoattack",
         build=AutoAttack,
         config=AutoAttackOptions,
         check=_check,
-        summary=_WHOLE,
+        summary="AutoAttack by pyautoattack, the official implementation: the headline robustness",
         formula="argmax f(x') = y for the x' of apgd-ce, apgd-t, fab-t and square (version standard)",
-    ),
-    *(
-        _entry(name, partial(_single, name), SubAttackOptions, summary=f"{_ALONE}: {summary}", formula=formula)
-        for name, (summary, formula) in _ATTACKS.items()
-    ),
-)
+    )
+]
+for name, (summary, formula) in _ATTACKS.items():
+    sub_attack = _entry(
+        name,
+        build=partial(AutoAttack.of_one, name),
+        config=SubAttackOptions,
+        summary=f"AutoAttack's sub-attack alone: {summary}",
+        formula=formula,
+    )
+    ENTRIES.append(sub_attack)

@@ -74,21 +74,25 @@ class SubAttacks:
         self._on_call = on_call
         self._settings = settings
         self._calls = 0
-        self._whole = AutoAttack(
+        sub_attacks = None  # those of the version
+        if settings["version"] == "custom":
+            sub_attacks = settings["sub_attacks"]
+        ensemble = AutoAttack(
             self._forward,
-            attacks=settings["sub_attacks"] if settings["version"] == "custom" else None,
+            attacks=sub_attacks,
             version=settings["version"],
             eps=float(threat.eps),
             norm=_NORMS[threat.norm],
             seed=settings["seed"],
             device=task.device,
         )
-        self._whole.apgd.logger = self._whole.apgd_targeted.logger = self.log
-        for attack in (self._whole.apgd_targeted, self._whole.fab):  # in L1 the first has fewer than the published
+        ensemble.apgd.logger = ensemble.apgd_targeted.logger = self.log
+        for attack in (ensemble.apgd_targeted, ensemble.fab):  # in L1 the first has fewer than the published
             attack.n_target_classes = min(attack.n_target_classes, settings["target_classes"])
-        for attack in (self._whole.apgd, self._whole.apgd_targeted, self._whole.fab):
+        for attack in (ensemble.apgd, ensemble.apgd_targeted, ensemble.fab):
             attack.n_iter = attack.n_iter_orig = settings["iterations"]  # in L1 APGD splits the latter over radii
-        self._whole.square.n_queries = settings["queries"]
+        ensemble.square.n_queries = settings["queries"]
+        self._ensemble = ensemble
         self._current: Any = None
 
     def _forward(self, x: Tensor) -> Tensor:
@@ -98,17 +102,19 @@ class SubAttacks:
 
     def configure(self, name: str) -> None:
         """Make ``name`` the current sub-attack; call this for every sub-attack of the list, in order."""
-        whole = self._whole
+        ensemble = self._ensemble
         if name in ("apgd-ce", "apgd-dlr"):
-            whole.apgd.loss = name.removeprefix("apgd-")
-            self._current = whole.apgd
+            ensemble.apgd.loss = name.removeprefix("apgd-")
+            self._current = ensemble.apgd
         elif name in ("fab", "fab-t"):
-            whole.fab.targeted = name == "fab-t"
-            if whole.fab.targeted:
-                whole.fab.n_restarts = 1
-            self._current = whole.fab
+            ensemble.fab.targeted = name == "fab-t"
+            if ensemble.fab.targeted:
+                ensemble.fab.n_restarts = 1
+            self._current = ensemble.fab
+        elif name == "apgd-t":
+            self._current = ensemble.apgd_targeted
         else:
-            self._current = whole.apgd_targeted if name == "apgd-t" else whole.square
+            self._current = ensemble.square
 
     def perturb(self, x: Tensor, y: Tensor) -> Tensor:
         """Adversarial examples of the current sub-attack; x itself, (N, C, H, W), where it found none."""
@@ -190,7 +196,10 @@ class WarningLog:
         points = 0
         for message in self.take():
             match = re.search(r"there are (\d+) points", message)
-            points += 1 if match is None else int(match[1])
+            if match is None:
+                points += 1
+            else:
+                points += int(match[1])
         return points
 
 
