@@ -294,8 +294,7 @@ class ShownProgress(RunObserver):
             self.warn(f"round {record.round}: {alarm}.")
         self._rounds.reached(record.round)
         total = self._num_rounds
-        scores = [f"{label} {accuracy_text(result.accuracy)}" for label, result in record.evaluations.items()]
-        scores.append(f"loss {record.loss:.3f}")
+        scores = scores_of(record)
         words = [*scores]
         if record.refused:
             words.append(f"refused {', '.join(map(str, record.refused))}")
@@ -335,6 +334,12 @@ class ShownProgress(RunObserver):
         self._console.ended(self._work)
         self._work = work
         self._console.at(work, 0, 1, str)
+
+
+def scores_of(record: RoundRecord) -> list[str]:
+    """What a round measured, as words of its line."""
+    accuracies = [f"{label} {accuracy_text(result.accuracy)}" for label, result in record.evaluations.items()]
+    return [*accuracies, f"loss {record.loss:.3f}"]
 
 
 def choose_progress(console: Console, *, plain: bool = False) -> ShownProgress:
