@@ -99,6 +99,8 @@ def check_evaluator(
             is_natural or without_budget.num_examples < len(trial.data),
             f"{name}: with eps 0 it must find the natural accuracy {natural}; got {accuracy}.",
         )
+    if result.num_examples == len(trial.data):
+        _check_classes(name, result, trial)
     if trial.evaluator.gives_examples:
         _check_examples(name, result, x_adv, trial)
     _check_continued(name, result, trial)
@@ -214,7 +216,7 @@ def _require_number(name: str, result: EvaluationResult) -> float:
 
 
 def _check_numbers(name: str, result: EvaluationResult, trial: _Trial) -> None:
-    """Accuracies are shares of the examples, none is above what it is a part of, and classes add up to them."""
+    """Accuracies are shares of the examples, none is above what it is a part of, and each class has a value."""
     total = result.num_examples
     require(0 < total <= len(trial.data), f"{name}: num_examples must be those that it counted.")
     for kind in ("accuracy", "accuracy_release"):
@@ -232,14 +234,16 @@ def _check_numbers(name: str, result: EvaluationResult, trial: _Trial) -> None:
         )
     classes = len(result.per_class) == len(result.per_class_release) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_release must have values for each of the {NUM_CLASSES} classes.")
-    if total < len(trial.data):
-        return  # it is not known how many examples of each class it counted
+
+
+def _check_classes(name: str, result: EvaluationResult, trial: _Trial) -> None:
+    """The classes add up to all examples, of which each class has as many as the trial's images."""
     counts = torch.bincount(trial.data.y, minlength=NUM_CLASSES).tolist()
     for suffix in ("", "_release"):
         right = 0.0
-        for accuracy_of_class, count in zip(getattr(result, f"per_class{suffix}"), counts, strict=True):
-            right += (accuracy_of_class or 0.0) * count
-        expected = getattr(result, f"accuracy{suffix}") * total
+        for accuracy, count in zip(getattr(result, f"per_class{suffix}"), counts, strict=True):
+            right += (accuracy or 0.0) * count
+        expected = getattr(result, f"accuracy{suffix}") * result.num_examples
         text = f"the examples that per_class{suffix} counts as right must be those of accuracy{suffix}"
         require(math.isclose(right, expected, abs_tol=_TOLERANCE), f"{name}: {text}; got {right:g} and {expected:g}.")
 

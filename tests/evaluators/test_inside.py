@@ -110,6 +110,13 @@ def test_the_matrix_by_hand(make_task: MakeTask) -> None:
     assert handed.tolist() == pytest.approx([*FROM_FIRST[:5], FROM_SECOND[5]])
 
 
+def test_progress_is_that_of_all_clients_models_together(make_task: MakeTask) -> None:
+    calls: list[tuple[int, int, int]] = []
+    clients = Clients({3: (FIRST, FIRST), 7: (SECOND, SECOND)})
+    attacked(make_task, clients, on_progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(6, 12, 6), (12, 12, 6)]  # three of six images withstand the first
+
+
 def test_an_image_counts_if_the_global_model_withstands_every_client(make_task: MakeTask) -> None:
     """Alone, the second client leaves more: the headline is that of all of them, image by image."""
     found, handed = attacked(make_task, Clients({7: (SECOND, SECOND)}))
