@@ -87,6 +87,8 @@ def test_a_run_shows_its_results(done: calfat.Run) -> None:
     # The column of the release's accuracy is there where it is another one in some row.
     release_shown = any(result.accuracy_release != result.accuracy for result in done.results.values())
     cells = f"<td>{share}</td>" * (2 if release_shown else 1)
+    header = "<td>accuracy</td><td>release</td>" if release_shown else "<td>accuracy</td>"
+    assert f"<table><tr><td>evaluator</td>{header}<td>examples</td></tr>" in done._repr_html_()
     assert f"<tr><td>natural</td>{cells}<td>359</td></tr>" in done._repr_html_()
     assert done.report.is_file()
     assert done.results["pgd20"].num_examples == 20

@@ -74,6 +74,7 @@ def test_of_a_long_reason_only_what_may_be_shown_is_decoded() -> None:
         (2**53 + 1, "it claims an absurd number of training examples; expected 1 to 2^53"),
         (-(2**53) - 1, "it claims an absurd number of training examples; expected 1 to 2^53"),
         ("7", "it claims 7 training examples; expected 1 or more"),
+        (True, "it claims True training examples; expected 1 or more"),
     ],
 )
 def test_a_number_of_examples_that_cannot_be_weighed_is_refused(count: Any, reason: str) -> None:
