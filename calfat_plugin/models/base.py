@@ -26,9 +26,12 @@ class ImageClassifier(nn.Module):
 
     A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
+
+    Attributes:
+        gives_features: True: what goes into ``classifier`` is what ``TrainBatch`` calls features.
     """
 
-    gives_features: ClassVar[bool] = True  # what goes into ``classifier`` is what ``TrainBatch`` calls features
+    gives_features: ClassVar[bool] = True
 
     def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
