@@ -25,6 +25,7 @@ def recipe_keys() -> frozenset[str]:
     silo = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
     own = (
         *("--set", "calfat.threat.inner=n-fgsm"),  # the default is not written
+        *("--set", "calfat.ema={decay: 0.5}"),
         *("--set", "calfat.silo.tls={ca: a.pem, cert: b.pem, key: c.key}"),
     )
     tailed = ("--set", "data_args.partition_method=longtail")
