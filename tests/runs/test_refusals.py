@@ -153,6 +153,20 @@ def test_what_another_process_writes_is_not_discarded(tmp_path: Path) -> None:
     assert not made.path.exists()
 
 
+def test_a_run_that_a_process_of_this_one_writes_is_left_to_that(tmp_path: Path) -> None:
+    """A server in a process of its own removes its directory itself."""
+    made = RunDirectory.create(experiment(), tmp_path / "run")
+    hint = ResumeHint(["calfat", "run"], resumed=False)
+    hint.directory = made
+    hint.is_ours = False
+    before = contents(tmp_path)
+    assert hint.after_stop() == "stopped. No round was finished, so nothing is kept."
+    assert hint.after_error() == ""
+    assert contents(tmp_path) == before
+    made.last_checkpoint.touch()
+    assert "Resume with:\n  calfat run --resume" in hint.after_stop()
+
+
 def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnapshot) -> None:
     """Rounds of a constant rate may be added; these would have had other learning rates."""
     cosine = "train_args.lr_schedule=cosine"
