@@ -99,7 +99,7 @@ def _no_better_than_guessing(results: Sequence[EvaluationResult], class_names: S
         judged = [natural]
     for result in judged:
         accuracies = [accuracy for accuracy in result.per_class if accuracy is not None]
-        if len(accuracies) < 2:  # accuracies of classes are not known, or the data set has examples of one class alone
+        if len(accuracies) < 2:  # not known, or the data set has examples of one class alone
             continue
         all_others_wrong = accuracies.count(0.0) == len(accuracies) - 1
         if all_others_wrong and accuracies.count(1.0) == 1:
@@ -136,14 +136,15 @@ def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
             yield Alarm(
                 "autoattack-above",
                 f"{_label_and_budget(autoattack)} leaves {_percent(autoattack)}, more than {strongest.label} with "
-                f"{_percent(strongest)}. AutoAttack should be the strongest here: its gradients are masked (a randomised "
-                "model? flattened or saturated logits?), or it ran with fewer iterations. Report the lower number.",
+                f"{_percent(strongest)}. AutoAttack should be the strongest here: its gradients are masked (a "
+                "randomised model? flattened or saturated logits?), or it ran with fewer iterations. Report the lower "
+                "number.",
                 (autoattack.label, strongest.label),
             )
 
 
 def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
-    """PGD or BIM that leaves far more than the same attack on larger logits, or than CW."""
+    """PGD or BIM that leaves far more than PGD or BIM on scaled logits, or than CW."""
     plain_attacks = [result for result in results if _takes_steps(result) and _logit_scale(result) == 1]
     for other in results:
         is_scaled = _takes_steps(other) and _logit_scale(other) > 1
