@@ -1,7 +1,7 @@
-"""Every error a user can meet, and the helper that words the nearest right spelling.
+"""Every error a user can meet, and helpers for the texts of messages.
 
-All of them derive from ``CalfatError``; the commands print their text without a traceback and exit with status 2.
-Anything else that escapes is a bug of ours and keeps its traceback.
+All errors derive from ``CalfatError``. The commands print the text of such an error without a traceback and exit with
+status 2. Any other exception is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OptionError(CalfatError):
 
     Args:
         text: what was found and what was wanted.
-        at: keys that lead from the options to the value that is wrong, where it is one.
+        at: the keys from the options down to the wrong value; empty where no single value is wrong.
     """
 
     def __init__(self, text: str, at: tuple[str | int, ...] = ()) -> None:
@@ -34,7 +34,7 @@ class RecipeError(CalfatError):
 class PluginError(CalfatError):
     """Plugins clash, break the contract, or do not offer what a recipe names."""
 
-    named = False  # True: the text says whose plugin it is
+    named = False  # whether the text already names the plugin and its distribution; if not, the caller adds them
 
 
 class DataError(CalfatError):
@@ -61,45 +61,65 @@ class HostError(CalfatError):
     """The host (FedML or Flower) is missing, of an untested version, or cannot do what a recipe asks."""
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.61) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text; ``cutoff``: how near, up to 1.
+#: In the text of the error that ends a round in which no client delivered an update that can be used: every client's
+#: training diverged, for example. A suite looks for it in the output of a run.
+NO_UPDATE = "not one client delivered a usable update"
 
-    Case is ignored, so ``FedAvg`` finds ``fedavg``. Where none is near, an abbreviation of just one of them finds it:
-    ``aa`` finds ``autoattack``. The word itself, which was wrong, is no hint.
+
+# Two words of five letters that share three have a similarity of 0.6 (``betta`` and ``delta``). They are not taken for
+# one word, so the cutoff is a little higher.
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.61) -> str:
+    """Return ``" Did you mean 'x'?"`` for the name that ``word`` probably means; an empty text if there is none.
+
+    That is the most similar name. If no name is similar, it is the name that ``word`` abbreviates, unless several names
+    fit: ``aa`` stands for ``autoattack``. Case is ignored: ``FedAvg`` is similar to ``fedavg``.
+
+    Args:
+        word: what the user wrote, which was wrong here. It is not suggested itself, even if ``known`` has it.
+        known: the right names.
+        cutoff: the least similarity of a suggestion (``difflib``), from 0 to 1, where 1 is the same word.
     """
-    by_lower = {name.lower(): name for name in known if name != word}
+    name_of = {name.lower(): name for name in known if name != word}
     word = word.lower()
-    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=cutoff)
-    if not near and len(word) > 1:
-        for name in by_lower:
-            rest = iter(name)  # "in" goes on where it has found the letter before
-            if name[:1] == word[0] and all(letter in rest for letter in word):
-                near.append(name)
-    if len(near) != 1:
+    candidates = difflib.get_close_matches(word, name_of, n=1, cutoff=cutoff)
+    if not candidates and len(word) > 1:
+        candidates = [name for name in name_of if _abbreviates(word, name)]
+    if len(candidates) != 1:
         return ""
-    return f" Did you mean '{by_lower[near[0]]}'?"
+    return f" Did you mean '{name_of[candidates[0]]}'?"
+
+
+def _abbreviates(word: str, name: str) -> bool:
+    """Whether ``name`` begins with the first letter of ``word`` and has the others behind it in the same order."""
+    if not name.startswith(word[0]):
+        return False
+    searched = 0  # letters of the name that were searched so far
+    for letter in word:
+        position = name.find(letter, searched)
+        if position < 0:
+            return False
+        searched = position + 1
+    return True
 
 
 def one_line(value: object) -> str:
-    """A value for a message: how Python writes it, on one short line; of a tensor or an array its shape."""
+    """A value as Python writes it, on one short line, for a message. A tensor or an array is given by its shape."""
     shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        kind = "a tensor" if hasattr(value, "requires_grad") else "an array"
+    if isinstance(shape, tuple):  # the shape of a tensor is a subclass of tuple
+        kind = "an array"
+        if hasattr(value, "requires_grad"):
+            kind = "a tensor"
         return f"{kind} of shape {tuple(shape)}"
     return short(" ".join(repr(value).split()))
 
 
 def short(text: str, most: int = 60) -> str:
-    """So many characters of a text at most, for a message."""
+    """The text, cut to ``most`` characters for a message; the last three of a cut text are dots."""
     if len(text) <= most:
         return text
     return f"{text[: most - 3]}..."
 
 
-#: In the error of a round without any update to go on from, such as where every client's training diverged.
-NO_UPDATE = "not one client delivered a usable update"
-
-
 def listed(names: Iterable[str]) -> str:
-    """Join names for a message: sorted, comma-separated; ``none`` when empty."""
+    """The names for a message: sorted, with commas between them; ``none`` if there are no names."""
     return ", ".join(sorted(names)) or "none"
