@@ -220,7 +220,7 @@ class Entry(_TypeChecked):
                 )
 
     def _check_options(self) -> None:
-        """Refuse options that recipes cannot express, and fields of the entry that name an option it does not have."""
+        """Refuse options that recipes cannot express, and a preset or ``number_option`` with an unknown option."""
         subject = f"{self.kind} '{self.name}'"
         try:
             option_names = {info.name for info in describe_options(self.config)}
@@ -284,6 +284,7 @@ class TrainerEntry(Entry):
 
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
+    # "loss" picks the loss modifier. The other keys are additions to a method (``recipe/training.py``).
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp", "clean_rounds")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", ALIGNMENT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
@@ -318,9 +319,9 @@ class InnerAttackEntry(Entry):
         replays: called with the options. Returns how many steps the optimiser takes for a mini-batch.
         replaces: names of attributes of ``AdversarialTrainer`` that this attack replaces. A method that has its own
             version of one of these attributes is refused.
-        by_class: whether the attack works if each example has an eps of its own (``calfat.threat.by_class``). Such an
-            attack starts, steps and projects by the methods of ``ThreatModel``, and gives these methods lengths in
-            terms of eps.
+        by_class: whether the attack works if each example has an eps of its own (``calfat.threat.by_class``). True is
+            right for an attack that starts, steps and projects by the methods of ``ThreatModel``, and gives these
+            methods lengths in terms of eps.
     """
 
     kind: ClassVar[str] = "inner attack"
@@ -373,8 +374,8 @@ class DatasetEntry(Entry):
         image_shape: (channels, height, width) of the images; None: the files decide.
         per_party: whether each party of a cross-silo run can read its own part of the data. ``build`` then takes one
             more argument: ``only="train"`` for a client, ``only="test"`` for the server. With ``only``, ``build`` reads
-            this split alone, and returns this split in the place of the other split too. Nobody then uses the other
-            split.
+            this split alone, and returns this split twice: as the training images and as the test images. The party
+            uses one of the two.
         licence: the licence of the data, as the publisher states it; empty: not known.
     """
 

@@ -46,9 +46,9 @@ IMAGENET_SUBSET = {
 }
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 
-#: The formats that Pillow may recognise in a file; the ending of the file's name does not matter to Pillow. Other
-#: formats are left out because Pillow may reduce their values to 8 bits or read one of several images, without an
-#: error.
+#: The formats that Pillow may recognise in a file; Pillow looks at the content of the file, not at the name's ending.
+#: Other formats are left out because Pillow may reduce their values to 8 bits, or read one of several images, without
+#: an error.
 _FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 #: The values of the EXIF tag Orientation for which an upright image has height and width exchanged.
 _SIDEWAYS_ORIENTATIONS = (5, 6, 7, 8)
@@ -305,7 +305,7 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
 
     height, width = image.height, image.width
     # Pillow gives the upright size of a TIFF file already, and a rotation does not change the size of a square. The
-    # EXIF data are not read for these, because Pillow reads a whole PNG file to find its EXIF data.
+    # EXIF data are not read in these two cases, because Pillow reads a whole PNG file to find them.
     if image.format == "TIFF" or height == width:
         return height, width
     orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -404,16 +404,16 @@ def _opened(dataset_name: str, path: Path) -> Iterator[Image.Image]:
 def _refuse_more_than_8_bits(path: Path, image: Image.Image) -> None:
     """Refuse an image with more than 8 bits a channel, because Pillow would reduce its values without an error.
 
-    Pillow reduces a colour image already when the file is opened, so the mode RGB does not show how many bits the file
-    has. Pillow's tiles do: a tile says how a part of the file is decoded.
+    A colour image has the mode RGB whatever the number of bits in the file. The tiles of the image show the number of
+    bits: a tile says how Pillow will decode a part of the file.
     """
     tiles = getattr(image, "tile", ())
-    # The modes of integers and floats are I, I;16, F ...
+    # The modes I, I;16 ... are integers of more than 8 bits, and F are floats.
     is_deep = image.mode[0] in "IF" or any(";16" in str(tile) for tile in tiles)
     range_of_values = ""
     if image.format == "PPM" and image.mode == "RGB":
-        # The tile of a colour PPM has no ";16". If Pillow has to scale the values, the tile's arguments are (raw mode,
-        # largest value of the file). Otherwise they are a text.
+        # The tile of a colour PPM has no ";16". If Pillow will scale the values to 8 bits, the tile's arguments are
+        # (raw mode, largest value in the file). If Pillow takes the values as they are, the arguments are a text.
         for tile in tiles:
             arguments = tile[3]
             if isinstance(arguments, tuple) and arguments[1] > _LARGEST_8_BIT_VALUE:
