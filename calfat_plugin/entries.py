@@ -1,8 +1,8 @@
 """Entries: the small typed objects with which a plugin says "I offer this name of this kind".
 
-An entry holds data only (name, options, citation) and a way to build the thing. Importing the module that makes
-entries must stay cheap: where the implementation imports torch, give ``build`` as ``"package.module:Name"``; it is
-imported when a run needs it.
+An entry describes a plugin (name, options, citation) and says what builds the plugin. All modules that make entries are
+imported even where no plugin is built, so these imports must be fast. If the implementation imports torch, write
+``build`` as a text, ``"package.module:Name"``: the implementation is then imported when a run needs the plugin.
 """
 
 from __future__ import annotations
@@ -22,62 +22,79 @@ from calfat_plugin.errors import PluginError, listed, one_line
 from calfat_plugin.options import NoOptions, describe_options
 from calfat_plugin.results import ALIGNMENT, PASSES
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_METRIC = re.compile(r"[a-z][a-z0-9_]*")
-_BUILD = re.compile(r"\w+(\.\w+)*:\w+")
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")  # name of an entry
+_METRIC = re.compile(r"[a-z][a-z0-9_]*")  # name of a metric
+_BUILD = re.compile(r"\w+(\.\w+)*:\w+")  # package.module:Name
 
 
-class _Typed:
-    """A dataclass whose fields are checked against their annotations: a mistake shows while its plugin is loaded."""
+# --- dataclasses that check the types of their fields -----------------------------------------------------------------
+
+
+class _TypeChecked:
+    """The base of dataclasses whose new objects check that each field's value has the type of the field's annotation.
+
+    The author of a plugin thus sees a wrong type when the plugin is loaded, and not in the middle of a run.
+    """
 
     def __post_init__(self) -> None:
-        who = type(self).__name__
+        subject = type(self).__name__
         if isinstance(self, Entry):
-            who = f"{self.kind} '{self.name}'"
-        hints = _hints(type(self))  # type: ignore[arg-type]  # mypy: no class has a hash
-        for info in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            value = getattr(self, info.name)
-            if not _fits(value, hints[info.name]):
-                raise PluginError(f"{who}: its {info.name} is {reprlib.repr(value)}; expected {info.type}.")
+            subject = f"{self.kind} '{self.name}'"
+        type_of_field = _types_of_fields(type(self))  # type: ignore[arg-type]  # mypy takes classes for unhashable
+        for declared in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, declared.name)
+            if not _has_type(value, type_of_field[declared.name]):
+                raise PluginError(f"{subject}: its {declared.name} is {reprlib.repr(value)}; expected {declared.type}.")
 
 
 @functools.cache
-def _hints(of: type) -> dict[str, Any]:
-    """The annotations of a class as types; cached, since a registry makes a hundred entries."""
-    return typing.get_type_hints(of)
+def _types_of_fields(dataclass_type: type) -> dict[str, Any]:
+    """Return field name to type. A dataclass itself has the types as texts, because its module postpones annotations.
+
+    The result is cached: a registry makes a hundred entries, and would evaluate the texts again for each entry.
+    """
+    return typing.get_type_hints(dataclass_type)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says, looking into mappings and tuples."""
-    origin = typing.get_origin(hint)  # the class of ``Mapping[str, int]`` is Mapping
-    parts = typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is Mapping:
+def _has_type(value: Any, expected: Any) -> bool:
+    """Whether a value has the expected type; the contents of mappings and tuples are checked too."""
+    generic = typing.get_origin(expected)  # Mapping for Mapping[str, int]; None for int
+    arguments = typing.get_args(expected)  # (str, int) for Mapping[str, int]; () for int
+    if expected is Any:
+        return True
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)  # bool is a subclass of int
+    if generic in (typing.Union, types.UnionType):
+        return any(_has_type(value, alternative) for alternative in arguments)
+    if generic is Mapping:
         if not isinstance(value, Mapping):
             return False
-        key_hint, item_hint = parts
-        return all(_fits(key, key_hint) and _fits(item, item_hint) for key, item in value.items())
-    if origin is tuple:
+        key_type, item_type = arguments
+        return all(_has_type(key, key_type) and _has_type(item, item_type) for key, item in value.items())
+    if generic is tuple:
         if not isinstance(value, tuple):
             return False
-        if parts[1:] == (...,):  # tuple[str, ...]: any number of the first
-            parts = parts[:1] * len(value)
-        return len(value) == len(parts) and all(map(_fits, value, parts))
-    if hint is Any:
-        return True
-    if hint is int and isinstance(value, bool):
-        return False
-    return isinstance(value, origin or hint)
+        element_types = arguments
+        if len(arguments) == 2 and arguments[1] is ...:  # tuple[str, ...] has any number of elements of one type
+            element_types = (arguments[0],) * len(value)
+        if len(element_types) != len(value):
+            return False
+        return all(map(_has_type, value, element_types))
+    if generic is not None:  # Callable[[Any], str], for example: any value that can be called is accepted
+        return isinstance(value, generic)
+    return isinstance(value, expected)
+
+
+# --- papers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Citation(_Typed):
-    """A paper that a run owes a citation.
+class Citation(_TypeChecked):
+    """A paper that the results of a run have to cite.
 
     Attributes:
-        text: short text for tables.
-        bibtex: for the reference list.
+        text: a short text for tables.
+        bibtex: the BibTeX entry for the list of references.
 
     Raises:
         PluginError: a field is not of its type.
@@ -89,30 +106,37 @@ class Citation(_Typed):
 
 @functools.cache
 def _papers() -> dict[str, Citation]:
-    """The papers of the built-in plugins, by key; in ``papers.bib`` the short text is the comment above an entry."""
-    papers = {}
+    """Return the papers of the built-in plugins: key in ``papers.bib`` to paper.
+
+    In ``papers.bib``, an empty line separates two papers. Each paper is a comment line with the short text (``% text``)
+    and a BibTeX entry.
+    """
+    paper_of_key = {}
     content = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
     for block in content.strip().split("\n\n"):
         comment, bibtex = block.split("\n", 1)
         key = re.split("[{,]", bibtex)[1]  # @article{key, ...
-        papers[key] = Citation(comment.removeprefix("% "), bibtex)
-    return papers
+        paper_of_key[key] = Citation(comment.removeprefix("% "), bibtex)
+    return paper_of_key
 
 
 def paper(key: str) -> Citation:
-    """A paper of a built-in plugin, by its key in ``papers.bib``."""
+    """Return the paper of a built-in plugin that has this key in ``papers.bib``."""
     return _papers()[key]
 
 
+# --- what all kinds of entries share ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Preset(_Typed):
+class Preset(_TypeChecked):
     """A named set of defaults.
 
     Attributes:
         help: one line for the user.
-        options: values for the options of the entry itself.
-        recipe: data set name to defaults for the rest of the recipe, as dotted key to value, such as
-            ``{"train_args.weight_decay": 2e-3}``. They fill keys that the recipe leaves out.
+        options: option name to value, for the options of the entry itself.
+        recipe: called with the name of the data set. Returns defaults for the rest of the recipe, as dotted key to
+            value, such as ``{"train_args.weight_decay": 2e-3}``. These defaults fill keys that the recipe leaves out.
 
     Raises:
         PluginError: a field is not of its type.
@@ -124,35 +148,35 @@ class Preset(_Typed):
 
 
 @dataclass(frozen=True)
-class Entry(_Typed):
-    """What every kind of entry has.
+class Entry(_TypeChecked):
+    """The fields that all kinds of entries share.
 
     Attributes:
-        kind: what messages and lists call this kind.
-        hook: the hook that offers this kind.
-        reserved: keys beside a plugin's options in a recipe, which no option may be named after.
-        reserved_metrics: names of what is measured anyway, which no metric may have.
-        name: lower-case name used in recipes. A recipe may append a number where ``number_option`` says which option
-            it sets: ``pgd20`` is ``pgd`` with ``steps: 20``.
-        build: the class or factory, or ``"package.module:Name"`` to import it on use.
-        config: frozen dataclass of the options.
-        summary: one line: what it is.
-        formula: the defining formula in plain text, where there is one.
-        citation: where it comes from.
-        presets: named defaults.
-        number_option: the option that a number at the end of the name sets.
-        check: called with (options, ``Recipe``) when a recipe that picks this plugin is checked; raises ``OptionError``
-            for options that do not fit the rest of the recipe (more favoured clients than clients, say).
-        warn: called as ``check`` is, also for each group of clients that train by it: a warning of what is allowed and
-            was probably not meant, or an empty text.
-        idle: options to those that others of them make useless, each with the reason: a recipe that has another value
-            than the default there is warned.
-        metrics: what a trainer, aggregator or evaluator measures beside loss and accuracy: name to what it is, such as
-            ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after them.
+        kind: the name of this kind in messages and lists.
+        hook: the name of the hook by which plugins offer entries of this kind.
+        reserved: keys that recipes use beside the options of a plugin. No option may have one of these names.
+        reserved_metrics: names of what the package measures itself. No metric may have one of these names.
+        name: the lower-case name that recipes use. With ``number_option``, a recipe may append a number to the name:
+            ``pgd20`` means ``pgd`` with ``steps: 20``.
+        build: the class or factory; or a text, ``"package.module:Name"``, to import it when a run needs it.
+        config: the frozen dataclass of the options.
+        summary: one line that says what the plugin is.
+        formula: the defining formula in plain text; empty where there is none.
+        citation: the paper that the plugin is from.
+        presets: name to preset.
+        number_option: the option that is set by a number at the end of the name; None: the name takes no number.
+        check: called with (options, ``Recipe``) when a recipe that picks this plugin is checked, and once more for each
+            group of clients that trains with the plugin. Raises ``OptionError`` for options that do not fit the rest of
+            the recipe, such as more favoured clients than clients.
+        warn: called as ``check`` is. Returns a warning of what is allowed and was probably not meant, or an empty text.
+        idle: called with the options. Returns name to reason for each option that other options make useless. If a
+            recipe gives such an option another value than the default, the user gets a warning.
+        metrics: name to meaning of what a trainer, aggregator or evaluator measures beside loss and accuracy, such as
+            ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after the metrics.
 
     Raises:
-        PluginError: for a field that is not of its type, a name that recipes could not write, or options that recipes
-            could not express.
+        PluginError: a field is not of its type, recipes could not write the name of the entry or of a metric, or
+            recipes could not express the options.
     """
 
     kind: ClassVar[str] = "entry"
@@ -184,6 +208,7 @@ class Entry(_Typed):
         self._check_options()
 
     def _check_metrics(self) -> None:
+        """Refuse a metric whose name cannot be written, or is the name of something that the package measures."""
         taken = ""
         if self.reserved_metrics:
             taken = f" (taken: {listed(self.reserved_metrics)})"
@@ -195,50 +220,54 @@ class Entry(_Typed):
                 )
 
     def _check_options(self) -> None:
-        """The options are a dataclass that recipes can express, and what the entry says of options is about these."""
-        who = f"{self.kind} '{self.name}'"
+        """Refuse options that recipes cannot express, and a preset or ``number_option`` with an unknown option."""
+        subject = f"{self.kind} '{self.name}'"
         try:
-            options = {info.name for info in describe_options(self.config)}
+            option_names = {info.name for info in describe_options(self.config)}
         except TypeError as error:
-            raise PluginError(f"{who}: {error}.") from None
-        reserved = options.intersection(self.reserved)
-        if reserved:
-            raise PluginError(f"{who} has an option '{min(reserved)}'; recipes use that key for something else.")
+            raise PluginError(f"{subject}: {error}.") from None
+        clashing = option_names.intersection(self.reserved)
+        if clashing:
+            raise PluginError(f"{subject} has an option '{min(clashing)}'; recipes use that key for something else.")
+
         mentioned: set[str] = set()
         for preset in self.presets.values():
             mentioned.update(preset.options)
         if self.number_option is not None:
             mentioned.add(self.number_option)
-        unknown = mentioned - options
+        unknown = mentioned - option_names
         if unknown:
-            raise PluginError(f"{who} refers to the option '{min(unknown)}', which it does not have.")
+            raise PluginError(f"{subject} refers to the option '{min(unknown)}', which it does not have.")
 
     @property
     def shown_name(self) -> str:
-        """The name as lists show it: ``pgd<steps>`` where a number may follow."""
+        """The name as lists show it. A name that takes a number is shown with the option: ``pgd<steps>``."""
         if self.number_option is None:
             return self.name
         return f"{self.name}<{self.number_option}>"
 
     def load(self) -> Callable[..., Any]:
-        """Return the class or factory, importing it where ``build`` is a text.
+        """Return the class or factory. If ``build`` is a text, import what the text names.
 
         Raises:
-            PluginError: when the text does not name something that can be imported and called.
+            PluginError: the text does not name something that can be imported and called.
         """
         if callable(self.build):
             return self.build
-        who = f"{self.kind} '{self.name}' cannot be built"
+        problem = f"{self.kind} '{self.name}' cannot be built"
         if not _BUILD.fullmatch(self.build):
-            raise PluginError(f"{who}: its build is {self.build!r}; expected package.module:Name.")
+            raise PluginError(f"{problem}: its build is {self.build!r}; expected package.module:Name.")
         module_name, _, attribute = self.build.partition(":")
         try:
             build: object = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
-            raise PluginError(f"{who}: {self.build!r} does not import ({error}).") from error
+            raise PluginError(f"{problem}: {self.build!r} does not import ({error}).") from error
         if not callable(build):
-            raise PluginError(f"{who}: {self.build!r} is {one_line(build)}; expected a class or a function.")
+            raise PluginError(f"{problem}: {self.build!r} is {one_line(build)}; expected a class or a function.")
         return build
+
+
+# --- the kinds of entries ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,13 +275,16 @@ class TrainerEntry(Entry):
     """A local trainer. ``build(options, modifier)`` returns an ``interfaces.LocalTrainer``.
 
     Attributes:
-        modifiers: names of the loss modifiers that this method composes with; empty when it brings its own loss.
-        reshapes: whether ``adapt_model`` changes the model's tensors, so that all clients have to train with it.
-        conflicts: aggregator name to the reason why it cannot work with this method; either side may declare it.
+        modifiers: names of the loss modifiers that this method composes with; empty: the method has a loss of its own.
+        reshapes: whether ``adapt_model`` changes the model's tensors. If one client trains with such a method, all
+            clients have to train with this method, because the server averages one model.
+        conflicts: name of an aggregator to the reason why this aggregator and this method cannot work together. Either
+            of the two entries may declare the conflict.
     """
 
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
+    # "loss" picks the loss modifier. The other keys are additions to a method (``recipe/training.py``).
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp", "clean_rounds")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", ALIGNMENT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
@@ -265,9 +297,10 @@ class ModifierEntry(Entry):
     """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``.
 
     Attributes:
-        methods: local trainers that it composes with, beside those whose ``modifiers`` name it. A method without
-            modifiers brings its own loss and composes with none.
-        reshapes: as of a trainer.
+        methods: names of further local trainers that this modifier composes with. A trainer whose ``modifiers`` name
+            this modifier need not be listed. A trainer with empty ``modifiers`` composes with no modifier, listed or
+            not.
+        reshapes: whether the modifier changes the model's tensors, as ``reshapes`` of a trainer.
     """
 
     kind: ClassVar[str] = "loss modifier"
@@ -281,13 +314,14 @@ class InnerAttackEntry(Entry):
     """An attack of training. ``build(options)`` returns an ``interfaces.InnerAttack``.
 
     Attributes:
-        steps: options to the steps that it takes, each with one call of the method's loss; None: as many as
-            ``calfat.threat.steps``.
-        replays: options to the optimiser's steps for a mini-batch.
-        replaces: attributes of ``AdversarialTrainer`` for which it leaves no place: a method that has its own is
-            refused.
-        by_class: whether each example may have an eps of its own (``calfat.threat.by_class``): it starts, steps and
-            projects by the budget's own methods, and gives them lengths in terms of eps.
+        steps: called with the options. Returns how many steps the attack takes, each with one call of the method's
+            loss; None: the attack takes as many steps as ``calfat.threat.steps`` says.
+        replays: called with the options. Returns how many steps the optimiser takes for a mini-batch.
+        replaces: names of attributes of ``AdversarialTrainer`` that this attack replaces. A method that has its own
+            version of one of these attributes is refused.
+        by_class: whether the attack works if each example has an eps of its own (``calfat.threat.by_class``). True is
+            right for an attack that starts, steps and projects by the methods of ``ThreatModel``, and gives these
+            methods lengths in terms of eps.
     """
 
     kind: ClassVar[str] = "inner attack"
@@ -303,10 +337,11 @@ class AggregatorEntry(Entry):
     """An aggregator. ``build(options)`` returns an ``interfaces.Aggregator``.
 
     Attributes:
-        conflicts: local trainer name to the reason why it cannot work with this aggregator.
-        beside_others: of ``conflicts``, those that groups of clients may have while other clients have another.
-        uses_monitored_data: whether ``combine`` looks at the server's images (``task.monitored``). Results say so
-            where these are test images.
+        conflicts: name of a local trainer to the reason why this trainer and this aggregator cannot work together.
+        beside_others: names out of ``conflicts``. These trainers are allowed for some of the clients, as long as other
+            clients have a trainer that is not named here.
+        uses_monitored_data: whether ``combine`` looks at the server's images (``task.monitored``). If these images are
+            test images, the results say that the aggregator saw them.
     """
 
     kind: ClassVar[str] = "aggregator"
@@ -321,8 +356,8 @@ class EvaluatorEntry(Entry):
     """An evaluator. ``build(options)`` returns an ``interfaces.Evaluator``.
 
     Attributes:
-        uses_clients: whether ``evaluate`` looks at the clients of the round (``task.clients``), so that it measures
-            only while a federation trains and at its end.
+        uses_clients: whether ``evaluate`` looks at the clients of the round (``task.clients``). Such an evaluator
+            measures while a federation trains and at the end of training, and at no other time.
     """
 
     kind: ClassVar[str] = "evaluator"
@@ -335,12 +370,13 @@ class DatasetEntry(Entry):
     """A data set. ``build(root, **options)`` returns a ``datasets.Dataset``.
 
     Attributes:
-        num_classes: known before anything is read, or None when the files decide.
-        image_shape: (channels, height, width), or None when the files decide.
-        per_party: whether each party of a cross-silo run can read its own part: ``build`` then also takes
-            ``only="train"`` (a client's) or ``only="test"`` (the server's), reads that split alone, and returns it in
-            the place of the other one too, which then nobody uses.
-        licence: of the data, as who publishes them states it; empty: not known.
+        num_classes: the number of classes; None: the files decide.
+        image_shape: (channels, height, width) of the images; None: the files decide.
+        per_party: whether each party of a cross-silo run can read its own part of the data. ``build`` then takes one
+            more argument: ``only="train"`` for a client, ``only="test"`` for the server. With ``only``, ``build`` reads
+            this split alone, and returns this split twice: as the training images and as the test images. The party
+            uses one of the two.
+        licence: the licence of the data, as the publisher states it; empty: not known.
     """
 
     kind: ClassVar[str] = "data set"
@@ -356,8 +392,8 @@ class ModelEntry(Entry):
     """A model. ``build(in_channels=, image_size=, num_classes=, **options)`` returns a ``torch.nn.Module``.
 
     Attributes:
-        min_size: options to the side of the smallest image that it takes, in pixels; a recipe is refused where the data
-            set's images are known to be smaller.
+        min_size: called with the options. Returns the side of the smallest image that the model takes, in pixels. A
+            recipe is refused if the images of the data set are known to be smaller.
     """
 
     kind: ClassVar[str] = "model"
@@ -367,14 +403,14 @@ class ModelEntry(Entry):
 
 @dataclass(frozen=True)
 class PartitionEntry(Entry):
-    """A partition. ``build(labels, num_clients, **options)`` returns one index array a client.
+    """A partition. ``build(labels, num_clients, **options)`` returns one index array for each client.
 
-    An option ``seed`` that the recipe leaves at null is the run's seed.
+    If the options have a ``seed`` and the recipe leaves it at null, ``build`` gets the seed of the run.
 
     Attributes:
-        uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
-        may_leave_out: whether some training examples may go to no client.
-        long_tailed: whether results have the accuracies of head, middle and tail classes.
+        uses_alpha: whether ``build`` gets ``data_args.partition_alpha``, a key of the host, as its argument ``alpha``.
+        may_leave_out: whether the partition may leave some training examples to no client.
+        long_tailed: whether the results list the accuracies of head, middle and tail classes.
     """
 
     kind: ClassVar[str] = "partition"
@@ -401,16 +437,17 @@ class AttackerEntry(Entry):
 class LoggerEntry(Entry):
     """A logger. ``build(options)`` returns an object with hooks of a run's life (``calfat_run_started`` ...).
 
-    It is called for a run only if the recipe lists it under ``calfat.loggers``; see ``hookspecs``.
+    The hooks are called only for runs whose recipe lists the logger under ``calfat.loggers``; see ``hookspecs``.
     """
 
     kind: ClassVar[str] = "logger"
     hook: ClassVar[str] = "calfat_loggers"
 
 
-KINDS: tuple[type[Entry], ...] = tuple(Entry.__subclasses__())  #: in the order of this module
+#: The classes above, in the order of this module. A plugin may derive a class from one of them; that is no new kind.
+KINDS: tuple[type[Entry], ...] = tuple(Entry.__subclasses__())
 
 
 def kind_of(entry: Entry) -> type[Entry]:
-    """The kind of an entry, which may be of a plugin's own subclass."""
+    """Return the class of :data:`KINDS` to which an entry belongs; a plugin may have derived the entry's own class."""
     return next(kind for kind in KINDS if isinstance(entry, kind))

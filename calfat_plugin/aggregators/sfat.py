@@ -32,53 +32,62 @@ class SFATOptions:
 
 
 class SFAT(FedAvg):
-    """theta <- sum_i w_i a_i theta_i / sum_i w_i a_i, a = p for the clients whose last epoch's loss was smallest."""
+    """theta <- sum_i w_i a_i theta_i / sum_i w_i a_i.
+
+    w_i is the base weight of client i, and theta_i is the model of client i. a_i is the option ``ratio`` for the
+    ``top`` clients whose adversarial loss in the last local epoch was smallest, and 1 for all other clients. Rounds
+    before ``start_round`` take the base weights alone.
+    """
 
     options: SFATOptions
 
     def client_weights(self, task: AggregationTask) -> Mapping[int, float]:
-        weights = super().client_weights(task)
+        base_weights = super().client_weights(task)
         if task.round < self.options.start_round:
-            return weights
-        losses: list[float | None] = []
-        for client, update in task.updates.items():
+            return base_weights
+        losses: list[float | None] = []  # in the order of base_weights
+        for client in base_weights:
             if client in task.unattacked:
-                losses.append(None)
+                losses.append(None)  # the client has a loss, but no adversarial one
             else:
-                losses.append(update.metrics.get("loss", math.nan))
-        slack = slack_weights(list(weights.values()), losses, self.options.ratio, self.options.top)
-        return dict(zip(weights, slack, strict=True))
+                losses.append(task.updates[client].metrics.get("loss", math.nan))
+        weights = slack_weights(list(base_weights.values()), losses, self.options.ratio, self.options.top)
+        return dict(zip(base_weights, weights, strict=True))
 
 
 def slack_weights(weights: Sequence[float], losses: Sequence[float | None], ratio: float, top: int) -> list[float]:
-    """The clients' weights, with those of the ``top`` smallest adversarial losses multiplied, normalised to sum 1.
+    """Multiply the weights of the clients with the smallest adversarial losses, and normalise all weights to sum 1.
 
-    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form.
+    The official release divides by a wrong sum if client 0 is not among the favoured clients. This function divides by
+    the sum of the multiplied weights.
 
     Args:
-        weights: one for each client, at least one positive.
-        losses: adversarial loss of each client. Of equal losses the first is favoured; nan counts as the largest loss.
-            None, for a client without an adversarial loss, is never favoured.
-        ratio: factor of a favoured client's weight.
+        weights: one weight for each client; at least one weight is positive.
+        losses: the adversarial loss of each client, in the order of ``weights``. Of clients with equal losses, the
+            earlier client is favoured. A loss of nan counts as the largest loss. None means that the client has no
+            adversarial loss; such a client is never favoured.
+        ratio: the factor by which the weight of a favoured client is multiplied.
         top: how many clients are favoured.
     """
-    loss_of = {}
-    for index, loss in enumerate(losses):
+    loss_of: dict[int, float] = {}  # client's position in ``weights`` to the loss by which the client is ranked
+    for position, loss in enumerate(losses):
         if loss is None:
             continue
         if math.isnan(loss):
-            loss = math.inf  # a comparison with nan is always false, so the order would depend on the clients' places
-        loss_of[index] = loss
-    favoured = sorted(loss_of, key=loss_of.__getitem__)[:top]
+            # Every comparison with nan is false, so with nan the result of sorting would depend on the clients' order.
+            loss = math.inf
+        loss_of[position] = loss
+    ranking = sorted(loss_of, key=loss_of.__getitem__)
 
-    slack = [float(weight) for weight in weights]
-    for index in favoured:
-        slack[index] *= ratio
-    total = math.fsum(slack)
-    return [weight / total for weight in slack]
+    multiplied = [float(weight) for weight in weights]
+    for position in ranking[:top]:
+        multiplied[position] *= ratio
+    total = math.fsum(multiplied)
+    return [weight / total for weight in multiplied]
 
 
-def _check(options: SFATOptions, recipe: Recipe) -> None:
+def _check_top(options: SFATOptions, recipe: Recipe) -> None:
+    """Refuse to favour more clients than train in a round."""
     if options.top > recipe.clients_per_round:
         raise OptionError(
             f"top: got {options.top} favoured clients, expected at most the {recipe.clients_per_round} that train in a "
@@ -90,7 +99,7 @@ ENTRY = AggregatorEntry(
     "sfat",
     build=SFAT,
     config=SFATOptions,
-    check=_check,
+    check=_check_top,
     summary="alpha-slack: the clients with the smallest adversarial loss count more",
     formula="theta = sum_i w_i a_i theta_i / sum_i w_i a_i, a_i = (1 + alpha) / (1 - alpha) for the smallest losses, "
     "else 1",

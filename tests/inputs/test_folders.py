@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 
 from calfat_plugin.datasets import Augmentation
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.datasets.folders import _own_shape, load_image_folder, load_imagenet_subset
+from calfat_plugin.datasets.folders import _common_shape, load_image_folder, load_imagenet_subset
 from calfat_plugin.errors import DataError, OptionError
 from tests.inputs import on_disk
 
@@ -131,7 +131,7 @@ def test_the_channels_of_each_kind_of_image(mode, channels, tmp_path):
 def test_sizes_are_read_from_headers_alone(tmp_path, monkeypatch):
     write(tmp_path, "cat/a.png", Image.fromarray(pixels(8, 8)))
     monkeypatch.setattr(ImageFile.ImageFile, "load", None)
-    assert _own_shape("image_folder", [tmp_path / "train/cat/a.png"] * 5000, None, None) == (1, 8, 8)
+    assert _common_shape("image_folder", [tmp_path / "train/cat/a.png"] * 5000, None, None) == (1, 8, 8)
 
 
 @pytest.mark.parametrize(
