@@ -35,45 +35,58 @@ COMMANDS = {
     "schema": "Print a JSON schema of recipes, for editors.",
 }
 
-_MODULES = {"init": "recipes", "download": "recipes", "replay": "trust"}  # commands that share a module
-_STDERR = 2  # its descriptor, the last of the three that every program has
+# The commands that are not in a module of their own name, and the modules that they are in.
+_MODULE_OF_COMMAND = {"init": "recipes", "download": "recipes", "replay": "trust"}
+_STDERR = 2  # the file descriptor of standard error; standard input has 0, standard output 1
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on use, from ``calfat_plugin.cli.<name>`` or as ``_MODULES`` says."""
+    """A group that imports a command when the command is called or asked for help.
+
+    The command ``new-plugin`` is the function ``new_plugin`` in the module ``calfat_plugin.cli.new_plugin``; the few
+    commands in other modules are in ``_MODULE_OF_COMMAND``.
+    """
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line, and report an output that cannot be written like any other error."""
-        _open_streams()
+        """Run the command line. An output that cannot be written is reported like any other error of the user."""
+        _open_missing_streams()
         sys.excepthook = _show_traceback
-        wait_passively()
-        atexit.register(gc.freeze)  # saves up to a second: at its end, Python looks for garbage in all modules
+        let_waiting_threads_sleep()
+        # When Python ends, it searches all objects for garbage, which takes up to a second. Frozen objects are skipped.
+        atexit.register(gc.freeze)
         with user_errors():
             try:
                 return super().main(*args, **kwargs)
             finally:
+                # Inside user_errors, which reports a failure. Python flushes only when it ends.
                 sys.stdout.flush()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click looks at neither NO_COLOR nor TERM=dumb, so colours are switched off here. The contexts of the
+        # subcommands inherit ctx.color from this one.
         if not coloured(sys.stdout):
-            ctx.color = False  # click itself knows neither NO_COLOR nor TERM=dumb; commands inherit it
+            ctx.color = False
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            hint = did_you_mean(name, COMMANDS) or f" Commands: {', '.join(COMMANDS)}."
+        is_option = name.startswith("-")  # click refuses an unknown option
+        if not is_option and name not in COMMANDS:
+            hint = did_you_mean(name, COMMANDS)
+            if not hint:
+                hint = f" Commands: {', '.join(COMMANDS)}."
             ctx.fail(f"No such command '{name}'.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        # click's own main() calls this method. It handles two errors before user_errors in our main() could do so: a
+        # pipe that nobody reads any more (it exits with 1 and without a message) and Ctrl-C (it exits with 1).
         try:
-            # Here, too: where nobody reads the output any more, click itself would exit with 1 and without a message.
             with user_errors():
                 return super().invoke(ctx)
-        except KeyboardInterrupt:  # click itself would exit with 1
+        except KeyboardInterrupt:
             fail("stopped.", code=INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -83,7 +96,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"calfat_plugin.cli.{_MODULES.get(name, name)}")
+        module_name = _MODULE_OF_COMMAND.get(name, name)
+        module = importlib.import_module(f"calfat_plugin.cli.{module_name}")
         command: click.Command = getattr(module, name)
         return command
 
@@ -92,31 +106,42 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def wait_passively() -> None:
-    """Let waiting threads of torch sleep instead of keeping cores busy; call it before torch is imported."""
-    if "torch" not in sys.modules:  # its OpenMP reads this when it is loaded
+def let_waiting_threads_sleep() -> None:
+    """Let the threads of torch sleep while they wait for work, instead of keeping their cores busy.
+
+    Torch's OpenMP library reads the setting once, when torch is imported, so a later call changes nothing.
+    """
+    if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _open_streams() -> None:
-    """Open the null device for each standard stream that is missing, as in a daemon or behind ``>&-``.
+def _open_missing_streams() -> None:
+    """Open the null device in place of each standard stream that is missing, as in a daemon or behind ``>&-``.
 
-    Libraries rely on the streams. The next file that is opened would also get the descriptor of a missing stream, and
-    then receive what other programs print.
+    Libraries rely on the three streams. Without this, the next file that is opened would also get the file descriptor
+    of a missing stream, and what other programs print would be written into that file.
     """
-    while (handle := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        os.set_inheritable(handle, True)
-    os.close(handle)
+    # The system gives each new file the lowest descriptor that is free. So the null device is opened again and again:
+    # it takes the descriptors of all missing streams, until one lies above them and is closed again.
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= _STDERR:
+        # Python closes its descriptors in the programs that it starts, but these programs need the streams as well.
+        os.set_inheritable(descriptor, True)
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    # Python has set the stream objects of missing descriptors to None.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            nowhere = open(os.devnull, mode, encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as Python runs)
-            setattr(sys, name, nowhere)
-            setattr(sys, f"__{name}__", nowhere)
+            # The file stays open as long as Python runs.
+            null_stream = open(os.devnull, mode, encoding="utf-8", errors="replace")  # noqa: SIM115
+            setattr(sys, name, null_stream)
+            setattr(sys, f"__{name}__", null_stream)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback as Python does, without control characters that a plugin's text may have."""
-    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+    """Print a traceback as Python does, but without control characters, which the text of a plugin may contain."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(printable(text), end="", file=sys.stderr)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,8 +6,8 @@ import gc
 from contextlib import suppress
 from importlib import import_module
 
+from calfat_plugin.cli.main import let_waiting_threads_sleep
 from calfat_plugin.cli.main import main as calfat
-from calfat_plugin.cli.main import wait_passively
 from calfat_plugin.compat import quick_imports
 
 _NEEDED = (
@@ -21,7 +21,7 @@ _NEEDED = (
     "calfat_plugin.runs.session",
 )
 
-wait_passively()
+let_waiting_threads_sleep()
 with quick_imports():
     for _name in _NEEDED:
         with suppress(Exception):  # a run fails of the same, and says so
