@@ -367,7 +367,17 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switch", SWITCHES.values(), ids=list(SWITCHES))
+IN_CI = ("module", "function in place", "clamp", "where", "silu", "a comparison", "an index", "attention")
+IN_CI += ("a function of autograd", "a value without gradient")
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        pytest.param(switch, id=name, marks=[] if name in IN_CI else [pytest.mark.slow])
+        for name, switch in SWITCHES.items()
+    ],
+)
 def test_every_way_to_write_a_unit_is_seen(switch: Any, digits_model: nn.Module) -> None:
     made = on_trial(planted(digits_model, Planted, switch), 40, threat=ThreatModel(eps=0.1), batch_size=100)
     (claim,) = CHECK["pgd"].run(made).rows
@@ -375,7 +385,7 @@ def test_every_way_to_write_a_unit_is_seen(switch: Any, digits_model: nn.Module)
     assert claim.accuracy > 0.6 > 0.2 > row.accuracy
 
 
-@pytest.mark.parametrize("kind", [PlantedTogether, PlantedBehind])
+@pytest.mark.parametrize("kind", [PlantedTogether, pytest.param(PlantedBehind, marks=pytest.mark.slow)])
 def test_units_that_must_wake_together_or_one_behind_the_other_are_woken(
     kind: type[Planted], digits_model: nn.Module
 ) -> None:
