@@ -120,6 +120,9 @@ def test_the_best_is_clear_only_where_it_is_beside_every_other(third: Mapping[in
     found = rivals({**settings, "third": third})["best"]
     assert (found.name, found.difference) == ("next", rivals(settings)["best"].difference)
     assert not found.is_clear_best
+    last = dict.fromkeys(range(4), 0.1)  # clearly worse
+    assert rivals({**settings, "last": last})["best"].is_clear_best
+    assert not rivals({**settings, "third": third, "last": last})["best"].is_clear_best
 
 
 @pytest.mark.parametrize("settings", [{}, {"one": {0: 0.5}}, {"one": {0: 0.5}, "none": {}}])

@@ -116,6 +116,10 @@ class TestMixing:
         assert mask.shape == (size,)
         assert int(mask.sum()) == size * percent // 100
 
+    def test_a_share_that_floating_point_makes_smaller_is_the_one_that_was_meant(self):
+        assert 0.29 * 100 < 29
+        assert int(random_share(100, 0.29, torch.Generator()).sum()) == 29
+
     def test_choice_is_random_and_reproducible(self):
         def draw(seed):
             return random_share(100, 0.5, torch.Generator().manual_seed(seed))

@@ -20,6 +20,7 @@ from calfat_plugin.errors import PluginError, RecipeError, UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainBatch, TrainSettings
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.seeds import generator
+from calfat_plugin.trainers.additions import check_optimizer
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.methods.helpers import (
     CPU,
@@ -234,6 +235,18 @@ def test_a_correction_of_plain_steps_is_refused_beside_others(
     with snapshot.raises(RecipeError, *asked):
         experiment("fedpgd", "scaffold", **{f"train_args__{key}": value for key, value in asked.items()})
     trained(settings(nesterov=True, has_schedule=True), "fedpgd", correction=correction)  # in both, variates know it
+
+
+def test_a_correction_of_plain_steps_is_refused_beside_a_schedule_within_the_round() -> None:
+    """Its optimiser is the recipe's SGD, and walks another way than the divisor says."""
+    place = nn.Parameter(torch.zeros(()))
+    asked = settings()
+    optimizer = SGD([place], lr=asked.learning_rate, momentum=asked.momentum, nesterov=asked.nesterov)
+    check_optimizer(optimizer, None, asked, needs_sgd=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    check_optimizer(optimizer, schedule, asked, needs_sgd=False)
+    with pytest.raises(PluginError, match="it makes an optimiser of its own"):
+        check_optimizer(optimizer, schedule, asked, needs_sgd=True)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -170,6 +170,14 @@ def test_what_is_recorded_is_the_mean_over_examples_of_the_last_epoch() -> None:
     assert metrics["of the last batch"] == 3.0
 
 
+def test_a_second_step_adds_to_what_the_first_recorded() -> None:
+    x = tiny_data().x
+    batch = TrainBatch(TinyNet(), x, x, tiny_data().y, None, local_task())  # type: ignore[arg-type]
+    batch.record("first", torch.tensor([1.0, 3.0]))
+    batch.again().record("second", torch.tensor(5.0))
+    assert batch.recorded == {"first": torch.tensor(2.0), "second": torch.tensor(5.0)}
+
+
 def test_clients_metrics_are_averaged_by_their_examples_and_others_are_left_aside() -> None:
     run = experiment("fedpgd")
     entry = TrainerEntry("fedpgd", build=run.trainer.entry.build, metrics={"margin": "of a test"})
