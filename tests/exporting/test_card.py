@@ -17,6 +17,7 @@ from markdown import markdown
 from markdown_it import MarkdownIt
 
 from calfat_plugin.disk import sha256_of
+from calfat_plugin.exporting.markdown import escaped
 from calfat_plugin.maths.intervals import wilson
 from tests.cli.runner import calfat
 
@@ -266,6 +267,12 @@ def test_the_metadata_is_what_hubs_read(card: str) -> None:
     assert metadata["datasets"] == ["digits"]
     assert metadata["metrics"] == ["accuracy"]
     assert metadata["model-index"][0]["name"] == "exported"
+
+
+@pytest.mark.parametrize("sign", list("&<>|:@~$`"))
+def test_a_sign_of_html_or_markdown_is_written_as_an_entity(sign: str) -> None:
+    """Each by itself: a renderer may take a tag that has no end."""
+    assert escaped(sign) == f"&#{ord(sign)};"
 
 
 def test_hostile_names_are_shown_as_text(run: Path) -> None:
