@@ -15,6 +15,7 @@ from typing import Any
 from calfat_plugin.exact import StepSize, parse_number
 from calfat_plugin.inner_attacks.atas import ENTRY as ATAS
 from calfat_plugin.options import Tag
+from calfat_plugin.recipe.document import flat
 from calfat_plugin.recipe.tagged_keys import has_tag, is_below, reasons_to_keep
 from calfat_plugin.recipe.training import COSINE
 
@@ -129,15 +130,4 @@ def comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     with suppress(KeyError, ValueError, ZeroDivisionError):  # no budget, or a recipe that was edited by hand
         eps = parse_number(keys["calfat.threat.eps"])
         keys[STEP_SIZE] = StepSize(f"{StepSize(keys[STEP_SIZE], eps) / eps} eps").text
-    return keys
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key to value, for every value of a recipe."""
-    keys: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            keys |= flat(value, f"{prefix}{name}.")
-        else:
-            keys[prefix + name] = value
     return keys

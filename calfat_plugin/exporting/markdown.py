@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from calfat_plugin.peer_text import printable
+from calfat_plugin.report.page import template_environment
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -61,14 +62,4 @@ def quoted(text: str) -> Markdown:
 @cache
 def template_of(name: str) -> Template:
     """A template whose values are escaped unless they are :class:`Markdown`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("calfat_plugin.exporting"),
-        finalize=escaped,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(name)
+    return template_environment("calfat_plugin.exporting", finalize=escaped).get_template(name)

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers.base import final_scalars, public_recipe, public_recipe_text, round_scalars
 from calfat_plugin.options import option
+from calfat_plugin.recipe.document import flat
 
 if TYPE_CHECKING:
     from calfat_plugin.results import RoundRecord, RunInfo, RunResult
@@ -81,7 +82,7 @@ class Mlflow:
             return
         tags = {_DIRECTORY: directory, "mlflow.runName": f"{run.name}/{run.directory.name}"}
         self._run_id = self._client.create_run(experiment_id, tags=tags).info.run_id
-        for key, value in _dotted(public_recipe(run.recipe)):
+        for key, value in flat(public_recipe(run.recipe)).items():
             self._client.log_param(self._run_id, _name(key), str(value)[:_LONGEST_PARAMETER])
         self._client.log_text(self._run_id, public_recipe_text(run.recipe), "recipe.yaml")
 
@@ -151,15 +152,6 @@ def write_mlmodel(folder: Path) -> None:
 def _name(text: str) -> str:
     """A name that MLflow takes. Its store has a file for each, so a slash would make one a folder."""
     return re.sub(r"[^\w.\- ]", "_", text.replace("/", "."))
-
-
-def _dotted(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of each parameter."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
 
 
 ENTRY = LoggerEntry(

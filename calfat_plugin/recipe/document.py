@@ -54,6 +54,17 @@ def dotted(path: KeyPath) -> str:
     return text.removeprefix(".")
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value, for every value of a recipe."""
+    keys: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            keys |= flat(value, f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = value
+    return keys
+
+
 def _error_at(place: str, path: KeyPath, complaint: str) -> RecipeError:
     key = dotted(path)
     if key:

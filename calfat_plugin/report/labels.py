@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from calfat_plugin.experiment.differences import flat
 from calfat_plugin.options import Tag, options_to_plain, yaml_text
+from calfat_plugin.recipe.document import flat
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.report.numbers import counted, listing

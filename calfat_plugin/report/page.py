@@ -22,7 +22,7 @@ from calfat_plugin.stored_run import Run
 from calfat_plugin.version import __version__
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 
 # --- colours ----------------------------------------------------------------------------------------------------------
@@ -82,18 +82,23 @@ def render_page(template: str, **view: Any) -> str:
 @cache
 def template_of(name: str) -> Template:
     """A file of ``templates/``."""
+    environment = template_environment("calfat_plugin.report", autoescape=True)
+    environment.filters["signed"] = signed
+    return environment.get_template(name)
+
+
+def template_environment(package: str, **escaping: Any) -> Environment:
+    """What reads the ``templates/`` of a package; ``escaping``: jinja2's arguments by which values become text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("calfat_plugin.report"),
-        autoescape=True,
+    return Environment(
+        loader=PackageLoader(package),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        **escaping,
     )
-    environment.filters["signed"] = signed
-    return environment.get_template(name)
 
 
 def some(**parts: Any) -> dict[str, Any] | None:

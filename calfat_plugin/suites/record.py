@@ -20,9 +20,8 @@ from calfat_plugin.disk import TRY_AGAIN, locked, read_whole, reporting_disk_err
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.experiment.differences import flat
 from calfat_plugin.options import Tag, describe_options
-from calfat_plugin.recipe.document import Document, dotted
+from calfat_plugin.recipe.document import Document, dotted, flat
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.tagged_keys import has_tag
 from calfat_plugin.registry import Registry
